@@ -12,6 +12,12 @@ UNLOADABLE = 72
 class ServerError(Exception):
     """Base of all exceptions that the package raises on purpose. Its message may be shown to a client."""
 
+    text = ""
+    """Message of a class that needs no facts for it."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(self.text if message is None else message)
+
 
 class StartupError(ServerError):
     """The server cannot start. The message is one line for the terminal."""
@@ -90,19 +96,18 @@ class PullFailed(ServerError):
 class PullNotAllowed(ServerError):
     """Clients may not change the set of models."""
 
-    def __init__(self) -> None:
-        super().__init__("This server's models are named when it starts; start it with --allow-pull.")
+    text = "This server's models are named when it starts; start it with --allow-pull."
 
 
 class AdapterNotFound(ServerError):
     """The model has no adapter of this name."""
 
     def __init__(
-        self, name: str, known: Sequence[str], *, reason: str | None = None, param: str | None = None
+        self, name: str, usable: Sequence[str], *, reason: str | None = None, param: str | None = None
     ) -> None:
         """`reason`: why the adapter was rejected, or None if it is unknown. `param`: the field that names
         it."""
-        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        there = f"it has {', '.join(sorted(usable))}" if usable else "it has none"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
         super().__init__(f"The adapter '{name}' {why}")
         self.name = name
@@ -211,8 +216,8 @@ class Forbidden(ServerError):
     """The API key is valid but lacks this permission."""
 
     def __init__(self, scope: str, hint: str = "") -> None:
-        said = f"You have insufficient permissions for this operation. Missing scopes: {scope}."
-        super().__init__(f"{said} {hint}".strip())
+        lack = f"You have insufficient permissions for this operation. Missing scopes: {scope}."
+        super().__init__(f"{lack} {hint}".strip())
 
 
 class OriginRefused(ServerError):
@@ -235,8 +240,7 @@ class HostRefused(ServerError):
 class BodyTooSlow(ServerError):
     """The request's body did not arrive in time."""
 
-    def __init__(self) -> None:
-        super().__init__("The request body took too long to arrive.")
+    text = "The request body took too long to arrive."
 
 
 class TooManyConnections(ServerError):
@@ -244,8 +248,7 @@ class TooManyConnections(ServerError):
 
     retry_after_s = 1
 
-    def __init__(self) -> None:
-        super().__init__("The server has too many connections; try again later.")
+    text = "The server has too many connections; try again later."
 
 
 class TooManyWatchers(ServerError):
@@ -253,17 +256,16 @@ class TooManyWatchers(ServerError):
 
     retry_after_s = 10
 
-    def __init__(self) -> None:
-        super().__init__("Too many streams of events are open; close one, or try again later.")
+    text = "Too many streams of events are open; close one, or try again later."
 
 
 class RateLimited(ServerError):
     """A key has exhausted a limit. Base of the exceptions for each limit."""
 
-    def __init__(self, said: str, *, retry_after_s: float | None) -> None:
+    def __init__(self, limit: str, *, retry_after_s: float | None) -> None:
         """`retry_after_s`: None if the request can never fit."""
         again = "It can never fit." if retry_after_s is None else "Please try again later."
-        super().__init__(f"Rate limit reached on {said}. {again}")
+        super().__init__(f"Rate limit reached on {limit}. {again}")
         self.retry_after_s = retry_after_s
 
 
@@ -311,8 +313,7 @@ class BodiesFull(ServerError):
 
     retry_after_s = 1
 
-    def __init__(self) -> None:
-        super().__init__("The server is reading too many large request bodies; try again later.")
+    text = "The server is reading too many large request bodies; try again later."
 
 
 class QueueFull(ServerError):
@@ -359,8 +360,7 @@ class DeadlineExceeded(ServerError):
 class ReaderTooSlow(ServerError):
     """A client does not read its response, whose buffer is full."""
 
-    def __init__(self) -> None:
-        super().__init__("The client reads too slowly: the request was ended.")
+    text = "The client reads too slowly: the request was ended."
 
 
 class EmbeddingFailed(ServerError):
@@ -387,8 +387,7 @@ class AnswersUnavailable(ServerError):
 
     retry_after_s = 10.0
 
-    def __init__(self) -> None:
-        super().__init__("The cache of answers is out of order and was not emptied; try again later.")
+    text = "The cache of answers is out of order and was not emptied; try again later."
 
 
 class JobsUnavailable(ServerError):
@@ -405,9 +404,9 @@ class JobsUnavailable(ServerError):
 class StorageFull(ServerError):
     """A key's files, batch results and responses have reached its storage limit."""
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, quota: str) -> None:
         super().__init__(
-            f"Storage quota reached on {said}. Delete files or responses, or send 'store': false."
+            f"Storage quota reached on {quota}. Delete files or responses, or send 'store': false."
         )
 
 
@@ -416,8 +415,7 @@ class DiskFull(ServerError):
 
     retry_after_s = 60.0
 
-    def __init__(self) -> None:
-        super().__init__("The disk of this server is nearly full: nothing more is stored for now.")
+    text = "The disk of this server is nearly full: nothing more is stored for now."
 
 
 class JobObjectNotFound(ServerError):

@@ -116,7 +116,9 @@ class FairTurns(Generic[Key]):
         account = self._present.pop(key, None)
         if account is not None:
             self._away[key] = account
-            self._forget()
+            # Absent accounts that would start even when they return are forgotten.
+            least = self._present[self.first].used if self._present else math.inf
+            self._away = {other: away for other, away in self._away.items() if away.used > least}
 
     def only(self, keys: Iterable[Key]) -> None:
         """Make exactly these the participants."""
@@ -143,11 +145,6 @@ class FairTurns(Generic[Key]):
         heappush(self._queue, (account, key))
         if len(self._queue) > 2 * len(self._present) + 8:  # most of them are old
             self._queue = sorted((account, key) for key, account in self._present.items())
-
-    def _forget(self) -> None:
-        """Forget absent accounts that would start even when they return."""
-        least = self._present[self.first].used if self._present else math.inf
-        self._away = {key: account for key, account in self._away.items() if account.used > least}
 
 
 Path = tuple[str, ...]
@@ -176,7 +173,13 @@ class NestedTurns:
     @property
     def order(self) -> list[Path]:
         """Participants in the order in which each would have one small turn."""
-        return list(alternating(self._order_below(key) for key in self._turns.order))
+        below = self._below
+        return list(
+            alternating(
+                [(key, *path) for path in below[key].order] if key in below else [(key,)]
+                for key in self._turns.order
+            )
+        )
 
     def join(self, path: Path) -> None:
         key, below = path[0], path[1:]
@@ -207,9 +210,6 @@ class NestedTurns:
         copied._turns, copied._below = self._turns.copy(), self._below.copy()
         copied._borrowed = set(self._below)
         return copied
-
-    def _order_below(self, key: str) -> list[Path]:
-        return [(key, *path) for path in self._below[key].order] if key in self._below else [(key,)]
 
     def _own(self, key: str) -> NestedTurns:
         if key in self._borrowed:

@@ -63,19 +63,16 @@ def _sizes(data: bytes) -> Iterator[JsonSize]:
         piece, rest = _without_escapes(rest + data[start : start + _PIECE])
         parts = piece.split(b'"')
         num_quotes = len(parts) - 1
-        size = _grown(size, b"".join(parts[is_inside::2]), num_quotes)
+        unquoted = b"".join(parts[is_inside::2])
+        marks = unquoted.translate(None, _DROPPED)
+        size = JsonSize(
+            size.numbers + marks.count(b","),
+            size.num_unquoted + len(unquoted),
+            size.num_quotes + num_quotes,
+            size.containers + marks.count(b"[") + 3 * marks.count(b"{"),
+        )
         is_inside ^= num_quotes % 2 == 1
         yield size
-
-
-def _grown(size: JsonSize, unquoted: bytes, num_quotes: int) -> JsonSize:
-    marks = unquoted.translate(None, _DROPPED)
-    return JsonSize(
-        size.numbers + marks.count(b","),
-        size.num_unquoted + len(unquoted),
-        size.num_quotes + num_quotes,
-        size.containers + marks.count(b"[") + 3 * marks.count(b"{"),
-    )
 
 
 def _without_escapes(piece: bytes) -> tuple[bytes, bytes]:

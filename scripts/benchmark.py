@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures our server beside others, with real HTTP clients, and its goals: pass or miss.
 
-    .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for the others)
+    .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for OpenVINO)
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape 1b,lfm2] [--workloads chat]
 
 Servers are started by the script and measured in interleaved rounds (A B A B ...). Medians count, of ratios
-too, which are taken in each round; the spread is (largest - smallest) / median. Report, figures and plots are
+too, which are taken in each round; the spread is (largest - smallest) / median. Report and figures are
 written to --output; those of several models to a folder each, with a table of all beside them. Exit code: 0
 if everything could be measured or the time of --quick was over, 1 if something failed, 2 for wrong arguments.
 """
@@ -17,27 +17,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import psutil
-from bench import plots
+from bench.asking import described
 from bench.bench import Bench
-from bench.circumstances import circumstances
-from bench.contestants import Variant
-from bench.failures import described
-from bench.llama_sources import SetupFailed
-from bench.options import add_options, models_of, settle
-from bench.peer_setup import set_up
-from bench.peers import KEYS, PeerPaths, PeerUnusable, absent, best_flags, peers
+from bench.models import add_options, models_of, settle
+from bench.peers import KEYS, PeerPaths, PeerUnusable, SetupFailed, best_flags, peers, set_up
 from bench.prose import prompts_for
-from bench.report import show, show_goals, show_models, write
+from bench.report import circumstances, show, show_goals, show_models, write
 from bench.results import Report, WorkloadResult
-from bench.time_limit import TimeLimit, TimeUp
+from bench.servers import Variant
 from bench.workloads import QUICK, WORKLOADS
 from rich.console import Console
-from rich.markup import escape
 
 _COMPANY = 0.5
 """Load average before the start from which on others are at work here."""
@@ -49,98 +45,98 @@ _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-bes
 _ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
 
 
+class TimeUp(KeyboardInterrupt):
+    """A KeyboardInterrupt, because event loops let no other kind of exception through."""
+
+
 def main() -> int:
     arguments = _arguments()
     console = Console()
     if arguments.set_up_peers:
         return _set_up(console)
-    limit = TimeLimit(_QUICK_S if arguments.quick else None)
+    deadline_s = time.monotonic() + _QUICK_S if arguments.quick else None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
-    _warn_of_company(os.getloadavg()[0], console)
-    models, reports, is_good = models_of(arguments), dict[str, Report](), True
+    if (load := os.getloadavg()[0]) > _COMPANY:
+        # Compute threads that share cores wait for each other: figures fall by half and more.
+        console.print(f"[yellow]the load average is {load:.1f} already: figures will be off[/yellow]")
+    models, reports = models_of(arguments), dict[str, Report]()
     for label, model in models.items():
         folder = arguments.output if len(models) == 1 else arguments.output / label.replace(" ", "-")
-        run = _Run(arguments, model, console, limit)
-        reports[label] = run.all_workloads(folder)
+        reports[label] = _measured(arguments, model, folder, console, deadline_s)
         show_goals(reports[label], console)
-        is_good &= _draw(reports[label], folder, console) and not reports[label].has_failures
         if len(models) > 1:
             show_models(reports, arguments.output, console)
     console.print(f"written to {arguments.output}", highlight=False)
-    return 0 if is_good else 1
+    return 1 if any(report.has_failures for report in reports.values()) else 0
 
 
-class _Run:
-    def __init__(
-        self, arguments: argparse.Namespace, model: Path, console: Console, time_limit: TimeLimit
-    ) -> None:
-        self._arguments = arguments
-        self._console = console
-        self._time_limit = time_limit
-        self._say: Callable[[str], None] = lambda line: console.print(
-            f"[dim]{escape(line)}[/dim]", highlight=False
+def _measured(
+    arguments: argparse.Namespace, model: Path, folder: Path, console: Console, deadline_s: float | None
+) -> Report:
+    def say(line: str) -> None:
+        console.print(line, style="dim", markup=False, highlight=False)
+
+    best: str | None = arguments.llama_server_best
+    rivals = list(peers(arguments.peer_paths, best_flags(model) if best is None else best))
+    everybody = [*(variant.contestant for variant in Variant), *rivals]
+    keys: frozenset[str] = arguments.servers
+    missing = [key for key in KEYS if key in keys and key not in {who.key for who in rivals}]
+    if missing:
+        say(f"{', '.join(missing)}: not here: --set-up-peers")
+    bench = Bench(
+        model=model,
+        rounds=arguments.rounds,
+        is_quick=arguments.quick,
+        say=say,
+        peers=rivals,
+        keys=keys,
+        by_clock=arguments.by_clock,
+        prompts=prompts_for(model),
+        once=arguments.once,
+    )
+    report = Report(
+        circumstances=circumstances(
+            model, arguments.rounds, arguments.quick, [who for who in everybody if who.key in keys], missing
+        ),
+        load_before=os.getloadavg(),
+        load_after=os.getloadavg(),
+        results=(),
+    )
+    for name in arguments.workloads:
+        say(f"{name} ...")
+        start_s = time.perf_counter()
+        fresh = replace(bench, uses=[])
+        result = _result(name, fresh, deadline_s)
+        result = msgspec.structs.replace(
+            result, uses=tuple(fresh.uses), seconds=time.perf_counter() - start_s
         )
-        self._model = model
-        self._prompts = prompts_for(self._model)
-        best: str | None = arguments.llama_server_best
-        self._peers = peers(
-            self._model, arguments.peer_paths, best_flags(self._model) if best is None else best
+        show(result, console)
+        report = msgspec.structs.replace(
+            report, load_after=os.getloadavg(), results=(*report.results, result)
         )
-        keys: frozenset[str] = arguments.servers
-        missing = absent(keys, self._peers)
-        if missing:
-            self._say(f"{', '.join(missing)}: not here: --set-up-peers")
-        contestants = [*(variant.contestant for variant in Variant), *self._peers]
-        self.circumstances = circumstances(
-            self._model,
-            rounds=arguments.rounds,
-            is_quick=arguments.quick,
-            contestants=[who for who in contestants if who.key in keys],
-            absent=missing,
-        )
+        write(report, folder)
+    return report
 
-    def all_workloads(self, folder: Path) -> Report:
-        load_before = os.getloadavg()
-        results: list[WorkloadResult] = []
-        for name in self._arguments.workloads:
-            results.append(self.workload(name))
-            show(results[-1], self._console)
-            report = Report(
-                circumstances=self.circumstances,
-                load_before=load_before,
-                load_after=os.getloadavg(),
-                results=tuple(results),
-            )
-            write(report, folder, {})
-        return report
 
-    def workload(self, name: str) -> WorkloadResult:
-        asked = self._arguments
-        bench = Bench(
-            model=self._model,
-            rounds=asked.rounds,
-            is_quick=asked.quick,
-            say=self._say,
-            peers=self._peers,
-            keys=asked.servers,
-            by_clock=asked.by_clock,
-            prompts=self._prompts,
-            once=asked.once,
-        )
-        self._say(f"{name} ...")
-        start = time.perf_counter()
-        result = self._measured(name, bench)
-        return msgspec.structs.replace(result, uses=tuple(bench.uses), seconds=time.perf_counter() - start)
+def _result(name: str, bench: Bench, deadline_s: float | None) -> WorkloadResult:
+    """The alarm ends the workload, but no report that is being written."""
+    left_s = None if deadline_s is None else deadline_s - time.monotonic()
+    try:
+        if left_s is not None:
+            signal.signal(signal.SIGALRM, _time_up)
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001))
+        return WORKLOADS[name](bench)
+    except TimeUp:
+        _stop_leftovers()
+        return WorkloadResult(name=name, sizes="", notes=(_TIME_UP,))
+    except Exception as error:
+        return WorkloadResult(name=name, sizes="", failure=described(error))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _measured(self, name: str, bench: Bench) -> WorkloadResult:
-        try:
-            with self._time_limit.ending():
-                return WORKLOADS[name](bench)
-        except TimeUp:
-            _stop_leftovers()
-            return WorkloadResult(name=name, sizes="", notes=(_TIME_UP,))
-        except Exception as error:
-            return WorkloadResult(name=name, sizes="", failure=described(error))
+
+def _time_up(*_: object) -> NoReturn:
+    raise TimeUp
 
 
 def _stop_leftovers() -> None:
@@ -159,26 +155,8 @@ def _set_up(console: Console) -> int:
     except SetupFailed as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 1
-    console.print("llama-server, OpenVINO GenAI and llama-cpp-python's servers are ready to be measured")
+    console.print("llama-server and OpenVINO GenAI are ready to be measured")
     return 0
-
-
-def _draw(report: Report, folder: Path, console: Console) -> bool:
-    """Return False if a plot failed; without matplotlib none is due."""
-    if not plots.is_possible():
-        console.print("no plots: pip install 'openai-cpu-server[bench]'", highlight=False, markup=False)
-        return True
-    drawn = plots.draw(report, folder)
-    for name, why in drawn.failures.items():
-        console.print(f"no {name}: {why}", highlight=False, markup=False)
-    write(report, folder, drawn.pictures)
-    return not drawn.failures
-
-
-def _warn_of_company(load: float, console: Console) -> None:
-    """Compute threads that share cores wait for each other: figures fall by half and more."""
-    if load > _COMPANY:
-        console.print(f"[yellow]the load average is {load:.1f} already: figures will be off[/yellow]")
 
 
 def _arguments() -> argparse.Namespace:
@@ -212,10 +190,21 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="interactive requests of mixed come at equal intervals, not at random (Poisson)",
     )
-    parser.add_argument(
-        "--output", type=Path, default=_default_output(), metavar="DIR", help="default %(default)s"
+    default = Path("benchmarks") / time.strftime("%Y%m%d-%H%M%S")
+    parser.add_argument("--output", type=Path, default=default, metavar="DIR", help="default %(default)s")
+    group = parser.add_argument_group("peers")
+    group.add_argument(
+        "--set-up-peers",
+        action="store_true",
+        help="build llama-server from the sources that llama-cpp-python ships, make a virtual environment "
+        "for OpenVINO GenAI, both in the user's cache, and end",
     )
-    _add_peers(parser.add_argument_group("peers"))
+    group.add_argument("--llama-server", type=_file, metavar="PATH", help="default: on PATH, else as set up")
+    group.add_argument(
+        "--llama-server-best",
+        metavar="FLAGS",
+        help="what makes llama-server fastest here, for its second column; default: as fits the model",
+    )
     arguments = parser.parse_args()
     settle(parser, arguments)
     arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)
@@ -227,25 +216,6 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _add_peers(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--set-up-peers",
-        action="store_true",
-        help="build llama-server from the sources that llama-cpp-python ships, make virtual environments "
-        "for llama-cpp-python's servers and for OpenVINO GenAI, all in the user's cache, and end",
-    )
-    group.add_argument("--llama-server", type=_file, metavar="PATH", help="default: on PATH, else as set up")
-    group.add_argument(
-        "--llama-server-best",
-        metavar="FLAGS",
-        help="what makes llama-server fastest here, for its second column; default: as fits the model",
-    )
-
-
-def _default_output() -> Path:
-    return Path("benchmarks") / time.strftime("%Y%m%d-%H%M%S")
-
-
 def _file(text: str) -> Path:
     path = Path(text).expanduser()
     if not path.is_file():
@@ -253,11 +223,11 @@ def _file(text: str) -> Path:
     return path.absolute()
 
 
-def _names(text: str, known: Sequence[str]) -> list[str]:
+def _names(text: str, options: Sequence[str]) -> list[str]:
     names = text.split(",")
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in options]
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(options)}")
     return names
 
 

@@ -42,66 +42,6 @@ _KILL_EVERY_S, _MEMORY_MIB = 45.0, 8000
 
 
 def main() -> int:
-    arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        figures = _run(arguments, Path(folder))
-    for name, value in vars(figures).items():
-        for what, count in value.items() if isinstance(value, Counter) else ((name, value),):
-            print(f"{what:18} {count:.2f}" if isinstance(count, float) else f"{what:18} {count}")
-    print("good" if figures.is_good else "NOT GOOD")
-    return 0 if figures.is_good else 1
-
-
-def _run(arguments: argparse.Namespace, folder: Path) -> StreamFigures | BatchFigures | SoakFigures:
-    if arguments.models:
-        return run_soak(arguments.models, folder, _soak(arguments), arguments.option)
-    model = arguments.model or _tiny_model(folder)
-    if arguments.minutes:
-        return run_soak([f"chaos={model}"], folder, _soak(arguments), (*_SOAKED, *arguments.option))
-    if arguments.batch:
-        kills = 50 if arguments.kills is None else arguments.kills
-        return run_batch(
-            model, folder, rows=arguments.rows, kills=kills, tokens=arguments.tokens, seed=arguments.seed
-        )
-    return asyncio.run(
-        run_streams(
-            model,
-            folder,
-            requests=arguments.requests,
-            kills=200 if arguments.kills is None else arguments.kills,
-            tokens=arguments.tokens,
-            clients=arguments.clients or 16,
-            seed=arguments.seed,
-            over_ray=arguments.ray,
-            readers=arguments.readers,
-        )
-    )
-
-
-def _soak(arguments: argparse.Namespace) -> Soak:
-    are_several = bool(arguments.models)
-    return Soak(
-        minutes=arguments.minutes or 10.0,
-        clients=arguments.clients or 8,
-        pause_s=2.0 if are_several else 0.0,
-        kill_every_s=arguments.kill_every or (_KILL_EVERY_S if are_several else None),
-        memory_mib=(arguments.memory or _MEMORY_MIB) if are_several else None,
-        max_growth=arguments.max_growth,
-        seed=arguments.seed,
-    )
-
-
-def _tiny_model(folder: Path) -> Path:
-    """Random weights: the text means nothing, but greedily it is always the same."""
-    path = folder / "tiny.gguf"
-    maker = Path(__file__).parent / "make_model.py"
-    shape = ("--shape", "tiny", "--quant", "f32", "--output", str(path))
-    subprocess.run([sys.executable, str(maker), *shape], check=True)
-    return path
-
-
-def _arguments() -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="chaos.py", description=__doc__, formatter_class=form)
     parser.add_argument("--batch", action="store_true", help="kill the whole server during a batch")
@@ -120,7 +60,50 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="of each output (default %(default)s)")
     parser.add_argument("--clients", type=int, help="at once (default 16 streams, or 8 of mixed traffic)")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments (default %(default)s)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        figures = _run(options, Path(folder))
+    for name, value in vars(figures).items():
+        for what, count in value.items() if isinstance(value, Counter) else ((name, value),):
+            print(f"{what:18} {count:.2f}" if isinstance(count, float) else f"{what:18} {count}")
+    print("good" if figures.is_good else "NOT GOOD")
+    return 0 if figures.is_good else 1
+
+
+def _run(options: argparse.Namespace, folder: Path) -> StreamFigures | BatchFigures | SoakFigures:
+    model = options.model or folder / "tiny.gguf"
+    if not (options.model or options.models):
+        # Random weights: the text means nothing, but greedily it is always the same.
+        maker = (sys.executable, str(Path(__file__).with_name("make_model.py")))
+        subprocess.run([*maker, "--shape", "tiny", "--quant", "f32", "--output", str(model)], check=True)
+    if options.models or options.minutes:
+        are_several = bool(options.models)
+        soak = Soak(
+            minutes=options.minutes or 10.0,
+            clients=options.clients or 8,
+            pause_s=2.0 if are_several else 0.0,
+            kill_every_s=options.kill_every or (_KILL_EVERY_S if are_several else None),
+            memory_mib=(options.memory or _MEMORY_MIB) if are_several else None,
+            max_growth=options.max_growth,
+            seed=options.seed,
+        )
+        own = () if are_several else _SOAKED
+        return run_soak(options.models or [f"chaos={model}"], folder, soak, (*own, *options.option))
+    kills = options.kills if options.kills is not None else 50 if options.batch else 200
+    common = {"kills": kills, "tokens": options.tokens, "seed": options.seed}
+    if options.batch:
+        return run_batch(model, folder, rows=options.rows, **common)
+    streams = run_streams(
+        model,
+        folder,
+        requests=options.requests,
+        clients=options.clients or 16,
+        over_ray=options.ray,
+        readers=options.readers,
+        **common,
+    )
+    return asyncio.run(streams)
 
 
 if __name__ == "__main__":

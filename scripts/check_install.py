@@ -91,7 +91,10 @@ NOT_TRIED = {
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     started = time.monotonic()
-    wheel = Path(output(ROOT / "scripts/bootstrap", "wheel"))
+    bootstrap = subprocess.run(
+        [ROOT / "scripts/bootstrap", "wheel"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    wheel = Path(bootstrap.stdout.strip())
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         # Nothing of this machine's user is read or changed.
@@ -115,10 +118,6 @@ def main() -> None:
         print(f"check_install: [{extra}] not tried: {reason}")
 
 
-def output(*command: str | Path) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-
-
 def report(text: str, started: float) -> None:
     print(f"check_install: {text} ({time.monotonic() - started:.0f} s)", flush=True)
 
@@ -131,10 +130,6 @@ def pip(python: Path, *arguments: str) -> None:
 def extras() -> list[str]:
     section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
     return re.findall(r"^([a-z0-9-]+) = \[", section.partition("\n[")[0], re.MULTILINE)
-
-
-def requirements(extra: str) -> list[str]:
-    return re.findall(rf'^{extra} = \["(.*)"\]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
 def read_encrypted_pdf(python: Path, address: str) -> None:
@@ -191,7 +186,8 @@ def try_extra(extra: str, user: Path, folder: Path) -> None:
     shutil.copytree(user.parent.parent, folder, symlinks=True, copy_function=os.link)
     python = folder / "bin/python"
     if extra in MODELS:  # as the manual does: what the package depends on is for other programs
-        pip(python, "--no-deps", *requirements(extra))
+        project = (ROOT / "pyproject.toml").read_text()
+        pip(python, "--no-deps", *re.findall(rf'^{extra} = \["(.*)"\]', project, re.MULTILINE))
         with serving(python, "--model", extra) as address:
             try_model(extra, address)
     else:

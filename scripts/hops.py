@@ -1,6 +1,6 @@
-"""Counts the files and functions that one streamed chat passes through, and measures the package's shape.
+"""Counts the files and functions that one streamed chat passes through.
 
-    scripts/hops.py [--root CHECKOUT] [--list] [--shape]
+    scripts/hops.py [--root CHECKOUT] [--list]
 
 Starts the server of the checkout with the demo model, lets it idle, and sends it one streamed chat, three
 times. The API process, the reader processes and the engine process note the functions of the package that are
@@ -12,7 +12,6 @@ commit, add a work tree of it and name that: --root.
 from __future__ import annotations
 
 import argparse
-import ast
 import atexit
 import os
 import re
@@ -34,52 +33,41 @@ _QUESTIONS = ["What is the sea?", "Why is the sky blue?", "Who was the first on 
 _SWITCHED_S = 0.2
 _IDLE_S = 2.0
 _PATIENCE_S = 120
-ResolvedRequest = tuple[str, ...]
+_KINDS = {"api": "API process", "engine": "engine process"}
+"""By folders of the package of which only they call functions."""
+Call = tuple[str, ...]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="a checkout")
     parser.add_argument("--list", action="store_true", help="print the files, each with its functions")
-    parser.add_argument("--shape", action="store_true", help="print the package's shape only; start nothing")
     arguments = parser.parse_args()
     package = arguments.root.resolve() / "openai_cpu_server"
-    if not arguments.shape:
-        _print_hops(package, with_list=arguments.list)
-    _print_shape(package)
+    processes = chat_calls(package)
+    for title, calls in (*processes.items(), ("all", set[Call]().union(*processes.values()))):
+        files = sorted({file for file, *_ in calls})
+        print(f"{title}: {len(files)} files, {len(calls)} functions")
+        for file in files if arguments.list and title != "all" else ():
+            names = ", ".join(sorted(name for path, _, name in calls if path == file))
+            print(f"  {Path(file).relative_to(package)}: {names}")
     return 0
 
 
-def _print_hops(package: Path, *, with_list: bool) -> None:
-    processes = chat_calls(package)
-    for title, calls in (*processes.items(), ("all", set[ResolvedRequest]().union(*processes.values()))):
-        files = sorted({file for file, *_ in calls})
-        print(f"{title}: {len(files)} files, {len(calls)} functions")
-        for file in files if with_list and title != "all" else ():
-            names = ", ".join(sorted(name for path, _, name in calls if path == file))
-            print(f"  {Path(file).relative_to(package)}: {names}")
-
-
-def chat_calls(package: Path) -> dict[str, set[ResolvedRequest]]:
-    found: dict[str, list[set[ResolvedRequest]]] = {}
+def chat_calls(package: Path) -> dict[str, set[Call]]:
+    found: dict[str, list[set[Call]]] = {}
     for path in _recorded(package):
         windows = [
             {call for row in rows.splitlines() if _counts(package, call := tuple(row.split("\t")))}
             for rows in path.read_text().split(".\n")[:-1]
         ]
         if any(windows):
-            kind = found.setdefault(_kind(set().union(*windows)), [set() for _ in windows])
-            for calls, more in zip(kind, windows, strict=True):
+            folders = {Path(call[0]).relative_to(package).parts[0] for calls in windows for call in calls}
+            kind = next((_KINDS[folder] for folder in _KINDS if folder in folders), "reader processes")
+            for calls, more in zip(found.setdefault(kind, [set() for _ in windows]), windows, strict=True):
                 calls |= more
     assert {"API process", "engine process"} <= set(found), "the processes ran another copy of the package"
     return {kind: set.intersection(*chats) - idle for kind, (idle, *chats) in sorted(found.items())}
-
-
-def _kind(calls: set[ResolvedRequest]) -> str:
-    marks = {"/api/": "API process", "/engine/": "engine process"}
-    return next(
-        (kind for mark, kind in marks.items() if any(mark in c[0] for c in calls)), "reader processes"
-    )
 
 
 def _recorded(package: Path) -> list[Path]:
@@ -96,22 +84,18 @@ def _recorded(package: Path) -> list[Path]:
         _wait(lambda: "ready: " in log.read_text(), log)
         url = re.findall(r"listening on (http://\S+:\d+)", log.read_text())[0]
         running = {f"{one.pid}.calls" for one in psutil.Process(server.pid).children(recursive=True)}
-        told = [path for path in folder.glob("*.calls") if path.name in running | {f"{server.pid}.calls"}]
+        files = [path for path in folder.glob("*.calls") if path.name in running | {f"{server.pid}.calls"}]
         windows = [partial(time.sleep, _IDLE_S), *(partial(_chat, url, question) for question in _QUESTIONS)]
         for number, act in enumerate(windows, 1):
             (folder / "on").touch()
             time.sleep(_SWITCHED_S)
             act()
             (folder / "on").unlink()
-            _wait(partial(_have_told, told, number), log)
+            _wait(lambda: all(path.read_text().count(".\n") == number for path in files), log)  # noqa: B023
     finally:
         server.terminate()
         server.wait()
-    return told
-
-
-def _have_told(files: list[Path], windows: int) -> bool:
-    return all(path.read_text().count(".\n") == windows for path in files)
+    return files
 
 
 def _counts(package: Path, call: tuple[str, ...]) -> bool:
@@ -131,24 +115,6 @@ def _wait(is_so: Callable[[], bool], log: Path) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"waited in vain; the server's log:\n{log.read_text()}")
         time.sleep(0.05)
-
-
-def _print_shape(package: Path) -> None:
-    found = (path for path in package.rglob("*.py") if "node_modules" not in path.parts)
-    texts = {path: path.read_text() for path in found}
-    print(f"package: {len(texts)} files, {sum(len(text.splitlines()) for text in texts.values())} lines")
-    for name in (".", "api", "http", "llama", "structured", "jobs"):
-        flat, all_of_it = (len(list((package / name).glob(pattern))) for pattern in ("*.py", "**/*.py"))
-        print(f"{name}: {flat} files in the root, {all_of_it} in all")
-    classes = [(*row, path) for path, text in texts.items() for row in _classes(text)]
-    for count, name, path in sorted(classes, reverse=True)[:5]:
-        print(f"{name} ({path.relative_to(package)}): {count} methods")
-
-
-def _classes(text: str) -> list[tuple[int, str]]:
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
-    method = ast.FunctionDef | ast.AsyncFunctionDef
-    return [(sum(isinstance(part, method) for part in node.body), node.name) for node in nodes]
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.llama_sources import SetupFailed, llama_cpp_in, unpacked_sources
-from llama_server_suite.outcomes import Differences, outcomes_in, told
+from bench.peers import SetupFailed, llama_cpp_in, unpacked_sources
+from llama_server_suite.outcomes import Differences, outcomes_in, table
 
 _ROOT = Path(__file__).resolve().parent.parent
 _TEST_SECONDS = 120
@@ -25,38 +26,30 @@ _TEST_SECONDS = 120
 def main() -> int:
     """Return 1 if a test fails that should pass, or passes that should fail."""
     parser = argparse.ArgumentParser(prog="llama_server_suite.py", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--sources",
-        type=Path,
-        metavar="DIR",
-        help="llama-cpp-python's, unpacked; default: they are downloaded",
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="an earlier run's --junitxml; nothing is run"
-    )
-    asked, given = parser.parse_known_args()
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="unpacked; default: downloaded")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="an earlier --junitxml; nothing is run")
+    options, arguments = parser.parse_known_args()
     differences = Differences.read()
     with tempfile.TemporaryDirectory(prefix="llama-server-suite-") as folder:
-        report = asked.report or Path(folder) / "report.xml"
-        if asked.report is None:
+        report = options.report or Path(folder) / "report.xml"
+        if options.report is None:
             try:
-                sources = asked.sources or unpacked_sources(
-                    Path(folder), lambda said: print(said, file=sys.stderr)
-                )
+                say = partial(print, file=sys.stderr)
+                sources = options.sources or unpacked_sources(Path(folder), say)
             except SetupFailed as error:
                 print(f"llama_server_suite: {error}", file=sys.stderr)
                 return 1
-            _run(sources, differences, report, given)
+            _run(sources, differences, report, arguments)
         outcomes = outcomes_in(report)
-    lines, is_as_known = told(outcomes, differences)
+    lines, is_as_known = table(outcomes, differences)
     print("\n".join(lines))
     return 0 if is_as_known else 1
 
 
-def _run(sources: Path, differences: Differences, report: Path, given: list[str]) -> None:
+def _run(sources: Path, differences: Differences, report: Path, arguments: list[str]) -> None:
     tests = llama_cpp_in(sources.absolute()) / "tools" / "server" / "tests"
     files = [path for path in sorted(tests.glob("unit/test_*.py")) if path.name not in differences.left_out]
-    names = [] if any(not one.startswith("-") for one in given) else [str(path) for path in files]
+    names = [] if any(not one.startswith("-") for one in arguments) else [str(path) for path in files]
     path = os.pathsep.join([str(_ROOT), str(_ROOT / "scripts"), str(tests)])
     options = [
         "-p",
@@ -71,7 +64,7 @@ def _run(sources: Path, differences: Differences, report: Path, given: list[str]
     ]
     options += ["-m", "not slow", "--timeout", str(_TEST_SECONDS), "--junitxml", str(report.absolute())]
     subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *names, *given],
+        [sys.executable, "-m", "pytest", *options, *names, *arguments],
         cwd=tests,
         env={**os.environ, "PYTHONPATH": path},
         check=False,

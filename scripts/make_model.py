@@ -8,12 +8,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from random_model.architectures import ARCHITECTURES
-from random_model.borrowed import UnfitTokenizer, borrowed_vocabulary
+from random_model.architectures import ARCHITECTURES, SHAPES, spelt
 from random_model.gguf_file import write_model
-from random_model.shapes import SHAPES, spelt
 from random_model.tensors import Quant
-from random_model.vocabulary import Vocabulary, build_vocabulary
+from random_model.vocabulary import UnfitTokenizer, borrowed_vocabulary, build_vocabulary
 
 _MODELS = {**SHAPES, **ARCHITECTURES}
 _PROGRESS_FROM_BYTES = 200_000_000
@@ -65,7 +63,11 @@ def main() -> int:
     if args.quant == Quant.MXFP4.value and not _MODELS[args.shape].has_experts:
         parser.error(f"argument --quant: {args.quant} is for experts, and {args.shape} has none")
     try:
-        vocab = _vocabulary(args)
+        size = _MODELS[args.shape].vocab
+        if args.tokenizer is not None:
+            vocab = borrowed_vocabulary(args.tokenizer, size)
+        else:
+            vocab = build_vocabulary(size, fim=args.fim, sees=args.sees)
     except (OSError, UnfitTokenizer) as error:
         parser.error(f"argument --tokenizer: {error}")
     try:
@@ -83,13 +85,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _vocabulary(args: argparse.Namespace) -> Vocabulary:
-    size = _MODELS[args.shape].vocab
-    if args.tokenizer is not None:
-        return borrowed_vocabulary(args.tokenizer, size)
-    return build_vocabulary(size, fim=args.fim, sees=args.sees)
 
 
 def _reason(error: OSError, path: Path) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import zlib
@@ -25,16 +26,21 @@ class Shape:
     heads: int
     layers: int
 
+    @property
+    def facts(self) -> dict[str, int]:
+        return {
+            "embedding_length": self.width,
+            "feed_forward_length": self.ffn,
+            "block_count": self.layers,
+            "attention__head_count": self.heads,
+        }
+
 
 @dataclass(frozen=True)
 class PictureShape(Shape):
     picture: int
     patch: int
     merged: int
-
-    @property
-    def patches(self) -> int:
-        return (self.picture // self.patch) ** 2
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,9 @@ class ProjectorFile:
             writer.add_bool(f"clip.has_{sense}_encoder", True)
             writer.add_string(f"clip.{sense}.projector_type" if kinds[1:] else "clip.projector_type", kind)
             if kind in SEEING:
-                PictureEncoder(self, kind, PICTURE_SHAPES[shape]).add()
+                add_picture_encoder(self, kind, PICTURE_SHAPES[shape])
             else:
-                SoundEncoder(self, kind, SOUND_SHAPES[shape]).add()
+                add_sound_encoder(self, kind, SOUND_SHAPES[shape])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -117,6 +123,11 @@ class ProjectorFile:
         if biased:
             self.vector(f"{name}.bias", outputs, 0.0)
 
+    def convolution(self, name: str, kernel: tuple[int, ...], bias: int | tuple[int, ...]) -> None:
+        std = math.prod(kernel[1:]) ** -0.5
+        self.matrix(f"{name}.weight", kernel, std=std, dtype=np.float16)
+        self.vector(f"{name}.bias", bias, 0.0)
+
     def vector(self, name: str, size: int | tuple[int, ...], value: float) -> None:
         self.writer.add_tensor(name, np.full(size, value, np.float32))
 
@@ -128,130 +139,84 @@ class ProjectorFile:
         self.writer.add_tensor(name, weights)
 
 
-class PictureEncoder:
-    def __init__(self, file: ProjectorFile, kind: str, shape: PictureShape) -> None:
-        self._file, self._kind, self._shape = file, kind, shape
-
-    def add(self) -> None:
-        file, shape = self._file, self._shape
-        file.facts(
-            "vision",
-            embedding_length=shape.width,
-            feed_forward_length=shape.ffn,
-            block_count=shape.layers,
-            attention__head_count=shape.heads,
-            projection_dim=file.rows_width,
-            image_size=shape.picture,
-            patch_size=shape.patch,
-            projector__scale_factor=shape.merged,
-            spatial_merge_size=shape.merged,
-            preproc_image_size=2 * shape.picture,
-        )
-        file.writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-        file.writer.add_array("clip.vision.image_mean", [0.5] * 3)
-        file.writer.add_array("clip.vision.image_std", [0.5] * 3)
-        if self._is_qwen:
-            file.writer.add_array("clip.vision.is_deepstack_layers", [False] * shape.layers)
-        self._add_patches()
-        file.norm("v.post_ln", shape.width)
-        file.layers("v", shape, fused=self._kind == "qwen3vl_merger")
-        self._add_merger()
-
-    @property
-    def _is_qwen(self) -> bool:
-        return self._kind.startswith("qwen")
-
-    def _add_patches(self) -> None:
-        file, shape = self._file, self._shape
-        patch = (shape.width, 3, shape.patch, shape.patch)
-        file.matrix("v.patch_embd.weight", patch, std=(3 * shape.patch**2) ** -0.5)
-        if self._is_qwen:
-            file.matrix("v.patch_embd.weight.1", patch, std=(3 * shape.patch**2) ** -0.5)
-        if self._kind != "qwen2vl_merger":
-            places = (shape.patches, shape.width)
-            file.matrix("v.position_embd.weight", places, std=0.5, dtype=np.float32)
-            file.vector("v.patch_embd.bias", shape.width, 0.0)
-
-    def _add_merger(self) -> None:
-        file, shape, rows = self._file, self._shape, self._file.rows_width
-        joined = shape.width * shape.merged**2
-        match self._kind:
-            case "gemma3":
-                file.matrix("mm.input_projection.weight", (shape.width, rows), std=shape.width**-0.5)
-                file.vector("mm.soft_emb_norm.weight", shape.width, 1.0)
-            case "idefics3":
-                file.matrix("mm.model.fc.weight", (rows, joined), std=joined**-0.5)
-            case "lfm2":
-                file.norm("mm.input_norm", joined)
-                file.linear("mm.1", joined, shape.ffn)
-                file.linear("mm.2", shape.ffn, rows)
-            case _:
-                file.linear("mm.0", joined, joined)
-                file.linear("mm.2", joined, rows)
+def add_picture_encoder(file: ProjectorFile, kind: str, shape: PictureShape) -> None:
+    file.facts(
+        "vision",
+        **shape.facts,
+        projection_dim=file.rows_width,
+        image_size=shape.picture,
+        patch_size=shape.patch,
+        projector__scale_factor=shape.merged,
+        spatial_merge_size=shape.merged,
+        preproc_image_size=2 * shape.picture,
+    )
+    file.writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    file.writer.add_array("clip.vision.image_mean", [0.5] * 3)
+    file.writer.add_array("clip.vision.image_std", [0.5] * 3)
+    is_qwen = kind.startswith("qwen")
+    if is_qwen:
+        file.writer.add_array("clip.vision.is_deepstack_layers", [False] * shape.layers)
+    patch = (shape.width, 3, shape.patch, shape.patch)
+    for name in ("v.patch_embd.weight", *(("v.patch_embd.weight.1",) if is_qwen else ())):
+        file.matrix(name, patch, std=(3 * shape.patch**2) ** -0.5)
+    if kind != "qwen2vl_merger":
+        places = ((shape.picture // shape.patch) ** 2, shape.width)
+        file.matrix("v.position_embd.weight", places, std=0.5, dtype=np.float32)
+        file.vector("v.patch_embd.bias", shape.width, 0.0)
+    file.norm("v.post_ln", shape.width)
+    file.layers("v", shape, fused=kind == "qwen3vl_merger")
+    joined, rows = shape.width * shape.merged**2, file.rows_width
+    match kind:
+        case "gemma3":
+            file.matrix("mm.input_projection.weight", (shape.width, rows), std=shape.width**-0.5)
+            file.vector("mm.soft_emb_norm.weight", shape.width, 1.0)
+        case "idefics3":
+            file.matrix("mm.model.fc.weight", (rows, joined), std=joined**-0.5)
+        case "lfm2":
+            file.norm("mm.input_norm", joined)
+            file.linear("mm.1", joined, shape.ffn)
+            file.linear("mm.2", shape.ffn, rows)
+        case _:
+            file.linear("mm.0", joined, joined)
+            file.linear("mm.2", joined, rows)
 
 
-class SoundEncoder:
+def add_sound_encoder(file: ProjectorFile, kind: str, shape: SoundShape) -> None:
     """Whisper's, or one with convolutions over time and bands (`qwen3a`)."""
-
-    def __init__(self, file: ProjectorFile, kind: str, shape: SoundShape) -> None:
-        self._file, self._kind, self._shape = file, kind, shape
-        self._stacked = _STACKED.get(kind, 1)
-
-    def add(self) -> None:
-        file, shape = self._file, self._shape
-        file.facts(
-            "audio",
-            embedding_length=shape.width,
-            feed_forward_length=shape.ffn,
-            block_count=shape.layers,
-            attention__head_count=shape.heads,
-            projection_dim=file.rows_width,
-            num_mel_bins=shape.mels,
-            projector__stack_factor=self._stacked,
-        )
-        file.writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
-        if self._kind == "qwen3a":
-            self._add_convolutions_of_bands()
-        else:
-            self._add_convolution(1, shape.mels)
-            self._add_convolution(2, shape.width)
-        file.matrix("a.position_embd.weight", (_SOUND_ROWS, shape.width), std=0.5, dtype=np.float32)
-        file.layers("a", shape, keys_biased=False)
-        file.norm("a.post_ln", shape.width)
-        self._add_projection()
-
-    def _add_convolution(self, number: int, inputs: int) -> None:
-        kernel = (self._shape.width, inputs, 3)
-        std = (3 * inputs) ** -0.5
-        self._file.matrix(f"a.conv1d.{number}.weight", kernel, std=std, dtype=np.float16)
-        self._file.vector(f"a.conv1d.{number}.bias", (self._shape.width, 1), 0.0)
-
-    def _add_convolutions_of_bands(self) -> None:
+    stacked, rows, width = _STACKED.get(kind, 1), file.rows_width, shape.width
+    file.facts(
+        "audio",
+        **shape.facts,
+        projection_dim=rows,
+        num_mel_bins=shape.mels,
+        projector__stack_factor=stacked,
+    )
+    file.writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    if kind == "qwen3a":
         for number in (1, 2, 3):
             inputs = _CONVOLVED if number > 1 else 1
-            kernel = (_CONVOLVED, inputs, 3, 3)
-            std = (9 * inputs) ** -0.5
-            self._file.matrix(f"a.conv2d.{number}.weight", kernel, std=std, dtype=np.float16)
-            self._file.vector(f"a.conv2d.{number}.bias", _CONVOLVED, 0.0)
-        self._file.linear("a.conv_out", _CONVOLVED * self._shape.mels // 8, self._shape.width, biased=False)
-
-    def _add_projection(self) -> None:
-        file, shape, rows = self._file, self._shape, self._file.rows_width
-        stacked = shape.width * self._stacked
-        match self._kind:
-            case "ultravox":
-                file.vector("mm.a.norm_pre.weight", stacked, 1.0)
-                file.linear("mm.a.mlp.1", stacked, 2 * shape.ffn, biased=False)
-                file.vector("mm.a.norm_mid.weight", shape.ffn, 1.0)
-                file.linear("mm.a.mlp.2", shape.ffn, rows, biased=False)
-            case "voxtral":
-                file.linear("mm.a.mlp.1", stacked, rows, biased=False)
-                file.linear("mm.a.mlp.2", rows, rows, biased=False)
-            case "qwen2a":
-                file.linear("mm.a.fc", shape.width, rows)
-            case _:
-                file.linear("mm.a.mlp.1", shape.width, shape.width)
-                file.linear("mm.a.mlp.2", shape.width, rows)
+            file.convolution(f"a.conv2d.{number}", (_CONVOLVED, inputs, 3, 3), _CONVOLVED)
+        file.linear("a.conv_out", _CONVOLVED * shape.mels // 8, width, biased=False)
+    else:
+        for number, inputs in ((1, shape.mels), (2, width)):
+            file.convolution(f"a.conv1d.{number}", (width, inputs, 3), (width, 1))
+    file.matrix("a.position_embd.weight", (_SOUND_ROWS, width), std=0.5, dtype=np.float32)
+    file.layers("a", shape, keys_biased=False)
+    file.norm("a.post_ln", width)
+    match kind:
+        case "ultravox":
+            file.vector("mm.a.norm_pre.weight", width * stacked, 1.0)
+            file.linear("mm.a.mlp.1", width * stacked, 2 * shape.ffn, biased=False)
+            file.vector("mm.a.norm_mid.weight", shape.ffn, 1.0)
+            file.linear("mm.a.mlp.2", shape.ffn, rows, biased=False)
+        case "voxtral":
+            file.linear("mm.a.mlp.1", width * stacked, rows, biased=False)
+            file.linear("mm.a.mlp.2", rows, rows, biased=False)
+        case "qwen2a":
+            file.linear("mm.a.fc", width, rows)
+        case _:
+            file.linear("mm.a.mlp.1", width, width)
+            file.linear("mm.a.mlp.2", width, rows)
 
 
 def _kinds(text: str) -> list[str]:

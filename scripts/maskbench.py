@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import gc
 import gzip
 import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.stats import percentile
+from bench.results import percentile
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import Options, PropertyOrder, UnsupportedSchema, Whitespace
 
@@ -106,7 +107,10 @@ class Bench:
     def run(self, case: dict) -> None:
         self.result.cases += 1
         try:
-            lark = self._translated(self._compiled(case["schema"]))
+            with self._timed(self.result.compile_s):
+                rules = compile_schema(case["schema"], self._options).rules
+            with self._timed(self.result.convert_s):
+                lark = Translation(rules).text()
             grammar = GrammarCheck(lark)
         except InvalidRequest as error:
             keyword = error.keyword if isinstance(error, UnsupportedSchema) else type(error).__name__
@@ -116,18 +120,13 @@ class Bench:
         self.result.passed += self._is_right(case, lark, grammar)
         self._time(case, lark)
 
-    def _compiled(self, schema: dict) -> Rules:
+    @contextlib.contextmanager
+    def _timed(self, times_s: list[float]) -> Iterator[None]:
         start = time.process_time()
         try:
-            return compile_schema(schema, self._options).rules
+            yield
         finally:
-            self.result.compile_s.append(time.process_time() - start)
-
-    def _translated(self, rules: Rules) -> str:
-        start = time.process_time()
-        lark = Translation(rules).text()
-        self.result.convert_s.append(time.process_time() - start)
-        return lark
+            times_s.append(time.process_time() - start)
 
     def _is_right(self, case: dict, lark: str, grammar: GrammarCheck) -> bool:
         right = True
@@ -137,7 +136,8 @@ class Bench:
                 fit = grammar.check(text)
             except InvalidRequest as error:
                 right = False
-                self._note_too_complex(case, error)
+                self.result.too_complex += 1
+                self.result.failures.append(f"{case['name']}: too complex: {str(error)[:200]}")
                 grammar = GrammarCheck(lark)
                 continue
             if fit.fits == test["valid"]:
@@ -150,19 +150,14 @@ class Bench:
             self.result.failures.append(f"{case['name']}: {what}: {place}")
         return right
 
-    def _note_too_complex(self, case: dict, error: Exception) -> None:
-        self.result.too_complex += 1
-        self.result.failures.append(f"{case['name']}: too complex: {str(error)[:200]}")
-
     def _written(self, data: object) -> str:
         is_compact = self._options.whitespace is Whitespace.COMPACT
         return json.dumps(data, separators=(",", ":") if is_compact else None)
 
     def _time(self, case: dict, lark: str) -> None:
-        start = time.process_time()
-        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
-        self.result.load_s.append(time.process_time() - start)
         result = self.result
+        with self._timed(result.load_s):
+            matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
         result.ready_s.append(result.compile_s[-1] + result.convert_s[-1] + result.load_s[-1])
         for test in case["tests"]:
             if test["valid"]:

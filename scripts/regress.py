@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.asking import Failed
 from bench.bench import Bench
-from bench.failures import Failed
-from bench.options import add_options, models_of, settle
+from bench.models import add_options, models_of, settle
 from bench.report import show
 from regressions import COMPUTE_HERE, HAVE_KERNELS, MEASUREMENTS
 from rich.console import Console
@@ -33,43 +32,42 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=f"{__doc__}\n{names}", formatter_class=form)
     parser.add_argument("name", choices=MEASUREMENTS, metavar="NAME")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTIONS")
-    given = parser.parse_args()
-    if given.name in HAVE_KERNELS:
+    name, arguments = vars(parser.parse_args()).values()
+    if name in HAVE_KERNELS:
         put_in_front()  # before llama.cpp is loaded: the linker takes what came first
-    module = importlib.import_module(f"regressions.{given.name.replace('-', '_')}")
+    module = importlib.import_module(f"regressions.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(
-        prog=f"regress.py {given.name}", description=module.__doc__, formatter_class=form
+        prog=f"regress.py {name}", description=module.__doc__, formatter_class=form
     )
+    is_workload = hasattr(module, "workload")
+    (add_options if is_workload else module.add_options)(parser)
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
     try:
-        if hasattr(module, "workload"):
-            return _run_workload(module, parser, given.options)
-        module.add_options(parser)
-        asked = parser.parse_args(given.options)
-        if given.name in COMPUTE_HERE and not HUGE_PAGES.keys() & os.environ.keys():
+        if is_workload:
+            settle(parser, options)
+            console = Console()
+            show(module.workload(_bench(options, console)), console)
+            return 0
+        if name in COMPUTE_HERE and not HUGE_PAGES.keys() & os.environ.keys():
             os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)  # glibc reads it at the start
-        return module.run(asked) or 0
+        return module.run(options) or 0
     except Failed as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: list[str]) -> int:
+def _bench(options: argparse.Namespace, console: Console) -> Bench:
     from bench.prose import prompts_for  # it loads llama.cpp
 
-    add_options(parser)
-    asked = parser.parse_args(given)
-    settle(parser, asked)
-    console, (*_, model) = Console(), models_of(asked).values()
-    bench = Bench(
+    *_, model = models_of(options).values()
+    return Bench(
         model=model,
-        rounds=asked.rounds,
-        is_quick=asked.quick,
+        rounds=options.rounds,
+        is_quick=options.quick,
         say=lambda line: console.print(line, style="dim", markup=False, highlight=False),
         prompts=prompts_for(model),
     )
-    show(module.workload(bench), console)
-    return 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from openai_cpu_server.kernels.library import put_in_front
 from tests.certificates import trust_one
 from tests.company import share_cores
 from tests.kernels.library import KERNELS
+from tests.trees import files_of_tests, package
 from tests.warm import OURS
 
 gc.disable()  # until all tests are collected: it would look again and again at what stays
@@ -105,4 +106,6 @@ def _starts_processes(item: pytest.Item) -> bool:
 
 def pytest_unconfigure() -> None:
     """At the end nothing is spared: what is left open closes as it always did, before the summary."""
+    package.cache_clear()
+    files_of_tests.cache_clear()
     gc.unfreeze()

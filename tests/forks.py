@@ -30,6 +30,7 @@ _TOGETHER = {
         ["tests/e2e/test_embedding_clients.py", "tests/e2e/test_frameworks.py"],
         "one import of frameworks that take seconds",
     ),
+    **dict.fromkeys(["tests/test_fences.py", "tests/test_house.py"], "the package's syntax trees"),
 }  # what the files share that begin so; one fork takes them all
 _NUMBER_BYTES = 2
 

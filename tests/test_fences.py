@@ -6,15 +6,12 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-Nodes = tuple[ast.AST, ...]  # all of a module's tree, in the order of `ast.walk`
+from tests.trees import PACKAGE, Source, package
 
-PACKAGE = Path(__file__).parent.parent / "openai_cpu_server"
 NAME = PACKAGE.name
 
 
@@ -39,7 +36,6 @@ ALLOWED = {
     "config": "contract errors",
     "config.adapters": "",
     "config.folders": "errors storage.private_files",
-    "config.replicas": "",
     "config.routers": "models.routing.options",
     # Texts, templates, grammars: they know no process, no HTTP and no engine.
     "prompt": "contract.model_info errors json_size",
@@ -50,14 +46,14 @@ ALLOWED = {
     "engine.process": "child_processes contract engine llama observe.logs storage.private_files",
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": "contract",
-    "llama": "contract errors kernels.graphs kernels.layouts kernels.library kernels.proof kernels.tensors "
+    "llama": "contract errors kernels.graphs kernels.library kernels.proof kernels.tensors "
     "storage.private_files",
     "model_source": "config.adapters config.folders contract.model_info errors llama.gguf",
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "engine_client": "child_processes.spawn contract errors fairness",
     # The API process's way to the processes that read texts with native code, and these themselves.
     "reader": "child_processes.spawn contract errors fairness prompt",
-    "reader.work": "errors llama prompt reader.messages reader.decoders structured.compiler",
+    "reader.work": "contract errors llama prompt reader.messages reader.decoders structured.compiler",
     "reader.process": "child_processes contract.framing errors llama.model.native reader",
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": "contract",
@@ -94,12 +90,13 @@ ALLOWED = {
     "cli": ". errors",
     "cli.main": ". cli config.folders errors kernels.library reader.child",
     "cli.serve": "config reader.child server",
-    "cli.key": "errors http.key_file",
+    "cli.key": "errors http.keys",
     "cli.grammar": "contract.grammar errors llama.grammar.grammar_check structured",
     "cli.batch": "config contract errors jobs observe.logs server storage.private_files",
     "cli.ray": "config errors replicas.ray",
     "cli.tune": "child_processes.spawn config contract errors llama model_source",
-    "cli.quantize": "child_processes config.folders errors llama model_source",
+    "cli.quantize": "child_processes.spawn cli config.folders errors llama model_source",
+    "cli.quantize_worker": "child_processes.signals errors llama.gguf.quantize",
     "cli.models": "contract.model_info errors llama model_source",
     "cli.pull": "cli contract.pull errors llama.host model_source",
     "cli.inspect": "config contract errors llama model_source prompt scheduler.cost_model",
@@ -120,44 +117,41 @@ LIBRARIES_OF = {
     "mcp_servers": "mcp mcp_types httpx2",
     "cli": "rich",
 }  # layer -> the libraries that no other layer imports but those that name them here
-PURE = words("fairness scheduler structured replicas.autoscaling replicas.report replicas.router")
+PURE = words("fairness scheduler structured replicas.autoscaling replicas.router")
 ROOMS_UPWARDS = {
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "gbnf", "writing", "lark", "schema", "logic", "values"),
 }  # the rooms of a layer: each imports only those before it, and what files of the layer's root it may name
 FOR_ALL_ROOMS = {
-    "replicas": {"autoscaling", "report", "router", "wire"},
+    "replicas": {"autoscaling", "router", "wire"},
     "jobs": {"records"},
     "structured": {"options"},
 }
 
 
-def modules() -> Iterator[tuple[str, Nodes]]:
-    for path in sorted(path for path in PACKAGE.rglob("*.py") if "node_modules" not in path.parts):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-        yield name, tuple(ast.walk(ast.parse(path.read_text())))
+@functools.cache
+def imports(module: str) -> tuple[str, ...]:
+    """The modules that it imports. `from package import module` imports a module too."""
+    return tuple(imported(package()[module].nodes(ast.Import, ast.ImportFrom)))
 
 
-def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The modules that are imported. `from package import module` imports a module too."""
+def imported(nodes: Iterator[ast.Import | ast.ImportFrom]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
                 member = f"{node.module}.{alias.name}"
-                yield member if member.removeprefix(f"{NAME}.") in parsed() else str(node.module)
+                yield member if member.removeprefix(f"{NAME}.") in package() else str(node.module)
 
 
-def entry_points(nodes: Nodes) -> Iterator[str]:
+def entry_points(source: Source) -> Iterator[str]:
     """Modules that are imported by name, when something of theirs is called: MODULE:FUNCTION."""
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            match = re.fullmatch(rf"({NAME}[\w.]*):\w+", node.value)
-            yield from match.groups() if match else ()
+    for node in source.nodes(ast.Constant):
+        if isinstance(node.value, str) and (match := re.fullmatch(rf"({NAME}[\w.]*):\w+", node.value)):
+            yield match[1]
 
 
 def within(name: str, allowed: str) -> bool:
@@ -170,18 +164,12 @@ def reached_from(*starts: str) -> set[str]:
     waiting = list(starts)
     while waiting:
         module = waiting.pop()
-        if module in seen or module not in parsed():
+        if module in seen or module not in package():
             continue
         seen.add(module)
         waiting.append(module.rpartition(".")[0])
-        names = [name for name in imports(parsed()[module]) if name.split(".")[0] == NAME]
-        waiting += [name[len(NAME) + 1 :] for name in names]
+        waiting += [name[len(NAME) + 1 :] for name in imports(module) if name.split(".")[0] == NAME]
     return seen
-
-
-@functools.cache
-def parsed() -> dict[str, Nodes]:
-    return dict(modules())
 
 
 def rule_of(module: str) -> set[str]:
@@ -193,9 +181,9 @@ def rule_of(module: str) -> set[str]:
 
 
 def test_layers_import_only_what_lies_below() -> None:
-    for module, nodes in parsed().items():
+    for module, source in package().items():
         allowed = rule_of(module) | {module.split(".", maxsplit=1)[0]}
-        for name in chain(imports(nodes), entry_points(nodes)):
+        for name in (*imports(module), *entry_points(source)):
             if name.split(".")[0] == NAME:
                 inner = name[len(NAME) + 1 :]
                 assert any(within(inner, a) for a in allowed), f"{module} imports {name}"
@@ -204,12 +192,12 @@ def test_layers_import_only_what_lies_below() -> None:
 @pytest.mark.parametrize("layer", ROOMS_UPWARDS)
 def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
     rooms = ROOMS_UPWARDS[layer]
-    inside = {name: nodes for name, nodes in parsed().items() if name.startswith(f"{layer}.")}
+    inside = [name for name in package() if name.startswith(f"{layer}.")]
     assert {name.split(".")[1] for name in inside if name.count(".") > 1} == set(rooms)
-    for module, nodes in inside.items():
+    for module in inside:
         room = module.split(".")[1]
         below = {*rooms[: rooms.index(room) + 1], *FOR_ALL_ROOMS[layer]} if room in rooms else set()
-        for name in imports(nodes) if below else ():
+        for name in imports(module) if below else ():
             if name.startswith(f"{NAME}.{layer}."):
                 assert name.split(".")[2] in below, f"{module} imports {name}"
 
@@ -218,27 +206,30 @@ FAMILIES = words("chat completions messages responses generate pooling ollama ll
 
 
 def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:
-    for module, nodes in parsed().items():
+    for module in package():
         room = module.split(".")[1] if module.startswith("api.") else ""
-        if room in FAMILIES | {"asking"}:
-            for name in imports(nodes):
+        if room in FAMILIES | {"generation"}:
+            for name in imports(module):
                 inner = name.removeprefix(f"{NAME}.").split(".")
-                known = inner[1] if inner[0] == "api" and len(inner) > 2 else ""
-                assert known not in FAMILIES - {room}, f"{module} imports {name}"
+                other = inner[1] if inner[0] == "api" and len(inner) > 2 else ""
+                assert other not in FAMILIES - {room}, f"{module} imports {name}"
 
 
 def test_what_a_client_asks_for_is_no_http() -> None:
     """Neither the ask, nor what is made of it until a call runs, imports the web's toolkit or reads bytes."""
     for module in ("api.generation.params", "api.generation.generation"):
-        assert "starlette" not in {name.split(".")[0] for name in imports(parsed()[module])}
+        assert "starlette" not in roots(module)
+
+
+def roots(module: str) -> set[str]:
+    return {name.split(".")[0] for name in imports(module)}
 
 
 def test_libraries_stay_in_their_rooms() -> None:
     held = words(" ".join(LIBRARIES_OF.values()))
-    for module, nodes in parsed().items():
+    for module in package():
         layer = module.split(".", maxsplit=1)[0]
-        foreign = held - words(LIBRARIES_OF.get(layer, ""))
-        assert not foreign & {name.split(".")[0] for name in imports(nodes)}, module
+        assert not (held - words(LIBRARIES_OF.get(layer, ""))) & roots(module), module
 
 
 def test_what_must_not_die_reads_nothing_with_native_code() -> None:
@@ -247,31 +238,28 @@ def test_what_must_not_die_reads_nothing_with_native_code() -> None:
     assert "api.application" in reached
     assert "reader.pool" in reached
     for module in reached:
-        roots = {name.split(".")[0] for name in imports(parsed()[module])}
-        assert not roots & {"llama_cpp", "llguidance", "jinja2"}, module
+        assert not roots(module) & {"llama_cpp", "llguidance", "jinja2"}, module
     for interpreter in ("structured.compiler", "prompt.chat_template", "prompt.go_template"):
         assert interpreter not in reached, "clients' programs run where that may take long"
 
 
 def test_ray_stays_in_its_room() -> None:
-    importers = {m for m, nodes in parsed().items() if any(within(n, "ray") for n in imports(nodes))}
+    importers = {module for module in package() if "ray" in roots(module)}
     assert importers
     assert all(module.startswith("replicas.ray.") for module in importers)
 
 
 def test_llama_cpp_is_imported_without_its_package() -> None:
     """`import llama_cpp` runs the package, which imports what every start would wait for."""
-    importers = {m for m, nodes in parsed().items() if any(within(n, "llama_cpp") for n in imports(nodes))}
-    assert importers == {"llama.bindings"}
+    assert {module for module in package() if "llama_cpp" in roots(module)} == {"llama.bindings"}
 
 
 def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
-    for module, nodes in parsed().items():
+    for module in package():
         if any(within(module, pure) for pure in PURE):
-            roots = {name.split(".")[0] for name in imports(nodes)}
             # structs are values; where references of a schema lead is read off the schema
-            assert roots <= {*sys.stdlib_module_names, "msgspec", "referencing", NAME}, module
-            assert not roots & words("time asyncio socket threading subprocess os logging"), module
+            assert roots(module) <= {*sys.stdlib_module_names, "msgspec", "referencing", NAME}, module
+            assert not roots(module) & words("time asyncio socket threading subprocess os logging"), module
 
 
 def test_only_the_settings_read_the_environment() -> None:
@@ -279,13 +267,17 @@ def test_only_the_settings_read_the_environment() -> None:
     readers = words(
         "child_processes.spawn config.folders config.mcp config.parser config.settings config.sources"
     )
-    for module, nodes in parsed().items():
-        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for module, source in package().items():
+        names = {node.attr for node in source.nodes(ast.Attribute)}
         assert module in readers or not names & {"environ", "getenv"}, module
 
 
 def test_own_code_is_imported_at_the_top() -> None:
-    for module, nodes in parsed().items():
-        functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-        inner = [name for function in functions for name in imports(ast.walk(function))]
-        assert [name for name in inner if name.startswith(NAME)] == [], module
+    for module, source in package().items():
+        late = [
+            node
+            for node in source.nodes(ast.Import, ast.ImportFrom)
+            for function in (source.nodes(ast.FunctionDef, ast.AsyncFunctionDef) if node.col_offset else ())
+            if function.lineno < node.lineno <= (function.end_lineno or 0)
+        ]
+        assert [name for name in imported(iter(late)) if name.startswith(NAME)] == [], module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hops import chat_calls
 
-from tests.test_house import PACKAGE
+from tests.trees import PACKAGE
 
 pytestmark = pytest.mark.thorough
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Iterator
-from pathlib import Path
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
 
-TESTS = Path(__file__).parent
-ROOMS = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("*.py")} - {"waiting.py"})
+from tests.trees import Source, files_of_tests, walk
 
 SLEEPERS = {
     "waiting.py": "the helper itself",
@@ -39,22 +37,8 @@ OF_THE_SERVER = {
 }
 """Calls whose `timeout` is a field of the server's API or options, which the test is about."""
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
+_READS_CLOCK = re.compile(rf"\b({'|'.join(sorted(CLOCKS))})\(\)")
 READS = {"next", "anext", "recv", "receive", "get", "readline", "read"}
-
-
-@functools.cache
-def trees(room: str) -> list[tuple[str, ast.Module]]:
-    """The trees of a folder of tests, or of one file beside the folders, by path."""
-    root = TESTS / room
-    paths = sorted(root.rglob("*.py")) if root.is_dir() else [root]
-    return [(path.relative_to(TESTS).as_posix(), ast.parse(path.read_text("utf-8"))) for path in paths]
-
-
-def calls(room: str) -> Iterator[tuple[str, ast.Call, str]]:
-    for path, tree in trees(room):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                yield path, node, name_of(node.func)
 
 
 def name_of(function: ast.expr) -> str:
@@ -67,78 +51,60 @@ def owner_of(function: ast.expr) -> str:
     return name_of(function.value) if isinstance(function, ast.Attribute) else ""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_only_the_helper_sleeps(room: str) -> None:
+def sleeps(path: str, source: Source) -> Iterator[int]:
     """A test that lets the event loop go on once says `anyio.lowlevel.checkpoint()`."""
-    found = [
-        f"{path}:{node.lineno}"
-        for path, node, name in calls(room)
-        if (name == "sleep" and is_sleep_of_a_module(node) and (path not in SLEEPERS or is_literal(node)))
-        or (name in {"elapse", "elapse_async"} and path not in ELAPSED)
-    ]
-    assert found == []
+    for node in source.nodes(ast.Call):
+        name, owner = name_of(node.func), owner_of(node.func)
+        # An engine can be put to sleep too.
+        is_sleep = name == "sleep" and (
+            isinstance(node.func, ast.Name) or owner in {"time", "asyncio", "anyio"}
+        )
+        is_literal = any(isinstance(value, ast.Constant) for value in node.args)
+        if is_sleep and (path not in SLEEPERS or is_literal):
+            yield node.lineno
+        if name in {"elapse", "elapse_async"} and path not in {*ELAPSED, "waiting.py"}:
+            yield node.lineno
 
 
-def is_literal(sleep: ast.Call) -> bool:
-    return any(isinstance(value, ast.Constant) for value in sleep.args)
+def other_deadlines(path: str, source: Source) -> Iterator[int]:
+    for node in source.nodes(ast.Call):
+        name = name_of(node.func)
+        keywords = [one.value for one in node.keywords if one.arg in {"timeout", "timeout_s", "deadline_s"}]
+        positional = node.args[-1:] if name in WAITS else []
+        limits = [one.value for one in [*keywords, *positional] if isinstance(one, ast.Constant)]
+        is_long = any(isinstance(value, int | float) and value >= HASTY_S for value in limits)
+        is_other = is_long or (name == "wait_for" and owner_of(node.func) == "asyncio")
+        if is_other and name not in OF_THE_SERVER and path.split("/")[0] not in LONGER:
+            yield node.lineno
 
 
-def is_sleep_of_a_module(node: ast.Call) -> bool:
-    """An engine can be put to sleep too."""
-    return isinstance(node.func, ast.Name) or owner_of(node.func) in {"time", "asyncio", "anyio"}
+def limited_times(path: str, source: Source) -> Iterator[int]:
+    """The lines that compare a time that has passed, or the clock, with a limit that it must stay below."""
+    if path in TIMED or path == "waiting.py" or not _READS_CLOCK.search(source.text):
+        return
+    for function in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
+        nodes, elapsed = list(walk(function)), set[str]()
+        for node in nodes:
+            if isinstance(node, ast.Assign) and reads_clock(node.value, elapsed):
+                elapsed |= {
+                    one.id for target in node.targets for one in walk(target) if isinstance(one, ast.Name)
+                }
+        for node in nodes:
+            if isinstance(node, ast.Compare) and is_limit(node, elapsed):
+                yield node.lineno
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_deadlines_are_the_one_of_all(room: str) -> None:
-    found = [
-        f"{path}:{node.lineno}"
-        for path, node, name in calls(room)
-        if room not in LONGER and name not in OF_THE_SERVER and has_deadline(node, name)
-    ]
-    assert found == []
-
-
-def has_deadline(node: ast.Call, name: str) -> bool:
-    keywords = [one.value for one in node.keywords if one.arg in {"timeout", "timeout_s", "deadline_s"}]
-    positional = node.args[-1:] if name in WAITS else []
-    literals = [one.value for one in [*keywords, *positional] if isinstance(one, ast.Constant)]
-    return (name == "wait_for" and owner_of(node.func) == "asyncio") or any(
-        isinstance(value, int | float) and value >= HASTY_S for value in literals
+def is_limit(node: ast.Compare, elapsed: set[str]) -> bool:
+    operands = [node.left, *node.comparators]
+    return any(
+        reads_clock(left if isinstance(operator, ast.Lt | ast.LtE) else right, elapsed)
+        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False)
+        if isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     )
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_time_is_limited_from_above(room: str) -> None:
-    found = [
-        f"{path}:{line}"
-        for path, tree in trees(room)
-        if path not in TIMED and path != "waiting.py"
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for line in limited_times(function)
-    ]
-    assert found == []
-
-
-def limited_times(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[int]:
-    """The lines that compare a time that has passed, or the clock, with a limit that it must stay below."""
-    elapsed = set[str]()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and reads_clock(node.value, elapsed):
-            elapsed |= {
-                one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)
-            }
-    for node in ast.walk(function):
-        if isinstance(node, ast.Compare):
-            operands = [node.left, *node.comparators]
-            for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
-                below = left if isinstance(operator, ast.Lt | ast.LtE) else right
-                if isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and reads_clock(below, elapsed):
-                    yield node.lineno
-
-
 def reads_clock(value: ast.expr, elapsed: set[str]) -> bool:
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.Call) and name_of(node.func) in CLOCKS and not node.args:
             return True
         if isinstance(node, ast.Name) and node.id in elapsed:
@@ -146,21 +112,21 @@ def reads_clock(value: ast.expr, elapsed: set[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_reader_of_events_discards(room: str) -> None:
+def discards(path: str, source: Source) -> Iterator[int]:
     """Loops that read until one event fits lose all others: collect them, then look at what is collected."""
-    found = [
-        f"{path}:{node.lineno}"
-        for path, tree in trees(room)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.While | ast.For | ast.AsyncFor) and discards(node)
-    ]
-    assert found == []
+    for loop in source.nodes(ast.While, ast.For, ast.AsyncFor):
+        if all(isinstance(one, ast.Pass | ast.Continue) for one in loop.body):
+            nodes = [*walk(loop.test if isinstance(loop, ast.While) else loop.iter)]
+            reads = any(isinstance(one, ast.Call) and name_of(one.func) in READS for one in nodes)
+            if reads and any(isinstance(one, ast.Compare | ast.UnaryOp | ast.BoolOp) for one in nodes):
+                yield loop.lineno
 
 
-def discards(loop: ast.While | ast.For | ast.AsyncFor) -> bool:
-    if not all(isinstance(one, ast.Pass | ast.Continue) for one in loop.body):
-        return False
-    source = loop.test if isinstance(loop, ast.While) else loop.iter
-    reads = any(isinstance(one, ast.Call) and name_of(one.func) in READS for one in ast.walk(source))
-    return reads and any(isinstance(one, ast.Compare | ast.UnaryOp | ast.BoolOp) for one in ast.walk(source))
+RULES: tuple[Callable[[str, Source], Iterator[int]], ...] = (sleeps, other_deadlines, limited_times, discards)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_file_breaks_a_rule_of_waiting(rule: Callable[[str, Source], Iterator[int]]) -> None:
+    assert [
+        f"{path}:{line}" for path, source in files_of_tests().items() for line in rule(path, source)
+    ] == []

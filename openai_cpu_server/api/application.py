@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, store, tokens, usage
+from openai_cpu_server.api.admin import adapters, health, page, requests, stats, tokens, usage
 from openai_cpu_server.api.admin import mcp as mcp_rooms
 from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
@@ -17,9 +17,8 @@ from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.chat import routes as chat
 from openai_cpu_server.api.completions import routes as completions
 from openai_cpu_server.api.events import stream as events
-from openai_cpu_server.api.files import batches, files
-from openai_cpu_server.api.files.batches import RowRunner
-from openai_cpu_server.api.files.files import uploaded
+from openai_cpu_server.api.files import routes as files
+from openai_cpu_server.api.files.routes import RowRunner, uploaded
 from openai_cpu_server.api.generate import routes as generate
 from openai_cpu_server.api.generation.answer_lookup import X_CACHE, AnswerLookup
 from openai_cpu_server.api.generation.attachments import AttachmentFinder
@@ -29,62 +28,49 @@ from openai_cpu_server.api.generation.resumable_streams import CONVERSATION_HEAD
 from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
-from openai_cpu_server.api.ollama import store as ollama_store
 from openai_cpu_server.api.parts import AppState, FindAdapter, ModelKeeping, ModelStore
-from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
 from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.contract.mcp import McpServers
-from openai_cpu_server.http.application import application
+from openai_cpu_server.http.application import DOCUMENT, application
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
 from openai_cpu_server.http.context import RequestHistory
 from openai_cpu_server.http.gate import AuthMiddleware
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
-from openai_cpu_server.http.openapi import ROW as DOCUMENT
+from openai_cpu_server.http.keys import KeyRing
+from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
 
-ROOMS: Sequence[ApiRouter[AppState, Any]] = (
+ROOMS: Sequence[ApiRouter[AppState]] = (
     chat.ROOM,
     completions.ROOM,
     transcriptions.ROOM,
     responses.ROOM,
     kept_conversations.ROOM,
     messages.ROOM,
-    pooling.EMBEDDING_ROOM,
-    pooling.RERANKING_ROOM,
-    pooling.SCORING_ROOM,
-    pooling.CLASSIFYING_ROOM,
     generate.ROOM,
     ollama.ROOM,
-    ollama_store.ROOM,
-    ollama_pooling.OLLAMA_ROOM,
     llama_server.ROOM,
-    pooling.LLAMA_SERVER_ROOM,
+    pooling.ROOM,
     tokens.ROOM,
-    store.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,
     mcp_rooms.ROOM,
     requests.ROOM,
-    cache.ROOM,
     files.ROOM,
-    batches.ROOM,
     usage.ROOM,
     health.ROOM,
     stats.ROOM,
     events.ROOM,
     page.ROOM,
 )
-ROWS: Sequence[ApiRoute[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
+ROWS: Sequence[ApiRoute] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
 """Table of all routes. A server may leave some out."""
 
 
@@ -121,11 +107,11 @@ def create_api(
     /v1/adapters` names.
     """
     watch = watch or Watch.new(model=models.default.name)
-    watch.know_keys(key_of, jobs.usage.add if jobs else None)
+    watch.key_of, watch.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)
     endings = RequestHistory(watch)
     streams = ResumableStreams(endings, keep_s=options.keep_streams_s)
-    watch.metrics.streams.show(streams.amounts)
+    watch.metrics.watch_streams(streams.amounts)
     parts = AppState(
         models=models,
         options=options,
@@ -149,7 +135,7 @@ def create_api(
     guard = AuthMiddleware(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
     app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
-        {route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
+        routes={route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=parts.keys,
         limits=parts.limits,
         storage=jobs.storage if jobs else None,

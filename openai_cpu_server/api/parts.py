@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.api.generation.generation import GenerationService
@@ -14,18 +15,24 @@ from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.http.body import BodyBudget
-from openai_cpu_server.http.context import RequestHistory
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.context import RequestHistory, context_of
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.sockets import SocketParts
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, fetch
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def response_of(schema: type[S], record: object, **others: Any) -> S:
+    """Return a response of `others` and of the record's fields with the same names."""
+    names = [name for name in schema.__struct_fields__ if name not in others and hasattr(record, name)]
+    return schema(**{name: getattr(record, name) for name in names}, **others)
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -38,6 +45,13 @@ class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
     return {"first_id": listed[0].id if listed else None, "last_id": listed[-1].id if listed else None}
+
+
+async def chosen_model(models: ModelRegistry, request: Request, name: str | None) -> ChosenModel:
+    """Return the model of this name, which is read first if nothing has used it. Raises ModelNotFound."""
+    allowed = context_of(request.scope).identity.allowed_models
+    await fetch(models, name, allowed)
+    return models.choose(name, allowed)
 
 
 FindAdapter = Callable[[AdapterSource], Adapter]

@@ -178,8 +178,7 @@ def _gpus() -> list[Path]:
 
 
 def _code() -> list[Path]:
-    """The working directory and an editable checkout are left out: they may contain anything, such as a
-    home directory."""
+    """The working directory and an editable checkout are left out, because they may contain anything."""
     anything = {_PACKAGE.parent, Path(), *_working_directory()}
     searched = [path for path in map(Path, sys.path) if path not in anything]
     installed = (sys.prefix, sys.base_prefix, *site.getsitepackages(), *library_folders())

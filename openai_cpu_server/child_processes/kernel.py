@@ -80,8 +80,8 @@ def give_up_capabilities() -> None:
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
         raise _refusal()
-    kept = [sets[0] & _FILES_OF_ALL, sets[1] & _FILES_OF_ALL, 0, 0, 0, 0]
-    if kept != [*sets] and libc.capset(header, (ctypes.c_uint32 * 6)(*kept)) != 0:
+    staying = [sets[0] & _FILES_OF_ALL, sets[1] & _FILES_OF_ALL, 0, 0, 0, 0]
+    if staying != [*sets] and libc.capset(header, (ctypes.c_uint32 * 6)(*staying)) != 0:
         raise _refusal()
 
 
@@ -180,8 +180,7 @@ _FORBIDDEN = {
 }
 """System call -> its number on x86_64 and on aarch64."""
 _OF_CUDA = ("socket", "bind", "listen")
-"""CUDA creates an abstract Unix socket when it starts, and finds no device if it cannot. It needs no
-connection."""
+"""CUDA creates an abstract Unix socket when it starts, or finds no device. It never connects it."""
 _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))

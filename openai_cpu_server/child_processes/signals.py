@@ -24,8 +24,7 @@ def die_with_parent() -> None:
 
 
 def wake_at_parents_death() -> None:
-    """Wake this process if it is stopped when the parent dies, so that it can end by itself. Replaces
-    `die_with_parent`."""
+    """Wake this process if it is stopped when the parent dies, instead of `die_with_parent`."""
     _signal_at_parents_death("SIGCONT")
 
 

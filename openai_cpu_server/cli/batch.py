@@ -21,7 +21,7 @@ from openai_cpu_server.config.sources import named_by
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import ENDPOINTS, Jobs
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions, LineError, PageQuery
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions, PageQuery
 from openai_cpu_server.jobs.run.rows import MAX_ERRORS, BadLine, InputCheck, InputLine, LineSplitter, url_of
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import PART_BYTES
@@ -31,7 +31,10 @@ from openai_cpu_server.server.plans import planned_models
 from openai_cpu_server.server.run import OfflineModels, offline
 from openai_cpu_server.storage.private_files import replacing
 
-_DATABASE_FILES = ("", "-wal", "-shm")
+_OWNER = ""
+_WINDOW = "720h"
+_LOOK_S = 0.2
+_ROWS_FAILED, _INTERRUPTED = 1, 130
 
 
 class BatchPaths(msgspec.Struct, frozen=True):
@@ -44,10 +47,6 @@ class BatchPaths(msgspec.Struct, frozen=True):
         """Database beside the output, from which an interrupted run resumes. Deleted when all is written."""
         return self.output.with_name(self.output.name + ".jobs")
 
-    @property
-    def is_resumable(self) -> bool:
-        return self.state.exists()
-
     def check(self, *, may_overwrite: bool) -> None:
         """Check input and output. Raises StartupError."""
         if not self.input.is_file():
@@ -57,16 +56,12 @@ class BatchPaths(msgspec.Struct, frozen=True):
                 raise StartupError(f"there is no directory {path.parent}")
         if len({path.resolve() for path in (self.input, self.output, self.errors)}) < 3:
             raise StartupError("input, output and errors must be three different files")
-        if self.output.exists() and not (may_overwrite or self.is_resumable):
+        if self.output.exists() and not (may_overwrite or self.state.exists()):
             raise StartupError(f"{self.output} exists already; --overwrite replaces it")
 
     def forget_state(self) -> None:
-        for ending in _DATABASE_FILES:
+        for ending in ("", "-wal", "-shm"):
             self.state.with_name(self.state.name + ending).unlink(missing_ok=True)
-
-
-def errors_beside(output: Path) -> Path:
-    return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
 
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:
@@ -75,10 +70,12 @@ def checked_endpoint(path: Path, options: JobOptions) -> str:
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
     for lines in _lines(path):
         check.feed(lines)
-    errors = check.errors()
-    if errors:
+    if errors := check.errors():
+        lines_of_errors = [
+            f"  {'' if error.line is None else f'line {error.line}: '}{error.message}" for error in errors
+        ]
         more = ["and more"] if len(errors) == MAX_ERRORS else []
-        raise StartupError("\n".join([f"{path} is no batch:", *map(_shown, errors), *more]))
+        raise StartupError("\n".join([f"{path} is no batch:", *lines_of_errors, *more]))
     return endpoint
 
 
@@ -112,11 +109,6 @@ def _first_url(path: Path) -> str:
     raise StartupError(f"no line of {path} has a 'url' that is {' or '.join(ENDPOINTS)}")
 
 
-def _shown(error: LineError) -> str:
-    where = "" if error.line is None else f"line {error.line}: "
-    return f"  {where}{error.message}"
-
-
 @contextmanager
 def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
     """Yield the function that shows a batch's progress: rows done and tokens generated."""
@@ -141,17 +133,12 @@ def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
         yield show
 
 
-_OWNER = ""
-_WINDOW = "720h"
-_LOOK_S = 0.2
-
-
 async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
     """Return the batch of an interrupted run of the same input, or a new one. Raises StartupError."""
-    known, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
-    if known:
-        await _check_same(jobs, known[0], paths, options)
-        return known[0]
+    batches, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
+    if batches:
+        await _check_same(jobs, batches[0], paths, options)
+        return batches[0]
     endpoint = checked_endpoint(paths.input, options)
     with paths.input.open("rb") as content:
         file = await jobs.add_file(_OWNER, paths.input.name, content)
@@ -168,7 +155,11 @@ async def run_to_end(
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
         while not batch.status.has_ended:
-            _check_alive(engine, offline)
+            if engine.done():
+                engine.result()
+            status = offline.fleet.default.status()
+            if status.state is EngineState.FAILED:
+                raise StartupError(f"{status.reason}; the same command goes on where it was")
             await asyncio.sleep(_LOOK_S)
             batch = await jobs.batches.get(_OWNER, batch.id)
             show(batch)
@@ -182,12 +173,15 @@ async def run_to_end(
 
 async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
     """Write each file whole, the output last."""
-    await _write(jobs, batch.error_file_id, paths.errors)
-    if batch.error_file_id is None:
-        paths.errors.unlink(missing_ok=True)
-    await _write(jobs, batch.output_file_id, paths.output)
-    if batch.output_file_id is None:
-        paths.output.write_bytes(b"")
+    for file_id, path in ((batch.error_file_id, paths.errors), (batch.output_file_id, paths.output)):
+        if file_id is not None:
+            with replacing(path, mode=0o666) as out:
+                async for content in jobs.files.content((await jobs.files.get(_OWNER, file_id)).id):
+                    out.write(content)
+        elif path == paths.output:
+            path.write_bytes(b"")
+        else:
+            path.unlink(missing_ok=True)
 
 
 async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options: JobOptions) -> None:
@@ -196,50 +190,20 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
     if batch.status is BatchStatus.FAILED:
         raise StartupError(f"{paths.state} is of a batch that failed; delete it to begin anew")
     stored = await jobs.files.get(_OWNER, batch.input_file_id)
-    given = parts(paths.input)
+    content = parts(paths.input)
     async for part in jobs.files.content(stored.id):
-        if next(given, b"") != part:
+        if next(content, b"") != part:
             break
     else:
-        if not next(given, b""):
+        if not next(content, b""):
             return
     raise StartupError(
         f"{paths.state} was begun with another content of {paths.input}; delete it to begin anew"
     )
 
 
-def _check_alive(running: asyncio.Task[None], offline: OfflineModels) -> None:
-    if running.done():
-        running.result()
-    status = offline.fleet.default.status()
-    if status.state is EngineState.FAILED:
-        raise StartupError(f"{status.reason}; the same command goes on where it was")
-
-
-async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:
-    if file_id is None:
-        return
-    record = await jobs.files.get(_OWNER, file_id)
-    with replacing(path, mode=0o666) as out:
-        async for content in jobs.files.content(record.id):
-            out.write(content)
-
-
-_ROWS_FAILED, _INTERRUPTED = 1, 130
-
-
 def batch(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if rows have failed, 130 if interrupted. Raises StartupError."""
-    given, rest = _parser().parse_known_args(arguments)
-    paths = BatchPaths(given.file, given.output, given.errors or errors_beside(given.output))
-    paths.check(may_overwrite=given.overwrite)
-    settings = _settings(rest)
-    if not paths.is_resumable:
-        checked_endpoint(paths.input, job_options(settings, ""))
-    sys.exit(_run(paths, settings))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="openai-cpu-server batch",
         description="Run the requests of a JSONL file, in OpenAI's batch format, without a server. "
@@ -251,17 +215,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.jsonl", help="answers")
     parser.add_argument("--errors", type=Path, help="requests that failed; default: OUT.errors.jsonl")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
-    return parser
-
-
-def _settings(arguments: Sequence[str]) -> Settings:
+    options, rest = parser.parse_known_args(arguments)
+    output: Path = options.output
+    errors = options.errors or output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
+    paths = BatchPaths(options.file, output, errors)
+    paths.check(may_overwrite=options.overwrite)
     for name in sorted(OPTIONS_OF_SERVERS):
-        if given := named_by(name, arguments):
-            raise StartupError(f"{given} is for servers: batch has none")
-    settings = read_settings(arguments)
+        if argument := named_by(name, rest):
+            raise StartupError(f"{argument} is for servers: batch has none")
+    settings = read_settings(rest)
     if settings.calibrate == "idle":  # which a batch never is
-        return settings.model_copy(update={"calibrate": "start"})
-    return settings
+        settings = settings.model_copy(update={"calibrate": "start"})
+    if not paths.state.exists():
+        checked_endpoint(paths.input, job_options(settings, ""))
+    sys.exit(_run(paths, settings))
 
 
 def _run(paths: BatchPaths, settings: Settings) -> int:

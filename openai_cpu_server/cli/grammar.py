@@ -13,7 +13,7 @@ import msgspec
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest, StartupError
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, WhatMayFollow
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import gbnf_text
@@ -29,17 +29,6 @@ _REST = 60
 
 def grammar(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if an instance does not fit. Raises StartupError."""
-    given = _parser().parse_args(arguments)
-    if [given.schema, *given.check].count(_STDIN) > 1:
-        raise StartupError("only one of the files can be '-', standard input")
-    source = _Source(given.schema, _options(given))
-    if not given.check:
-        print(source.shown(), end="")
-    elif not _all_fit(source, given.check):
-        sys.exit(_DOES_NOT_FIT)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="openai-cpu-server grammar",
         description="Print the grammar (GBNF) that a JSON Schema becomes, or check texts against it.",
@@ -65,13 +54,22 @@ def _parser() -> argparse.ArgumentParser:
         default=Options().order.value,
         help="of the properties of objects (default: schema, as the server has it)",
     )
-    return parser
-
-
-def _options(given: argparse.Namespace) -> Options:
-    default = Whitespace.FLEXIBLE if given.check else Options().whitespace
-    whitespace = Whitespace(given.json_whitespace) if given.json_whitespace else default
-    return Options(whitespace=whitespace, order=PropertyOrder(given.order))
+    options = parser.parse_args(arguments)
+    if [options.schema, *options.check].count(_STDIN) > 1:
+        raise StartupError("only one of the files can be '-', standard input")
+    whitespace = Whitespace.FLEXIBLE if options.check else Options().whitespace
+    if options.json_whitespace:
+        whitespace = Whitespace(options.json_whitespace)
+    source = _Source(options.schema, Options(whitespace=whitespace, order=PropertyOrder(options.order)))
+    if not options.check:
+        print(source.shown(), end="")
+        return
+    check = source.check(source.options)
+    misfits = [_misfit(check, _read(name)) for name in options.check]
+    for name, misfit in zip(options.check, misfits, strict=True):
+        print(f"{name}: fits" if misfit is None else f"{name}:{misfit}{_hint(source, name)}")
+    if any(misfits):
+        sys.exit(_DOES_NOT_FIT)
 
 
 class _Source:
@@ -100,7 +98,13 @@ class _Source:
     def _rules(self, options: Options) -> Rules:
         if not self.is_schema:
             return parse_gbnf(self._text)
-        return compile_schema(_parsed(self._name, self._text), options).rules
+        try:
+            schema: Json = json.loads(self._text)
+        except (ValueError, RecursionError) as error:
+            raise StartupError(f"{self._name}: not JSON: {error}") from error
+        if not isinstance(schema, (dict, bool)):
+            raise StartupError(f"{self._name}: a schema is an object or a boolean")
+        return compile_schema(schema, options).rules
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -112,29 +116,11 @@ class _Source:
             raise StartupError(f"{self._name}: {error}") from error
 
 
-def _parsed(name: str, text: str) -> dict[str, Json] | bool:
-    try:
-        schema: Json = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StartupError(f"{name}: not JSON: {error}") from error
-    if isinstance(schema, (dict, bool)):
-        return schema
-    raise StartupError(f"{name}: a schema is an object or a boolean")
-
-
 def _read(name: str) -> bytes:
     try:
         return sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
     except OSError as error:
         raise StartupError(f"{name}: {error.strerror}") from error
-
-
-def _all_fit(source: _Source, instances: Sequence[str]) -> bool:
-    check = source.check(source.options)
-    found = [_misfit(check, _read(name)) for name in instances]
-    for name, misfit in zip(instances, found, strict=True):
-        print(f"{name}: fits" if misfit is None else f"{name}:{misfit}{_hint(source, name)}")
-    return not any(found)
 
 
 def _hint(source: _Source, name: str) -> str:
@@ -159,15 +145,13 @@ def _misfit(check: GrammarCheck, text: bytes) -> str | None:
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
     rest = trimmed[len(before.encode()) :].decode(errors="replace").splitlines()
     found = repr(rest[0][:_REST]) if rest else "the end"
-    following = _described(check.after(accepted))
-    return f"{line}:{column}: stops fitting at byte {fit.accepted}: {found}\n  expected {following}"
-
-
-def _described(following: WhatMayFollow) -> str:
+    following = check.after(accepted)
     if following.forced:
-        return repr(following.forced.decode(errors="replace"))
-    ways = [_spans(following.allowed)] if following.allowed else []
-    return " or ".join([*ways, *(["the end"] if following.is_end else [])]) or "nothing"
+        expected = repr(following.forced.decode(errors="replace"))
+    else:
+        ways = [_spans(following.allowed)] if following.allowed else []
+        expected = " or ".join([*ways, *(["the end"] if following.is_end else [])]) or "nothing"
+    return f"{line}:{column}: stops fitting at byte {fit.accepted}: {found}\n  expected {expected}"
 
 
 def _spans(allowed: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from openai_cpu_server.cli.plain_text import say, show
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.http.key_file import new_key
+from openai_cpu_server.http.keys import new_key
 
 _USAGE = "usage: openai-cpu-server key NAME"
 _HELP = f"""{_USAGE}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import io
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from openai_cpu_server import __version__
@@ -36,7 +35,13 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
     """Import the command's function and bind it to its arguments. Both raise StartupError."""
     first = arguments[0] if arguments else "serve"
     if first in _HELP:
-        return lambda: show(_overview())
+        overview = columns([("  " + name, command.summary) for name, command in _COMMANDS.items()])
+        return functools.partial(
+            show,
+            "usage: openai-cpu-server [COMMAND] [options]\n\n"
+            f"{overview}\n\n"
+            "Without a command it serves. `openai-cpu-server COMMAND --help` lists a command's options.",
+        )
     if first == "--version":
         return functools.partial(version, ())
     if first in _COMMANDS:
@@ -58,15 +63,6 @@ def version(_: Sequence[str]) -> None:
     show(__version__)
 
 
-def _overview() -> str:
-    listed = columns([("  " + name, command.summary) for name, command in _COMMANDS.items()])
-    return (
-        "usage: openai-cpu-server [COMMAND] [options]\n\n"
-        f"{listed}\n\n"
-        "Without a command it serves. `openai-cpu-server COMMAND --help` lists a command's options."
-    )
-
-
 _COMMANDS = {
     "serve": _Command(
         "openai_cpu_server.cli.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
@@ -82,12 +78,12 @@ _COMMANDS = {
         computes=True,
     ),
     "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
-    "list": _Command("openai_cpu_server.cli.pull:list_here", "list the models that are here"),
+    "list": _Command("openai_cpu_server.cli.models:list_here", "list the models that are here"),
     "models": _Command(
         "openai_cpu_server.cli.models:models", "list models by name, and whether they fit here"
     ),
     "pull": _Command("openai_cpu_server.cli.pull:pull", "download models from the hub"),
-    "quantize": _Command("openai_cpu_server.cli.quantize.command:quantize", "write a smaller model file"),
+    "quantize": _Command("openai_cpu_server.cli.quantize:quantize", "write a smaller model file"),
     "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),
     "rm": _Command("openai_cpu_server.cli.pull:remove", "remove downloaded models"),
     "tune": _Command(
@@ -109,8 +105,12 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         for argument in sys.argv[1:]:
             require_utf8(argument, "the argument")
-        with _imports_kept():
+        gc.disable()  # collections would take a tenth of the time of the imports, which stay
+        try:
             run = load(sys.argv[1:])  # seconds, on a busy machine
+        finally:
+            gc.freeze()
+            gc.enable()
         if is_python_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
@@ -119,14 +119,3 @@ def main() -> None:
         sys.exit(_EXIT_WRONG_START)
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
-
-
-@contextlib.contextmanager
-def _imports_kept() -> Iterator[None]:
-    """Import without garbage collection, which would take a tenth of the time, and then freeze objects."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, show
+from openai_cpu_server.cli.plain_text import bytes_text, columns, printable, show
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
@@ -48,36 +49,63 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models(arguments: Sequence[str]) -> None:
-    given = _parser().parse_args(arguments)
+    as_json = _wants_json(
+        arguments,
+        "models",
+        "List the models that --model knows by name, and those that were downloaded: their size, and whether "
+        "they fit into this machine's free memory. Nothing is loaded or downloaded.",
+    )
     free = Machine().free_memory()
     listed = listed_models(free)
-    if given.json:
-        show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
-    else:
-        show(text(listed, free))
+    note = (
+        f"{bytes_text(free)} of memory are free. KV tokens: what a server with this model alone would\n"
+        "set aside for all requests without --ctx-size. What is not here is fetched by the first start."
+    )
+    _show(listed, as_json, f"{columns(rows(listed), right=(1, 3))}\n\n{note}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def list_here(arguments: Sequence[str]) -> None:
+    as_json = _wants_json(
+        arguments,
+        "list",
+        "List the models that are here: in the hub's cache, or as packages. `models` lists those too that "
+        "could be fetched.",
+    )
+    here = [model for model in listed_models(Machine().free_memory()) if model.here is not None]
+    cells = [(name, size, fits, place, kind) for name, size, fits, _, place, kind, *_ in rows(here)]
+    _show(here, as_json, columns(cells, right=(1,)))
+
+
+def _wants_json(arguments: Sequence[str], command: str, description: str) -> bool:
     parser = argparse.ArgumentParser(
-        prog="openai-cpu-server models",
-        description="List the models that --model knows by name, and those that were downloaded: their size, "
-        "and whether they fit into this machine's free memory. Nothing is loaded or downloaded.",
-        allow_abbrev=False,
+        prog=f"openai-cpu-server {command}", description=description, allow_abbrev=False
     )
     parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
-    return parser
+    return bool(parser.parse_args(arguments).json)
+
+
+def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
+    show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode() if as_json else text)
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
     """Return named models first, then other downloads. `free_bytes`: free memory at a server's start."""
     cached: Mapping[HubName, Path] = pkgutil.resolve_name(_ALL_CACHED)()
-    named = {name: _in_cache(known.source, cached) for name, known in KNOWN_MODELS.items()}
+    named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
     listed = [
         _listed(name, KNOWN_MODELS[name], _packaged(name) or path, free_bytes)
         for name, path in sorted(named.items())
     ]
     others = {str(name): path for name, path in cached.items() if path not in named.values()}
-    return [*listed, *_unnamed(others, free_bytes)]
+    for name, path in sorted(others.items()):
+        try:  # adapters and unreadable files are left out; `inspect` reports why
+            header = GgufHeader(path)
+            model = KnownModel(source=name, gigabytes=0, kind=model_kind(header))
+        except StartupError:
+            continue
+        if header.get_str("general.type") in (None, "model") and _measured(path) is not None:
+            listed.append(_listed(name, model, path, free_bytes))
+    return listed
 
 
 def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None:
@@ -93,51 +121,37 @@ def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None
 def _packaged(name: str) -> Path | None:
     """Return the file in an installed package, without building one."""
     model = PACKAGED.get(name)
-    if not isinstance(model, PackagedModel) or not model.package.is_installed:
-        return None
-    try:
-        return model.path()
-    except StartupError:
-        return None
+    with contextlib.suppress(StartupError):
+        if isinstance(model, PackagedModel) and model.package.is_installed:
+            return model.path()
+    return None
 
 
-def foreseen(name: str, known: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
-    known = known or KnownModel(source=name, gigabytes=0)
-    return _listed(name, msgspec.structs.replace(known, gigabytes=size_bytes / 1e9), None, free_bytes)
+def expected_model(name: str, model: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
+    model = model or KnownModel(source=name, gigabytes=0)
+    return _listed(name, msgspec.structs.replace(model, gigabytes=size_bytes / 1e9), None, free_bytes)
 
 
-def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
+def _listed(name: str, model: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
     is_packaged = name in PACKAGED and PACKAGED[name].package.is_installed
-    size, cell = (path and _measured(path)) or (round(known.gigabytes * 1e9), known.cell_bytes)
-    generates = known.kind is ModelKind.GENERATES
-    state = round(known.state_mib * 2**20)
+    size, cell = (path and _measured(path)) or (round(model.gigabytes * 1e9), model.cell_bytes)
+    generates = model.kind is ModelKind.GENERATES
+    state = round(model.state_mib * 2**20)
     taken = size + default_states_bytes(state, max(0, free_bytes - size))
     tokens = _pool_tokens(taken, cell, free_bytes) if generates else None
     return ListedModel(
         name=name,
-        source=known.source,
+        source=model.source,
         here="package" if is_packaged else "downloaded" if path is not None else None,
-        kind=known.kind.value,
+        kind=model.kind.value,
         size_bytes=size,
         kv_bytes_per_token=cell if generates else None,
         state_bytes=state,
-        tool_format=known.tools,
-        reasoning_format=known.thoughts,
+        tool_format=model.tools,
+        reasoning_format=model.thoughts,
         fits=taken < free_bytes if tokens is None else tokens > 0,
         pool_tokens=tokens or None,
     )
-
-
-def _unnamed(paths: Mapping[str, Path], free_bytes: int) -> Iterator[ListedModel]:
-    """Adapters and unreadable files are left out; `inspect` reports why."""
-    for name, path in sorted(paths.items()):
-        try:
-            header = GgufHeader(path)
-            kind = model_kind(header)
-        except StartupError:
-            continue
-        if header.get_str("general.type") in (None, "model") and _measured(path) is not None:
-            yield _listed(name, KnownModel(source=name, gigabytes=0, kind=kind), path, free_bytes)
 
 
 def _measured(path: Path) -> tuple[int, int] | None:
@@ -161,23 +175,21 @@ def _pool_tokens(taken: int, cell: int | None, free_bytes: int) -> int | None:
         return 0
 
 
-def text(listed: Sequence[ListedModel], free_bytes: int) -> str:
-    rows = [("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts")]
-    rows += [
-        (
-            harmless(each.name),
-            bytes_text(each.size_bytes),
-            "yes" if each.fits else "no",
-            f"{each.pool_tokens:,}" if each.pool_tokens else "",
-            each.here or "",
-            each.kind,
-            each.tool_format or "",
-            each.reasoning_format or "",
-        )
-        for each in listed
+def rows(listed: Sequence[ListedModel]) -> list[tuple[str, ...]]:
+    """Return the cells of a table, the titles first."""
+    return [
+        ("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts"),
+        *(
+            (
+                printable(each.name),
+                bytes_text(each.size_bytes),
+                "yes" if each.fits else "no",
+                f"{each.pool_tokens:,}" if each.pool_tokens else "",
+                each.here or "",
+                each.kind,
+                each.tool_format or "",
+                each.reasoning_format or "",
+            )
+            for each in listed
+        ),
     ]
-    return (
-        f"{columns(rows, right=(1, 3))}\n\n"
-        f"{bytes_text(free_bytes)} of memory are free. KV tokens: what a server with this model alone would\n"
-        "set aside for all requests without --ctx-size. What is not here is fetched by the first start."
-    )

@@ -29,15 +29,14 @@ def say(text: str) -> None:
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     """Align cells in columns. `right`: right-aligned columns."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths, right) for row in rows)
-
-
-def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
-    cells = (
-        cell.rjust(width) if index in right else cell.ljust(width)
-        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    lines = (
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
     )
-    return "  ".join(cells).rstrip()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def bytes_text(num_bytes: float) -> str:
@@ -55,7 +54,7 @@ def option_value(value: object) -> str:
     return str(value)
 
 
-def harmless(text: str) -> str:
+def printable(text: str) -> str:
     """Return text from a file on one line, with invisible characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

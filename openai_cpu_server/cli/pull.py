@@ -1,4 +1,4 @@
-"""`openai-cpu-server pull`, `list` and `rm`: models of the hub in its cache, without a server."""
+"""`openai-cpu-server pull` and `rm`: models of the hub in its cache, without a server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from openai_cpu_server.cli.models import ListedModel, foreseen, listed_models
-from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, say, show
+from openai_cpu_server.cli.models import ListedModel, expected_model
+from openai_cpu_server.cli.plain_text import bytes_text, printable, say, show
 from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
@@ -25,8 +25,7 @@ from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
 from openai_cpu_server.model_source.names import HubName
 
 if TYPE_CHECKING:
-    from openai_cpu_server.model_source.hub import HubModel
-    from openai_cpu_server.model_source.hub_files import HubFile
+    from openai_cpu_server.model_source.hub import HubFile, HubModel
 
 _HUB = "openai_cpu_server.model_source.hub"
 _ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove"
@@ -39,21 +38,6 @@ _NICE = 10
 
 
 def pull(arguments: Sequence[str]) -> None:
-    given = _pull_parser().parse_args(arguments)
-    if not given.json:
-        for name in given.name:
-            _pull(name, _on_terminal(), given.keep_free * _MB)
-        return
-    os.nice(_NICE)  # whoever computes tokens goes first
-    try:
-        for name in given.name:
-            _pull(name, _JsonLines(), given.keep_free * _MB)
-    except StartupError as error:
-        show(msgspec.json.encode(PullError(str(error))).decode())
-        sys.exit(_EXIT_WRONG)
-
-
-def _pull_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="openai-cpu-server pull",
         description="Download models from the hub into its cache, where serving finds them. What has come is "
@@ -65,36 +49,48 @@ def _pull_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-free", type=int, default=0, metavar="MB", help="of the disk at least; default: %(default)s"
     )
-    return parser
+    options = parser.parse_args(arguments)
+    if options.json:
+        os.nice(_NICE)  # whoever computes tokens goes first
+    console = Console(stderr=True)
+    try:
+        for name in options.name:
+            progress = _JsonLines() if options.json else _Bars(console) if console.is_terminal else _PullLog()
+            _pull(name, progress, options.keep_free * _MB)
+    except StartupError as error:
+        if not options.json:
+            raise
+        show(msgspec.json.encode(PullError(str(error))).decode())
+        sys.exit(_EXIT_WRONG)
 
 
-class _Teller:
+class _PullLog:
     """Reports the progress of a pull. This class writes a log: a line for each tenth of a file."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._tenths: dict[str, int] = {}
 
     def begins(self, model: HubModel, verdict: ListedModel) -> None:
         missing = sum(file.missing_bytes for file in model.all_files)
         here = sum(min(file.bytes_here, file.size) for file in model.all_files)
-        kept = f", {bytes_text(here)} of it are here" if here and missing else ""
-        say(f"pulling {model.name}: {bytes_text(missing + here)}{kept}")
+        part = f", {bytes_text(here)} of it are here" if here and missing else ""
+        say(f"pulling {model.name}: {bytes_text(missing + here)}{part}")
         say(memory_text(verdict))
 
     def comes(self, file: HubFile, completed: int) -> None:
         tenth = _TENTHS * completed // max(1, file.size)
-        if self._told.get(file.path, -1) < tenth:
-            self._told[file.path] = tenth
-            say(f"{harmless(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
+        if self._tenths.get(file.path, -1) < tenth:
+            self._tenths[file.path] = tenth
+            say(f"{printable(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
 
     def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
-        eyes = f", with {harmless(model.projector.path)}, which it sees with" if model.projector else ""
+        eyes = f", with {printable(model.projector.path)}, which it sees with" if model.projector else ""
         say(f"{model.name} is here{eyes}: {path}")
 
     def close(self) -> None: ...
 
 
-class _Bars(_Teller):
+class _Bars(_PullLog):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._bars = Progress(
@@ -106,14 +102,14 @@ class _Bars(_Teller):
     def comes(self, file: HubFile, completed: int) -> None:
         if file.path not in self._tasks:
             self._bars.start()
-            self._tasks[file.path] = self._bars.add_task(harmless(file.path), total=file.size)
+            self._tasks[file.path] = self._bars.add_task(printable(file.path), total=file.size)
         self._bars.update(self._tasks[file.path], completed=completed)
 
     def close(self) -> None:
         self._bars.stop()
 
 
-class _JsonLines(_Teller):
+class _JsonLines(_PullLog):
     """Progress for programs, such as the server's own pulls."""
 
     def __init__(self) -> None:
@@ -130,10 +126,11 @@ class _JsonLines(_Teller):
         if file.path in self._whole or (not is_whole and time.monotonic() - self._last_s < _TELL_S):
             return
         self._last_s = time.monotonic()
-        step = PullStep(
-            status="pulling", file=file.path, digest=file.digest, total=file.size, completed=completed
+        _show(
+            PullStep(
+                status="pulling", file=file.path, digest=file.digest, total=file.size, completed=completed
+            )
         )
-        _show(step)
         if is_whole:
             self._whole.add(file.path)
             _show(PullStep(status="verifying", file=file.path, digest=file.digest))
@@ -154,35 +151,25 @@ def _show(step: PullStep) -> None:
     show(msgspec.json.encode(step).decode())
 
 
-def _on_terminal() -> _Teller:
-    console = Console(stderr=True)
-    return _Bars(console) if console.is_terminal else _Teller()
-
-
-def _pull(name: str, teller: _Teller, keep_free: int) -> None:
-    found = _asked(name)
+def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
+    source = hub_name(name)
+    if source is None:
+        path = local_model(name)  # raises for what nobody knows, with a hint
+        raise StartupError(f"{name} is here, and not from the hub: {path}")
     ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
-    model = ask(found)
-    verdict = foreseen(
+    model = ask(source)
+    verdict = expected_model(
         without_tag(name),
         KNOWN_MODELS.get(without_tag(name)),
         sum(file.size for file in model.all_files),
         Machine().free_memory(),
     )
-    teller.begins(model, verdict)
+    progress.begins(model, verdict)
     try:
-        path: Path = pkgutil.resolve_name(_BRING)(model, teller.comes, keep_free=keep_free)
+        path = pkgutil.resolve_name(_BRING)(model, progress.comes, keep_free=keep_free)
     finally:
-        teller.close()
-    teller.ends(model, path, verdict)
-
-
-def _asked(name: str) -> HubName:
-    found = hub_name(name)
-    if found is None:
-        path = local_model(name)  # raises for what nobody knows, with a hint
-        raise StartupError(f"{name} is here, and not from the hub: {path}")
-    return found
+        progress.close()
+    progress.ends(model, path, verdict)
 
 
 def memory_text(model: ListedModel) -> str:
@@ -196,33 +183,6 @@ def memory_text(model: ListedModel) -> str:
     return f"it fits: {bytes_text(free)} of memory are free{room}"
 
 
-def list_here(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server list",
-        description="List the models that are here: in the hub's cache, or as packages. `models` lists "
-        "those too that could be fetched.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
-    given = parser.parse_args(arguments)
-    here = [model for model in listed_models(Machine().free_memory()) if model.here is not None]
-    if given.json:
-        show(msgspec.json.format(msgspec.json.encode(here), indent=2).decode())
-        return
-    rows = [("--model", "size", "fits", "here", "kind")]
-    rows += [
-        (
-            harmless(each.name),
-            bytes_text(each.size_bytes),
-            "yes" if each.fits else "no",
-            each.here or "",
-            each.kind,
-        )
-        for each in here
-    ]
-    show(columns(rows, right=(1,)))
-
-
 def remove(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="openai-cpu-server rm",
@@ -232,8 +192,8 @@ def remove(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it")
     for name in parser.parse_args(arguments).name:
-        found = hub_name(name)
-        if found is None:
+        source = hub_name(name)
+        if source is None:
             raise StartupError(f"{name} is not from the hub: remove its file or its package")
-        freed: int = pkgutil.resolve_name(_REMOVE)(found)
-        say(f"removed {found}: {bytes_text(freed)} are free now")
+        freed: int = pkgutil.resolve_name(_REMOVE)(source)
+        say(f"removed {source}: {bytes_text(freed)} are free now")

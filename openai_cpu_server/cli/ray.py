@@ -25,15 +25,15 @@ there are, and what each of them gets.
 
 
 def ray(arguments: Sequence[str]) -> None:
-    given = list(arguments)
-    if {"-h", "--help"} & set(given):
+    options = list(arguments)
+    if {"-h", "--help"} & set(options):
         show(_HELP)
         return
-    prints = "--print-config" in given
-    given = [argument for argument in given if argument != "--print-config"]
-    if given and not given[0].startswith("-"):
-        given[0] = f"--config={given[0]}"
-    settings = read_settings(given)
+    prints = "--print-config" in options
+    options = [argument for argument in options if argument != "--print-config"]
+    if options and not options[0].startswith("-"):
+        options[0] = f"--config={options[0]}"
+    settings = read_settings(options)
     if prints:
         show(print_config(settings, settings.config))
         return

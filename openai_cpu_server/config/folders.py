@@ -25,7 +25,7 @@ def user_cache_dir() -> Path:
         raise StartupError(f"there is no folder for caches: {error}") from None
 
 
-def kept_cache_dir() -> Path | None:
+def lasting_cache_dir() -> Path | None:
     """Return the cache folder if it outlives the process, or None for a user without a home."""
     return None if _base("XDG_CACHE_HOME", ".cache") is None else user_cache_dir()
 

@@ -6,16 +6,17 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 from pydantic_settings import CliSuppress
 
 from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.models import of_servers
+from openai_cpu_server.config.routers import Table
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
 
 _DEFAULTS = McpLimits()
-_OF_SERVERS: Any = {"of_servers": True}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -33,10 +34,8 @@ def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
 Filled = Annotated[dict[str, str], AfterValidator(_filled_in)]
 
 
-class McpServerTable(BaseModel):
+class McpServerTable(Table):
     """`[mcp.NAME]`: a server that is started as a command, or reached by HTTP."""
-
-    model_config = ConfigDict(extra="forbid")
 
     command: str | None = Field(None, min_length=1, description="a program that speaks MCP over its pipes")
     args: list[str] = Field([], description="its arguments")
@@ -80,35 +79,30 @@ ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 class McpOptions(BaseModel):
     """Tools that this server calls itself."""
 
-    mcp: CliSuppress[dict[ServerName, McpServerTable]] = Field(
+    mcp: CliSuppress[dict[ServerName, McpServerTable]] = of_servers(
         {},
-        json_schema_extra=_OF_SERVERS,
         description="[mcp.NAME] of the TOML file: servers of tools that models may call, with command, args "
         "and env, or url and headers; keys of --api-keys name those that they may use",
     )
-    mcp_allow_url: list[str] = Field(
+    mcp_allow_url: list[str] = of_servers(
         [],
-        json_schema_extra=_OF_SERVERS,
         description="requests may name MCP servers of this host by their URL, `*.example.org` is all below "
         "that, `*` any, but never private addresses; may be given several times; default: none",
     )
-    mcp_rounds: int = Field(
+    mcp_rounds: int = of_servers(
         _DEFAULTS.rounds,
         ge=1,
         le=1000,
-        json_schema_extra=_OF_SERVERS,
         description="generations of one response after which it calls no tools of MCP servers any more",
     )
-    mcp_seconds: float = Field(
+    mcp_seconds: float = of_servers(
         _DEFAULTS.seconds,
         gt=0,
-        json_schema_extra=_OF_SERVERS,
         description="seconds that an MCP server has for one call, its start included",
     )
-    mcp_result_kb: int = Field(
+    mcp_result_kb: int = of_servers(
         _DEFAULTS.result_bytes // 1024,
         ge=1,
-        json_schema_extra=_OF_SERVERS,
         description="KiB of text that one result of an MCP server may have; beyond, the model is told so",
     )
 

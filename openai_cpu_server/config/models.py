@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     model_validator,
@@ -21,15 +21,13 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from openai_cpu_server.config.adapters import AdapterSource, adapters_of_table
-from openai_cpu_server.config.routers import RouterTable
+from openai_cpu_server.config.routers import RouterTable, Table
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 
 
-class PriceTable(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PriceTable(Table):
     input: float = Field(ge=0, allow_inf_nan=False, description="for a million input tokens")
     cached: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="for those that were not computed; default: as input"
@@ -62,23 +60,27 @@ ReasoningFormatName = Literal[
 ]  # fmt: skip
 
 
-def one_or_more(given: object) -> object:
+OF_SERVERS = "of_servers"
+
+
+def of_servers(default: Any, **options: Any) -> Any:
+    """Field of an option that commands without a server reject."""
+    return Field(default, json_schema_extra={OF_SERVERS: True}, **options)
+
+
+def one_or_more(value: object) -> object:
     """Accept one value, or a list of them, which is JSON in an environment variable."""
-    if not isinstance(given, str):
-        return given
-    return json.loads(given) if given.startswith("[") else [given]
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else [value]
 
 
-def _layers(given: object, words: Sequence[str] = ("auto", "all")) -> object:
-    if given is None or given in words:
-        return given
-    if isinstance(given, bool) or not re.fullmatch(r"\d{1,5}", str(given)):
+def _layers(value: object, words: Sequence[str] = ("auto", "all")) -> object:
+    if value is None or value in words:
+        return value
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,5}", str(value)):
         raise ValueError(f"expected a number of layers, or {' or '.join(words)}")
-    return int(str(given))
-
-
-def _layers_or_all(given: object) -> object:
-    return _layers(given, ("all",))
+    return int(str(value))
 
 
 def _pattern_and_device(text: str) -> tuple[str, str]:
@@ -174,7 +176,7 @@ class ModelOptions(BaseModel):
         "fastest split that fits. llama.cpp must be built for one (scripts/serve --gpu); "
         "default: 0, or auto with --device, --cpu-moe or --kv-on-gpu on",
     )
-    cpu_moe: Annotated[int | Literal["all"], BeforeValidator(_layers_or_all)] = Field(
+    cpu_moe: Annotated[int | Literal["all"], BeforeValidator(partial(_layers, words=("all",)))] = Field(
         0, description="layers, the first ones, whose experts stay on the CPU; without a number: all"
     )
     tensor_place: Annotated[
@@ -264,10 +266,8 @@ def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[Bas
     return {name: getattr(options, name) for name in names}
 
 
-class ModelTable(ModelOptions):
+class ModelTable(ModelOptions, Table):
     """`[models.NAME]`: a model and its overrides of the server's options."""
-
-    model_config = ConfigDict(extra="forbid")
 
     source: str | None = Field(
         None, min_length=1, description="as --model without a name; default: what NAME itself means"
@@ -300,6 +300,6 @@ class ModelTable(ModelOptions):
     def over(self, server: ModelOptions) -> ModelOptions:
         """Return the server's options with these overrides."""
         names = set(ModelOptions.model_fields)
-        said, known = self.model_fields_set & names, server.model_fields_set & names
-        values = {name: getattr(self if name in said else server, name) for name in names}
-        return ModelOptions.model_construct(_fields_set=said | known, **values)
+        own, common = self.model_fields_set & names, server.model_fields_set & names
+        values = {name: getattr(self if name in own else server, name) for name in names}
+        return ModelOptions.model_construct(_fields_set=own | common, **values)

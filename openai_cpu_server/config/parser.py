@@ -14,13 +14,13 @@ from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.config.sources import (
-    arguments_that_say_something,
     named_by,
     option,
     origin_of,
     require_known,
-    said,
+    set_value,
     variable,
+    without_empty_values,
 )
 from openai_cpu_server.errors import StartupError
 
@@ -52,17 +52,13 @@ def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> a
     kind = str(kwargs.get("metavar", "{"))
     if kind in _KINDS or not kind.startswith("{"):  # a flag, or a choice that lists its values
         kwargs["metavar"] = _KINDS.get(kind, names[0].rsplit("-", 1)[-1].upper())  # --api-key takes a KEY
-    kwargs["help"] = _default_in_words(kwargs.get("help", ""))
+    for shown, words in _DEFAULTS.items():
+        if kwargs.get("help", "").endswith(shown):
+            kwargs["help"] = kwargs["help"].removesuffix(shown) + words
+            break
     if (alone := _ALONE.get(names[0])) is not None:
         kwargs |= {"nargs": "?", "const": alone}
     return parser.add_argument(*names, **kwargs)
-
-
-def _default_in_words(text: str) -> str:
-    for shown, words in _DEFAULTS.items():
-        if text.endswith(shown):
-            return text.removesuffix(shown) + words
-    return text
 
 
 _PROGRAM = "openai-cpu-server serve"
@@ -82,14 +78,20 @@ _REPLACED = {
 
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Read the settings. Raises StartupError with one line that names the option and its source."""
-    arguments = arguments_that_say_something(arguments)
-    _refuse_replaced(arguments)
+    arguments = without_empty_values(arguments)
+    for name in _REPLACED:
+        if named_by(name, arguments) or variable(name) in os.environ:
+            raise StartupError(_problem((name,), ""))
     require_known(Settings.model_fields)
     config = _config_path(arguments)
-    settings = _reading(config)
+    settings = Settings if config is None else _with_file(config)
     named, others = _uncut_and_others(arguments)
+    parser = OptionParser(_PROGRAM, Settings.__doc__ or "")
     try:
-        return CliApp.run(settings, cli_args=others, cli_settings_source=_command_line(settings), **named)
+        source: CliSettingsSource[OptionParser] = CliSettingsSource(
+            settings, root_parser=parser, add_argument_method=add_option
+        )
+        return CliApp.run(settings, cli_args=others, cli_settings_source=source, **named)
     except ValidationError as error:
         problems = (
             _problem(e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else "")
@@ -109,24 +111,11 @@ def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[st
         parser.add_argument(option(name), dest=name, action="append", default=argparse.SUPPRESS)
     if {"-h", "--help"} & set(arguments):
         return {}, list(arguments)
-    given, others = parser.parse_known_args(arguments)
-    return vars(given), others
+    values, others = parser.parse_known_args(arguments)
+    return vars(values), others
 
 
-def _refuse_replaced(arguments: Sequence[str]) -> None:
-    for name in _REPLACED:
-        if named_by(name, arguments) or variable(name) in os.environ:
-            raise StartupError(_problem((name,), ""))
-
-
-def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
-    parser = OptionParser(_PROGRAM, Settings.__doc__ or "")
-    return CliSettingsSource(settings, root_parser=parser, add_argument_method=add_option)
-
-
-def _reading(path: Path | None) -> type[Settings]:
-    if path is None:
-        return Settings
+def _with_file(path: Path) -> type[Settings]:
     if not path.is_file():
         raise StartupError(f"there is no configuration file {path}")
     return type("Settings", (Settings,), {"__doc__": Settings.__doc__}, toml_file=path)
@@ -135,7 +124,7 @@ def _reading(path: Path | None) -> type[Settings]:
 def _config_path(arguments: Sequence[str]) -> Path | None:
     """Find the TOML file, which must be known before other options are read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named = said("config", os.environ.get(variable("config")), variable("config"))
+    named = set_value("config", os.environ.get(variable("config")), variable("config"))
     parser.add_argument("--config", default=named)
     path = parser.parse_known_args(arguments)[0].config
     return expanded(path) if path else None

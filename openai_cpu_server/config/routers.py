@@ -23,11 +23,13 @@ _PROMPT = "Which of these is best for the request below? Answer with one of: {ro
 _TIMEOUT_S = 10.0
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """Table of the TOML file. Unknown keys are rejected."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class RuleTable(_Table):
+class RuleTable(Table):
     route: str
     prompt_tokens_over: int | None = Field(None, ge=0)
     max_tokens_over: int | None = Field(None, ge=0)
@@ -41,7 +43,7 @@ class RuleTable(_Table):
         return self
 
 
-class ClassifierTable(_Table):
+class ClassifierTable(Table):
     model: str
     prompt: str = _PROMPT
     timeout: float = Field(_TIMEOUT_S, gt=0)
@@ -53,21 +55,21 @@ class ClassifierTable(_Table):
         return self
 
 
-class ExamplesTable(_Table):
+class ExamplesTable(Table):
     model: str
     texts: dict[str, Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]]
     least_similarity: float = Field(-1.0, ge=-1, le=1)
     timeout: float = Field(_TIMEOUT_S, gt=0)
 
 
-class CascadeTable(_Table):
+class CascadeTable(Table):
     small: str = "small"
     large: str = "large"
     mean_logprob: float = Field(le=0)
     when_streaming: Literal["hold", "large"] = "hold"
 
 
-class SharesTable(_Table):
+class SharesTable(Table):
     weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
     sticky: Literal["user", "key", "none"] = "user"
 
@@ -95,11 +97,11 @@ class RouterTable(BaseModel):
     @model_validator(mode="after")
     def _is_whole(self) -> RouterTable:
         ways = ("rules", "classifier", "examples", "cascade", "shares")
-        given = [way for way in ways if getattr(self, way)]
-        if given != [self.by]:
-            others = [way for way in given if way != self.by]
-            said = f"and has '{others[0]}'" if others else f"and has no '{self.by}'"
-            raise ValueError(f"the router chooses by {self.by!r}, {said}")
+        tables = [way for way in ways if getattr(self, way)]
+        if tables != [self.by]:
+            others = [way for way in tables if way != self.by]
+            problem = f"and has '{others[0]}'" if others else f"and has no '{self.by}'"
+            raise ValueError(f"the router chooses by {self.by!r}, {problem}")
         if not self.routes:
             raise ValueError("the router has no routes, such as small = 'smollm2'")
         unknown = [name for name in self._named_routes() if name not in self.routes]

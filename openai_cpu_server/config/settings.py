@@ -7,10 +7,18 @@ import os
 import re
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliSuppress,
@@ -24,13 +32,15 @@ from openai_cpu_server.config.folders import expanded, user_cache_dir
 from openai_cpu_server.config.mcp import McpOptions
 from openai_cpu_server.config.models import (
     ENGINE_DEFAULTS,
+    OF_SERVERS,
     ModelOptions,
     ModelTable,
     PriceTable,
     fields_for,
+    of_servers,
     one_or_more,
 )
-from openai_cpu_server.config.replicas import RayTable
+from openai_cpu_server.config.routers import Table
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter
@@ -38,31 +48,87 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
-_OF_SERVERS = "of_servers"
 _SWITCHES = {"on": True, "off": False}
 _EXPERIMENTS = Experiment.__struct_fields__
 
 
-def _of_servers(default: Any, **said: Any) -> Any:
-    """Field of an option that commands without a server reject."""
-    return Field(default, json_schema_extra={_OF_SERVERS: True}, **said)
-
-
-def _experiment(given: object) -> Experiment:
+def _experiment(value: object) -> Experiment:
     """Parse NAME=on and NAME=off, separated by commas."""
-    if isinstance(given, Experiment):
-        return given
-    pairs = [pair.partition("=")[::2] for pair in str(given).split(",")]
+    if isinstance(value, Experiment):
+        return value
+    pairs = [pair.partition("=")[::2] for pair in str(value).split(",")]
     unknown = [name for name, value in pairs if name not in _EXPERIMENTS or value not in _SWITCHES]
     if unknown:
         raise ValueError(f"expected on or off for one of {', '.join(_EXPERIMENTS)}")
     return Experiment(**{name: _SWITCHES[value] for name, value in pairs})
 
 
-def _host_name(given: str) -> str:
-    if given != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", given):
+def _host_name(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", text):
         raise ValueError("expected a name, without http:// and without a port")
-    return given.lower().rstrip(".")
+    return text.lower().rstrip(".")
+
+
+class RayTable(Table):
+    """`[ray]` of the TOML file: number and resources of replicas with Ray Serve."""
+
+    address: str | None = Field(
+        None, description="the cluster, such as auto; default: RAY_ADDRESS, else a new one"
+    )
+    name: str = Field("openai-cpu-server", min_length=1, description="of the Serve application")
+    replicas: int = Field(1, ge=1, description="engine replicas of each model, at least")
+    max_replicas: int | None = Field(
+        None, ge=1, description="engine replicas of each model, at most; default: as many as 'replicas'"
+    )
+    cpus: float = Field(
+        1.0,
+        gt=0,
+        description="of each engine replica; a whole number: its threads have as many CPUs for themselves",
+    )
+    memory_gb: float | None = Field(
+        None, gt=0, description="of each engine replica; default: nothing is reserved"
+    )
+    resources: dict[str, float] = Field(
+        {}, description="what else a node must have for an engine replica, by Ray's names"
+    )
+    one_per_node: bool = Field(False, description="never two engine replicas of a model on one node")
+    pin: Literal["auto", "off"] = Field(
+        "auto", description="auto: engine replicas divide a node's CPUs, each on as few NUMA nodes as can be"
+    )
+    api_replicas: int = Field(1, ge=1, description="processes that clients talk to")
+    ingress: Literal["replicas", "proxy"] = Field(
+        "replicas",
+        description="who listens: API replicas, each on its node, or Ray Serve's proxies, on every node",
+    )
+    api_cpus: float = Field(0.25, ge=0, description="of each of them, for placement only")
+    target_wait_ms: float = Field(
+        1000.0,
+        gt=0,
+        description="more replicas come where interactive newcomers are to wait longer than this",
+    )
+    up_after_s: float = Field(15.0, ge=0, description="how long more must be needed before more are started")
+    down_after_s: float = Field(300.0, ge=0, description="how long fewer must have sufficed before some end")
+    lease_s: float = Field(
+        8.0,
+        ge=1,
+        description="an engine replica that hears nothing of an API replica for so long ends its requests; "
+        "half of it after the last answer, the API replica replays them elsewhere",
+    )
+    drain_s: float = Field(120.0, gt=0, description="what a replica that is to end gets for what it computes")
+    health_s: float = Field(5.0, gt=0, description="how often Ray asks each replica whether it is well")
+    retry_s: float = Field(
+        30.0, gt=0, description="an engine replica whose model cannot be loaded is replaced after so long"
+    )
+
+    @model_validator(mode="after")
+    def _at_most_is_not_less(self) -> RayTable:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError("max_replicas is less than replicas")
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.replicas
 
 
 class WhatToServe(BaseModel):
@@ -80,7 +146,7 @@ class WhatToServe(BaseModel):
     aliases: CliSuppress[dict[str, str]] = Field(
         {}, description="[aliases] of the TOML file: further names of models, or of other aliases"
     )
-    ray: CliSuppress[RayTable] = _of_servers(
+    ray: CliSuppress[RayTable] = of_servers(
         RayTable.model_validate({}),
         description="[ray] of the TOML file: replicas on Ray Serve, for `openai-cpu-server ray`",
     )
@@ -115,46 +181,46 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         extra="forbid",
     )
 
-    host: str = _of_servers("127.0.0.1", description="address to listen on")
-    port: int = _of_servers(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
-    api_key: SecretStr | None = _of_servers(
+    host: str = of_servers("127.0.0.1", description="address to listen on")
+    port: int = of_servers(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
+    api_key: SecretStr | None = of_servers(
         None,
         description="require this key (Authorization: Bearer, or x-api-key). Arguments stand in the list of "
         "processes for every user of the machine: better OCS_API_KEY, or a file in OCS_SECRETS_DIR",
     )
-    api_keys: Path | None = _of_servers(
+    api_keys: Path | None = of_servers(
         None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
     )
-    open_to_gateways: bool = _of_servers(
+    open_to_gateways: bool = of_servers(
         False,
         description="GET /version and /metrics/gateway need no key, and GET /metrics tells without one what "
         "gateways read: for those that scrape many servers",
     )
-    limits_url: SecretStr | None = _of_servers(
+    limits_url: SecretStr | None = of_servers(
         None, description="count what keys use in redis://HOST:PORT; default: in this process"
     )
-    cors_origin: list[str] = _of_servers(
+    cors_origin: list[str] = of_servers(
         [], description="pages of this origin may call from a browser; * is all; may be given several times"
     )
-    allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = _of_servers(
+    allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = of_servers(
         [],
         description="clients may call the server by this name, beside addresses, localhost and the name in "
         "--host; * is any; may be given several times; default: none where it listens on a loopback address, "
         "else any",
     )
-    open_admin: bool = _of_servers(
+    open_admin: bool = of_servers(
         False,
         description="without keys, clients on other machines are administrators too: they may load and "
         "unload models and adapters, empty caches, and see and end everybody's requests",
     )
-    trusted_proxy: list[Network] = _of_servers(
+    trusted_proxy: list[Network] = of_servers(
         [],
         description="believe this proxy (ADDRESS or NETWORK) about where requests come from; "
         "may be given several times",
     )
-    ssl_certfile: Path | None = _of_servers(None, description="serve HTTPS with this certificate (PEM)")
-    ssl_keyfile: Path | None = _of_servers(None, description="its key; default: in the certificate's file")
-    ssl_keyfile_password: SecretStr | None = _of_servers(None, description="of an encrypted key")
+    ssl_certfile: Path | None = of_servers(None, description="serve HTTPS with this certificate (PEM)")
+    ssl_keyfile: Path | None = of_servers(None, description="its key; default: in the certificate's file")
+    ssl_keyfile_password: SecretStr | None = of_servers(None, description="of an encrypted key")
     stream_rate: float = Field(
         BY_DEFAULT.stream_rate,
         gt=0,
@@ -189,12 +255,12 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         description="who goes first; priority: interactive requests, and clients take turns; fifo: who came "
         "first; sjf: the shortest expected output, learned by route and client",
     )
-    numa: bool = _of_servers(
+    numa: bool = of_servers(
         False,
         description="an engine on each NUMA node, with memory of that node: requests go where their prompt "
         "is, or to the node that is free; for a server with one model",
     )
-    numa_folder: CliSuppress[Path | None] = _of_servers(None)
+    numa_folder: CliSuppress[Path | None] = of_servers(None)
     """Internal, for tests: folder of simulated NUMA nodes."""
     experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
     """Internal: it has no description and appears in no list of options."""
@@ -203,45 +269,45 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
         "may be given several times",
     )
-    models_dir: Path | None = _of_servers(
+    models_dir: Path | None = of_servers(
         None,
         description="serve the models in this folder, and two folders deep, each when it is first asked for",
     )
-    allow_pull: bool = _of_servers(
+    allow_pull: bool = of_servers(
         False,
         description="administrators may fetch models from the hub while the server runs, remove them, and "
         "make names of them (POST /v1/models/pull; Ollama's pull, create, copy, delete); the next start "
         "finds them in models.json of the user's data directory",
     )
-    adapter_dir: Path | None = _of_servers(
+    adapter_dir: Path | None = of_servers(
         None,
         description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
         "nothing",
     )
-    cache_isolation: Literal["off", "key"] | None = _of_servers(
+    cache_isolation: Literal["off", "key"] | None = of_servers(
         None,
         description="key: requests of different API keys share no computed prompts, and none is told how "
         "much of its prompt another had sent; off: they do; default: key where there are keys",
     )
-    answer_cache: SecretStr | None = _of_servers(
+    answer_cache: SecretStr | None = of_servers(
         None,
         description="tell answers to the same question again: on (answers.db in the user's data directory), "
         "memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer is computed",
     )
-    answer_cache_ttl: float = _of_servers(
+    answer_cache_ttl: float = of_servers(
         86_400.0, gt=0, description="seconds after which an answer is forgotten"
     )
-    answer_cache_mb: int = _of_servers(
+    answer_cache_mb: int = of_servers(
         256, ge=1, description="size of the cache of answers; what was told longest ago goes first"
     )
-    semantic_cache: float | None = _of_servers(
+    semantic_cache: float | None = of_servers(
         None,
         gt=0,
         le=1,
         description="tell answers to similar questions too: the cosine from which two last user turns count "
         "as one, such as 0.95; it is sometimes wrong. Implies --answer-cache on",
     )
-    semantic_cache_model: str | None = _of_servers(
+    semantic_cache_model: str | None = of_servers(
         None, description="the model that embeds the turns; default: the only one that embeds"
     )
     cache_dir: Path | None = Field(
@@ -254,13 +320,13 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         description="when the cost of steps is measured, once for a model: while nobody wants anything, "
         "before the first start is over, or never: then what an earlier start has kept is used",
     )
-    default_priority: Literal["interactive", "batch"] = _of_servers(
+    default_priority: Literal["interactive", "batch"] = of_servers(
         "interactive", description="priority of requests that name none"
     )
     max_queue: int = Field(1000, ge=1, description="requests of one priority that may wait; beyond: 429")
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
     max_body_mb: int = Field(32, ge=1, description="largest request body, larger ones get 413")
-    max_bodies_mb: int = _of_servers(
+    max_bodies_mb: int = of_servers(
         256,
         ge=1,
         description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503. "
@@ -290,25 +356,25 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         ge=1,
         description="longest output of a choice, also of one that names no max_tokens; default: the context",
     )
-    request_timeout: float | None = _of_servers(
+    request_timeout: float | None = of_servers(
         None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
     )
-    max_connections: int = _of_servers(
+    max_connections: int = of_servers(
         4096,
         ge=1,
         description="connections; beyond: 503 (/health and /ready still answer). "
         "Needs as many open files and 128 more",
     )
-    read_timeout_s: float = _of_servers(
+    read_timeout_s: float = of_servers(
         30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
     )
-    idle_timeout_s: float = _of_servers(
+    idle_timeout_s: float = of_servers(
         75.0,
         gt=0,
         description="a connection without a request is kept for so long: longer than proxies and clients keep"
         " theirs, else they send a request into one that closes",
     )
-    write_timeout_s: float = _of_servers(
+    write_timeout_s: float = of_servers(
         30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
     )
     stream_buffer_mb: int = Field(
@@ -316,32 +382,32 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         ge=1,
         description="held for a client that reads slower than its call generates; beyond: its call ends",
     )
-    jobs_db: SecretStr | None = _of_servers(
+    jobs_db: SecretStr | None = of_servers(
         None,
         description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
         "are none of these; default: jobs.db in the user's data directory",
     )
-    prices: CliSuppress[dict[str, PriceTable]] = _of_servers(
+    prices: CliSuppress[dict[str, PriceTable]] = of_servers(
         {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
     )
-    response_days: float = _of_servers(
+    response_days: float = of_servers(
         30.0,
         gt=0,
         le=3650,
         description="days after which a stored response of /v1/responses is deleted, and a conversation that "
         "nothing was added to",
     )
-    max_file_mb: int = _of_servers(200, ge=1, description="largest file of /v1/files")
+    max_file_mb: int = of_servers(200, ge=1, description="largest file of /v1/files")
     max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")
     batch_concurrency: int = Field(32, ge=1, description="rows of batches that run at once")
-    resume_seconds: float = _of_servers(
+    resume_seconds: float = of_servers(
         300.0,
         ge=0,
         le=3600,
         description="so long a stream that its client names (X-Conversation-Id) goes on without it, and is "
         "kept when it has ended; 0: it ends with its connection",
     )
-    drain_seconds: float = _of_servers(
+    drain_seconds: float = of_servers(
         30.0, ge=0, description="what running requests get to end after the first SIGTERM or Ctrl-C"
     )
     hang_seconds: float = Field(
@@ -361,8 +427,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         description="of the engine; then it is given up. SIGKILLs after progress do not count, nor does what "
         "a request was found to cause",
     )
-    keep_alive_s: float = _of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
-    page: bool = _of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
+    keep_alive_s: float = of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
+    page: bool = of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
     lenient: bool = Field(
         False,
         description="ignore unknown parameters and name them in a header; -1 output tokens are no limit",
@@ -371,7 +437,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         ENGINE_DEFAULTS.log_level, description="least level shown"
     )
     log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
-    otel_endpoint: str | None = _of_servers(
+    otel_endpoint: str | None = of_servers(
         None,
         description="send traces to the OpenTelemetry collector at this URL (OTLP over HTTP); "
         "default: OTEL_EXPORTER_OTLP_ENDPOINT, else none",
@@ -452,7 +518,7 @@ def revealed(secret: SecretStr | None) -> str | None:
 OPTIONS_OF_SERVERS = frozenset(
     name
     for name, field in Settings.model_fields.items()
-    if isinstance(field.json_schema_extra, dict) and _OF_SERVERS in field.json_schema_extra
+    if isinstance(field.json_schema_extra, dict) and OF_SERVERS in field.json_schema_extra
 )
 """Options without meaning for commands without a server. In the environment or a shared file they are
 ignored there."""

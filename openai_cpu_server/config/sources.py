@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class _ByName(PydanticBaseEnvSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         value, key, is_complex = super().get_field_value(field, field_name)  # type: ignore[safe-super]
-        return said(field_name, value, self.origin(field_name)), key, is_complex
+        return set_value(field_name, value, self.origin(field_name)), key, is_complex
 
     def prepare_field_value(
         self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
@@ -66,9 +66,8 @@ class _ByName(PydanticBaseEnvSettingsSource):
         try:
             return super().prepare_field_value(field_name, field, value, value_is_complex)
         except ValueError:
-            listed = 'expected a list in JSON, such as ["a", "b"]'
-            origin = self.origin(field_name)
-            raise StartupError(f"{option(field_name)}: {listed} (from {origin})") from None
+            expected = f'expected a list in JSON, such as ["a", "b"] (from {self.origin(field_name)})'
+            raise StartupError(f"{option(field_name)}: {expected}") from None
 
 
 class EnvironmentVariables(_ByName, EnvSettingsSource): ...
@@ -102,15 +101,14 @@ class ConfigFile(TomlConfigSettingsSource):
         self._path = path
 
     def __call__(self) -> dict[str, Any]:
-        options = super().__call__()
         return {
             name: value
-            for name, value in options.items()
-            if said(name, value, f"{name} in {self._path}") is not None
+            for name, value in super().__call__().items()
+            if set_value(name, value, f"{name} in {self._path}") is not None
         }
 
 
-def said(name: str, value: Any, origin: str) -> Any:
+def set_value(name: str, value: Any, origin: str) -> Any:
     """Return the value, or None if it counts as unset. Raises StartupError that names the origin."""
     if not isinstance(value, str):
         return value
@@ -122,24 +120,19 @@ def said(name: str, value: Any, origin: str) -> Any:
     return value
 
 
-def arguments_that_say_something(arguments: Sequence[str]) -> list[str]:
+def without_empty_values(arguments: Sequence[str]) -> list[str]:
     """Drop options with an empty value. Raises StartupError."""
-    kept: list[str] = []
-    for parts in _with_empty_values(arguments):
-        name, sign, value = "=".join(parts).partition("=")
-        is_option = name.startswith("--") and sign
-        if not is_option or said(name.removeprefix("--").replace("-", "_"), value, name) is not None:
-            kept += parts
-    return kept
-
-
-def _with_empty_values(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """Group each argument with a following empty one, which can only be its value."""
+    remaining: list[str] = []
     rest = list(arguments)
     while rest:
-        takes = 2 if rest[0].startswith("--") and "=" not in rest[0] and not "".join(rest[1:2]).strip() else 1
-        yield rest[:takes]
-        del rest[:takes]
+        # An empty argument can only be the value of the option before it.
+        is_pair = rest[0].startswith("--") and "=" not in rest[0] and not "".join(rest[1:2]).strip()
+        parts, rest = (rest[:2], rest[2:]) if is_pair else (rest[:1], rest[1:])
+        name, sign, value = "=".join(parts).partition("=")
+        is_option = name.startswith("--") and sign
+        if not is_option or set_value(name.removeprefix("--").replace("-", "_"), value, name) is not None:
+            remaining += parts
+    return remaining
 
 
 def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
@@ -157,13 +150,13 @@ def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
 def named_by(name: str, arguments: Sequence[str]) -> str | None:
     """Return the first argument that sets this option, without its value, or None. A switch has two names."""
     names = (option(name), option(f"no_{name}"))
-    given = (argument.partition("=")[0] for argument in arguments)
-    return next((argument for argument in given if argument in names), None)
+    arguments = [argument.partition("=")[0] for argument in arguments]
+    return next((argument for argument in arguments if argument in names), None)
 
 
 def secrets_folder() -> Path | None:
     """Return the folder of secret files, or None. Raises StartupError if it is not a folder."""
-    folder = said("secrets_dir", os.environ.get(SECRETS_VARIABLE), SECRETS_VARIABLE)
+    folder = set_value("secrets_dir", os.environ.get(SECRETS_VARIABLE), SECRETS_VARIABLE)
     if folder is not None and not Path(folder).is_dir():
         raise StartupError(f"{SECRETS_VARIABLE}: there is no folder {folder}")
     return Path(folder) if folder is not None else None
@@ -173,12 +166,12 @@ def require_known(options: Collection[str]) -> None:
     """Reject unknown `OCS_` variables and secret files, because a misspelt key would leave the server
     open. Raises StartupError."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
-    known = {name.upper() for name in options} | _OF_SCRIPTS
+    names = {name.upper() for name in options} | _OF_SCRIPTS
     for name in (*os.environ, *files):
         prefix, rest = name[: len(ENV_PREFIX)].upper(), name[len(ENV_PREFIX) :].upper()
-        if prefix != ENV_PREFIX or rest in known or _OF_KUBERNETES.fullmatch(rest):
+        if prefix != ENV_PREFIX or rest in names or _OF_KUBERNETES.fullmatch(rest):
             continue
-        close = difflib.get_close_matches(rest, known, n=1)
+        close = difflib.get_close_matches(rest, names, n=1)
         guess = f": did you mean {ENV_PREFIX}{close[0]}?" if close else ""
         raise StartupError(f"{name} is not an option of this server{guess}")
 

@@ -1,5 +1,4 @@
-"""Context variable that names the client on whose behalf a task works. Threads that a task starts inherit
-it."""
+"""Context variable with the client that a task works for. Threads that the task starts inherit it."""
 
 from __future__ import annotations
 

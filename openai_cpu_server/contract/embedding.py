@@ -56,4 +56,3 @@ class EmbedBackend(NativeModel, Protocol):
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
         """Compute at most `info.max_seqs` inputs with at most `info.max_step_tokens` tokens in total.
         Raises `EmbeddingFailed` if one input cannot be computed; the others can be computed without it."""
-        ...

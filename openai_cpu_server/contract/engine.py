@@ -71,8 +71,7 @@ class EngineState(enum.Enum):
 
     @property
     def retry_after_s(self) -> int:
-        """Seconds until a rejected client may retry: more in states from which only another server can
-        help."""
+        """Seconds until a rejected client may retry: more in states where only another server can help."""
         goes_on = self not in (EngineState.DRAINING, EngineState.FAILED, EngineState.STOPPED)
         return _SOON_S if goes_on else _NEXT_SERVER_S
 
@@ -160,8 +159,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None
     """1 is next. None if the request runs, or is not near the head of the queue."""
     first_token_ms: float | None
-    """Estimate from now, if there is a position. For a request that embeds: until the first input is
-    computed."""
+    """Estimate from now, if there is a position, until the first token or the first computed input."""
     num_inputs: int | None = None
     """Number of texts, or None for a generation."""
     num_embedded: int = 0
@@ -174,7 +172,6 @@ class ComputedCall(Protocol):
     @property
     def figures(self) -> Figures:
         """Return the counts so far. The API adds those of the prompt's media."""
-        ...
 
     async def __aexit__(
         self,
@@ -185,25 +182,21 @@ class ComputedCall(Protocol):
 
     def fail_in(self, seconds: float, error: ServerError) -> None:
         """End the call with this error after a delay, unless it has ended by then."""
-        ...
 
 
 class Generation(ComputedCall, Protocol):
     @property
     def arrived_s(self) -> float:
         """Monotonic time at which the event that was read last arrived."""
-        ...
 
     async def __aenter__(self) -> Generation: ...
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Yield the events until all sequences have ended. Raises the error that the call failed with."""
-        ...
 
     def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
         """Yield the events and, while the whole call waits, occasionally its place in the queue or the
         progress of the model's loading."""
-        ...
 
 
 class Embedding(ComputedCall, Protocol):
@@ -214,95 +207,77 @@ class Embedding(ComputedCall, Protocol):
     async def vectors(self) -> bytes:
         """Return all rows in the order of the inputs, in the format of `Embedded.vectors`. Raises the
         error that the call failed with."""
-        ...
 
 
 class Engine(Protocol):
-    """An engine that generates or embeds. Its methods belong to one event loop's thread, and none of them
-    blocks."""
+    """Engine that generates or embeds. Its methods belong to one event loop's thread, and none blocks."""
 
     @property
     def info(self) -> ModelInfo | None:
         """Facts about the model, or None before the first load unless they were known in advance."""
-        ...
 
     @property
     def state(self) -> EngineState: ...
 
     @property
     def is_ending(self) -> bool:
-        """True if the engine is draining or has stopped, so that it begins nothing new in any state of its
-        process."""
-        ...
+        """True if the engine drains or has stopped, and begins nothing new in any state of its process."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Submit the sequences of one API call. Raises `EngineUnavailable`, `QueueFull`,
         `AdapterNotFound`, and `InvalidRequest` for more sequences than may ever wait or a model that does
         not generate text."""
-        ...
 
     def embed(self, request: EmbedRequest) -> Embedding:
         """Submit the inputs of one API call. Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest`
         for an empty or too long input or a model that does not embed."""
-        ...
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
         """Return the prompt tokens and rows of media of these sizes; wake the engine if it sleeps. Raises
         `EngineUnavailable`, and `InvalidRequest` for media or sizes that the model does not take."""
-        ...
 
     def cancel(self, name: str) -> bool:
         """End an API call by its id, or one of its sequences; return False if there is none. The reader of
         the generation gets `RequestCancelled`."""
-        ...
 
     def stop(self, name: str) -> bool:
         """Finish an API call of this process, or one of its sequences, as if the model had ended it.
         Return False if there is none."""
-        ...
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
         """End the reasoning of one sequence behind its output so far, with the `closing` tokens of
         `ending`, which replaces its constraint. Return False if the sequence does not exist or is about to
         end."""
-        ...
 
     def requests(self) -> list[LiveRequest]:
         """Return the live requests in the order of their arrival."""
-        ...
 
     def status(self) -> EngineStatus: ...
 
     def kv_stats(self) -> KVStats | None:
         """Return the statistics of the last step, or None before the first step of the present process."""
-        ...
 
     def show_steps(self, see: SeeStep) -> None:
         """Send a trace of each step to `see`, also from processes that replace this one. There is one
         observer, which must be quick; an engine without traces sends nothing."""
-        ...
 
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
         """Drop the prefix cache but its pinned part with the next step, or the cache file of a sleeping
         model. Raises `EngineUnavailable`."""
-        ...
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         """Return adapters that requests may name, and those that were rejected at the start."""
-        ...
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         """Load an adapter for new requests, and again after a crash; running requests keep an older
         adapter of the same name. Raises `AdapterFailed` or `EngineUnavailable`, and then nothing has
         changed."""
-        ...
 
     def unload_adapter(self, name: str) -> bool:
         """Withhold the adapter from new requests and free it when the running ones end. Return False if
         there is none of this name."""
-        ...
 
 
 def unavailable(status: EngineStatus) -> EngineUnavailable:

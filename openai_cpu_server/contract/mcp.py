@@ -77,18 +77,14 @@ class McpServer(Protocol):
     @property
     def name(self) -> str:
         """Label for counters, with few distinct values."""
-        ...
 
     def status(self) -> McpServerStatus: ...
 
     async def tools(self) -> Sequence[McpTool]:
         """List the tools, starting the server if necessary. Raises McpUnavailable."""
-        ...
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
-        """Call a tool; every failure is returned as an answer. Cancelling the call also cancels it at the
-        server."""
-        ...
+        """Call a tool; a failure is an answer, too. Cancelling the call also cancels it at the server."""
 
     async def close(self) -> None: ...
 
@@ -102,12 +98,10 @@ class McpServers(Protocol):
 
     def named(self, name: str) -> McpServer:
         """Return a configured server. Raises KeyError."""
-        ...
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
         """Return a server for one request, which closes it. Raises InvalidRequest, with a clause, for a
         URL that may not be used."""
-        ...
 
 
 class McpObserver(Protocol):
@@ -115,4 +109,3 @@ class McpObserver(Protocol):
 
     def mcp_rounds(self, rounds: int) -> None:
         """Record the number of generations of a finished response with MCP tools."""
-        ...

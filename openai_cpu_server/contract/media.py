@@ -174,15 +174,15 @@ def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
 def media_in(
     tokens: Sequence[int], items: Sequence[MediaItem], shapes: Sequence[MediaShape]
 ) -> tuple[PlaceholderRange, ...]:
-    known: dict[int, tuple[MediaEmbeddings, int, int]] = {}
+    ranges: dict[int, tuple[MediaEmbeddings, int, int]] = {}
     for number, (item, shape) in enumerate(zip(items, shapes, strict=True)):
         rows = [piece for piece in shape if isinstance(piece, MediaEmbeddings)]
         for part, piece in enumerate(rows):
-            known[row_numbers(item.digest, part, 1)[0]] = piece, number, part
+            ranges[row_numbers(item.digest, part, 1)[0]] = piece, number, part
     media, at = list[PlaceholderRange](), 0
     while at < len(tokens):
         if is_row(tokens[at]):
-            media.append(PlaceholderRange(at, *known[tokens[at]]))
+            media.append(PlaceholderRange(at, *ranges[tokens[at]]))
             at = media[-1].end
         else:
             at += 1

@@ -10,7 +10,7 @@ import msgspec
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import SequenceFigures
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
-from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.offload import ON_CPU, Offload
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
@@ -26,8 +26,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     kv_tokens: int | None = None
-    """Cells of the KV pool. None: as many as fit into half of the memory left beside the weights, at most
-    16,384."""
+    """Cells of the KV pool. None: as many as fit into half of the memory left, at most 16,384."""
     max_seqs: int = 64
     threads: int | None = None
     """One thread per physical core that this process may use if None."""
@@ -38,8 +37,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Repack weights for this CPU during loading. None: if a measurement, made once and stored in
     `cost_dir`, shows that it is faster."""
     reads_weights: bool = False
-    """Copy the weights into private memory, in huge pages if the system allows it, instead of mapping the
-    file."""
+    """Copy the weights into private memory, in huge pages if possible, instead of mapping the file."""
     flash_attention: bool = True
     """False is slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "off"] = "auto"
@@ -154,8 +152,7 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
 
 
 class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
-    """Ask for the tokens and rows of media of these sizes in a prompt. The reply is `MediaMeasured`, once
-    for each size."""
+    """Ask for the tokens and rows of media of these sizes. `MediaMeasured` replies for each size."""
 
     sizes: tuple[MediaSize, ...]
 
@@ -167,8 +164,7 @@ class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """Time after which the engine returns the turn at the end of the current step, where 0 is one step.
     None: the engine keeps it until it is recalled or has no work."""
     beside_interactive: bool = False
-    """Interactive work of another engine waits, so steps are as short as beside interactive work of its
-    own."""
+    """Interactive work of another engine waits, so steps are as short as beside own interactive work."""
 
 
 class Sharing(NamedTuple):
@@ -188,8 +184,7 @@ class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     after_ms: float = 0.0
     """Time from now after which the engine returns the turn at the end of the current step."""
     interrupts: bool = False
-    """A new interactive request of another engine waits. A step of batch work alone with much time left is
-    discarded."""
+    """A new interactive request waits elsewhere. A step of batch work with much time left is discarded."""
 
 
 class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"): ...
@@ -257,8 +252,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: PromptProgress | None = None
-    """Progress of the prompt, if the request asks for it, before its first token. Such an event has no
-    other content."""
+    """Progress of the prompt before the first token, if requested. The event has no other content."""
     finish: Finish | None = None
     """Set on the request's last event only."""
 
@@ -291,14 +285,14 @@ class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
-    """Requests may name the adapter from now on. Those of `EngineOptions.adapters` are sent before
-    `Ready`."""
+    """Requests may name the adapter from now on. Adapters of the start are reported before `Ready`."""
 
     adapter: LoadedAdapter
 
 
 class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
-    adapter: RefusedAdapter
+    key: str
+    reason: str
 
 
 class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):
@@ -309,8 +303,7 @@ class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
     """Requests of the step that now runs, and its expected duration. Sent only if that has changed."""
 
     ids: tuple[str, ...]
-    """Requests that are computed, and those with a slot whose grammars and samplers are prepared beside
-    the step."""
+    """Computed requests, and those with a slot whose grammars and samplers are prepared meanwhile."""
     expected_ms: float = 0.0
     """Prediction of the cost model for each step, rounded up to a power of two; 0: at most 128."""
 
@@ -372,8 +365,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_throttled: bool = False
     is_interrupted: bool = False
     spent_ms: dict[str, float] = {}
-    """CPU time of all threads by the label of the client, divided by tokens. The time of a discarded step
-    belongs to no client."""
+    """CPU time of all threads by client label, divided by tokens. A discarded step costs no client any."""
 
 
 class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
@@ -428,9 +420,7 @@ Event = Union[
     Loading,
     Ready,
     StartFailed,
-    LoadingAdapter,
-    AdapterLoaded,
-    AdapterRefused,
+    AdapterNews,
     MediaMeasured,
     StepStarted,
     Handling,

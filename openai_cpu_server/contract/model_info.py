@@ -41,11 +41,6 @@ class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class RefusedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    key: str
-    reason: str
-
-
 class AdapterState(enum.Enum):
     LOADING = "loading"
     READY = "ready"
@@ -132,22 +127,20 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
-    """True: ggml rearranged the weights for this CPU in private memory, as far as it can. False: they are
-    as in the file."""
+    """True: ggml rearranged the weights for this CPU, as far as it can. False: they lie as in the file."""
     repacked_cost: float | None = None
     """Time of products with repacked weights relative to the time without. None if it was not measured or
     ggml can repack none of the weights here."""
     left_to_ggml: tuple[str, ...] = ()
-    """ggml's names of weight types that lie as in the file and that ggml multiplies faster than our
-    kernel."""
+    """ggml's names of weight types that lie as in the file and that ggml multiplies faster than we do."""
 
     def __str__(self) -> str:
-        said = ["repacked" if self.repacked else "as in the file"]
+        facts = ["repacked" if self.repacked else "as in the file"]
         if self.repacked_cost is not None:
-            said.append(f"repacked they take {self.repacked_cost:.2f} of the time")
+            facts.append(f"repacked they take {self.repacked_cost:.2f} of the time")
         if self.left_to_ggml:
-            said.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
-        return "; ".join(said)
+            facts.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
+        return "; ".join(facts)
 
 
 _COMMON_CELL_BYTES = 2**14
@@ -219,8 +212,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context_limit(self) -> int:
-        """Maximum tokens of one request, prompt and output together, or of one input where texts are
-        embedded."""
+        """Maximum tokens of one request with its output, or of one input where texts are embedded."""
         if self.kind is not ModelKind.GENERATES:
             return self.max_input_tokens
         return min(self.context_trained, self.kv_tokens)
@@ -228,12 +220,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computed_by(self) -> dict[str, str]:
         """Table for users of kernels, layout of the weights, and devices."""
-        told = {**self.kernels.described, "weights": str(self.weights)}
+        table = {**self.kernels.described, "weights": str(self.weights)}
         if self.placement is not None:
-            told["device"] = str(self.placement)
+            table["device"] = str(self.placement)
         if self.draft_placement is not None:
-            told["device of the draft model"] = str(self.draft_placement)
-        return told
+            table["device of the draft model"] = str(self.draft_placement)
+        return table
 
     @property
     def summary(self) -> str:
@@ -260,24 +252,18 @@ class ThreadControl(Protocol):
     @property
     def most(self) -> int:
         """Number of threads that compute while each has a core."""
-        ...
 
     def use(self, count: int) -> None:
         """Compute with `count` threads, 1 to `most`, from the next step on."""
-        ...
 
     def waits_s(self) -> Mapping[int, float]:
-        """Seconds so far that each thread was ready without a core, or {} if the system does not report
-        it."""
-        ...
+        """Seconds so far that each thread was ready without a core, or {} if the system has no count."""
 
     def idle_s(self) -> float:
         """Idle time of the cores so far, added up."""
-        ...
 
     def throttled_s(self) -> float:
         """Seconds so far that all threads stood still because a quota of CPU time was exhausted."""
-        ...
 
 
 class NativeModel(Protocol):
@@ -290,18 +276,14 @@ class NativeModel(Protocol):
     def threads(self) -> ThreadControl: ...
 
     def warm_up(self) -> bool:
-        """Use every part once before the first step. Return False if `interrupt` ended it; it can be
-        repeated."""
-        ...
+        """Use every part once before the first step. Return False if `interrupt` ended it before."""
 
     def interrupt(self) -> None:
         """Make the running `warm_up`, or an interruptible step, return early as `interrupted`. Later steps
         are not affected; any thread may call this."""
-        ...
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         """Return the tokens and rows of media of this size in a prompt."""
-        ...
 
     def close(self) -> None: ...
 
@@ -315,8 +297,7 @@ class FimTokens(msgspec.Struct, frozen=True):
 
 
 class SequenceMarks(msgspec.Struct, frozen=True):
-    """Control tokens that a tokenizer puts around a text, and those between a query and a text for a
-    cross-encoder."""
+    """Control tokens around a text, and between a query and a text for a cross-encoder."""
 
     begin: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
@@ -350,7 +331,6 @@ class Tokenizer(Protocol):
     @property
     def adds_bos(self) -> bool:
         """True if `encode(..., add_special=True)` puts `bos` first."""
-        ...
 
     @property
     def fim(self) -> FimTokens | None: ...
@@ -358,16 +338,13 @@ class Tokenizer(Protocol):
     @property
     def marks(self) -> SequenceMarks:
         """`begin` and `end` are those that `encode(..., add_special=True)` adds."""
-        ...
 
     def least_tokens(self, text: str) -> int:
         """Lower bound of a text's tokens without tokenizing it; 0 if nothing is known."""
-        ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text. `parse_special` turns control tokens that are written in it
         (`<|im_end|>`) into tokens."""
-        ...
 
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool, parse_special: bool
@@ -375,8 +352,6 @@ class Tokenizer(Protocol):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token, or b"" for control tokens unless `special`."""
-        ...
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens, with U+FFFD for bytes that are not UTF-8."""
-        ...

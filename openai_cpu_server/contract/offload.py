@@ -1,5 +1,4 @@
-"""A device beside the CPU, such as a GPU: which parts of a model are wanted there, and which were placed
-there."""
+"""Device beside the CPU, such as a GPU: parts of a model that are wanted there, or placed there."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     """Wanted placement. By default everything stays on the CPU."""
 
     gpu_layers: Union[int, Literal["auto", "all"]] = 0
-    """Number of last layers on the device, the output being the last one; auto: the fastest split that
-    fits."""
+    """Number of last layers on the device, with the output; auto: the fastest split that fits."""
     cpu_moe: int = 0
     """Number of first layers whose experts stay on the CPU, or `ALL_LAYERS` for all experts."""
     tensor_place: tuple[tuple[str, str], ...] = ()
@@ -101,10 +99,10 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
         """Description of what is on the device, without sizes, or None if the CPU computes everything."""
         if self.device is None or not (self.layers or self.weights_bytes):
             return None
-        said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
-        said += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
-        said += ["cells on the CPU"] if self.cells_on_cpu else []
-        return ", ".join(said)
+        parts = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
+        parts += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
+        parts += ["cells on the CPU"] if self.cells_on_cpu else []
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         if self.device is None or self.split is None:

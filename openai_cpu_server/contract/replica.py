@@ -40,14 +40,13 @@ def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
     )
 
 
-def key_identity(given: bytes | None) -> str | None:
+def key_identity(key: bytes | None) -> str | None:
     """One-way digest of a key, or None without a key."""
-    return None if given is None else sha256(given).hexdigest()
+    return None if key is None else sha256(key).hexdigest()
 
 
 def cache_namespace(*, salt: str | None, key: str | None) -> str:
-    """Digest of a pair of salt and key identity, or "" without either. Cache files may contain it, so it
-    reveals neither."""
+    """Digest of salt and key identity, or "" without either. Cache files contain it; it reveals neither."""
     if salt is None and key is None:
         return ""
     return sha256(msgspec.json.encode([key, salt])).hexdigest()
@@ -106,12 +105,10 @@ class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[int, ...] = ()
 
 
-class HeldUpdate(msgspec.Struct, frozen=True, kw_only=True):
+class HeldUpdate(PrefixNews, frozen=True, kw_only=True):
     """Changes of a replica's prefixes since a version that the router may know."""
 
     version: int
     """Version to send with the next query."""
     is_whole: bool = False
     """`saved` is the complete set and replaces what the router knows."""
-    saved: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()

@@ -107,8 +107,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Maximum tokens of the reasoning without marks before it is ended, or None. A character that has
     begun is finished first."""
     ends_at: int | None = None
-    """Number of output tokens at which the reasoning is ended on request, whatever the budget; None
-    without a request."""
+    """Number of output tokens at which the reasoning ends on request despite the budget, or None."""
     closing: tuple[int, ...] = ()
     """Tokens that end the reasoning when due: they spell `end`, possibly behind closing words."""
 
@@ -137,8 +136,7 @@ class ReasoningTracker:
 
     @property
     def is_used_up(self) -> bool:
-        """True if the budget is exhausted or the reasoning is ended on request, so that `closing` must
-        follow."""
+        """True if the reasoning is to end, by budget or on request, so that `closing` must follow."""
         if not self._is_inside:
             return False
         by_budget = -1 if self._budget is None else self._num_inside - self._budget
@@ -174,7 +172,7 @@ class ReasoningTracker:
 
 def _ends_within_character(text: bytes) -> bool:
     for length, byte in enumerate(reversed(text[-_LONGEST_CHARACTER:]), start=1):
-        if byte & 0xC0 != 0x80:  # the character's first byte, which tells how many it has
+        if byte & 0xC0 != 0x80:  # the character's first byte, which has their number
             return length < 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
     return False
 
@@ -231,8 +229,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_n_sigma: float = 0.0
     """Maximum standard deviations of a logit below the largest, or 0 for no limit."""
     xtc_probability: float = 0.0
-    """Probability of removing all tokens with a probability of at least `xtc_threshold` but the last
-    (XTC)."""
+    """Probability of removing all tokens of at least `xtc_threshold` but the last one (XTC)."""
     xtc_threshold: float = 0.1
     dry: DryPenalty | None = None
     min_tokens: int = 0
@@ -275,8 +272,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (): the grammar begins with the answer's first token. Reasoning must be certain then, or impossible.
     """
     thinking: Thinking | None = None
-    """Marks that lead to the answer's beginning, for which the constraint and stop strings wait. None:
-    nothing waits."""
+    """Marks before the answer's beginning, for which the constraint and stop strings wait, or None."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -315,8 +311,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     sampling: Sampling
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """Number of alternatives with log-probabilities for each sampled token, or None for no
-    log-probabilities."""
+    """Number of alternatives with log-probabilities for each sampled token, or None for none at all."""
     prompt_logprobs: bool = False
     """Includes every prompt token but the first."""
     scores_end: bool = False
@@ -324,8 +319,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None
-    """Name of the adapter, or None for the base model. The engine that accepts the request replaces the
-    name with the key."""
+    """Name of the adapter, or None for the base model. The accepting engine replaces it with the key."""
     constraint: Constraint | None = None
     marks: OutputMarks | None = None
     """Marks of reasoning and answer, or None if the whole output is the answer."""
@@ -343,8 +337,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def cells_namespace(self) -> str:
-        """Namespace within which KV cells are interchangeable. An adapter's cells differ from those of the
-        base model."""
+        """Namespace within which KV cells are interchangeable. Each adapter has cells of its own."""
         return self.cache_namespace if self.adapter is None else f"{self.cache_namespace}+{self.adapter}"
 
     @property

@@ -52,8 +52,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.preempt_threshold_ms, self.pace_ms)
 
     def without_interruption(self) -> Scheduling:
-        """Return settings for steps that cannot be discarded: shorter batch steps keep the same wait for
-        new requests."""
+        """Return settings for steps that cannot be discarded: shorter batch steps, for the same wait."""
         return msgspec.structs.replace(self, batch_stall_ms=min(self.batch_stall_ms, self.batch_beside_ms))
 
 

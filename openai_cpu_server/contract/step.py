@@ -195,8 +195,7 @@ class Drafted(msgspec.Struct, frozen=True):
     """Result of a span's draft, in tokens."""
 
     num_computed: int = 0
-    """Draft tokens that were computed: fewer than planned if a constraint forbids some or fewer were
-    drafted."""
+    """Computed draft tokens: fewer than planned if a constraint forbids some or fewer were drafted."""
     num_accepted: int = 0
     """First draft tokens that equal the output's. The slot holds the cells of exactly these."""
     num_known: int = 0
@@ -211,8 +210,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     samples: dict[int, Sample] = {}
     further: dict[int, tuple[Sample, ...]] = {}
-    """Samples by slot behind draft tokens that previous samples confirmed. Each equals the sample of a
-    separate step."""
+    """Samples by slot behind confirmed draft tokens. Each equals the sample of a separate step."""
     drafted: dict[int, Drafted] = {}
     drafting_ms: float = 0.0
     verbs_ms: float = 0.0
@@ -225,8 +223,7 @@ class StepResult(msgspec.Struct, frozen=True):
     """Padding tokens that were computed: all of the step's, or 0 if there were no cells for them."""
     interrupted: bool = False
     encoded: bool = False
-    """The step's `encode` is complete, so that spans of these rows may follow. An error of it is in
-    `faults`."""
+    """The step's `encode` is complete, and spans of its rows may follow. Its errors are in `faults`."""
     encoding_ms: float = 0.0
 
 
@@ -238,21 +235,16 @@ class Backend(NativeModel, Protocol):
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes that a token adds to the output: b"" for control tokens, or their names if
         `special`. Tokens that end the output add none in any case."""
-        ...
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         """Compile the constraint and return the tokens that must follow this output, which may be empty.
         Any thread may call it. Raises `ConstraintFailed`."""
-        ...
 
     def check_adapter(self, adapter: Adapter) -> None:
         """Check an adapter's file before it is loaded. Any thread may call it. Raises `AdapterFailed`."""
-        ...
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load a checked adapter whose key is not loaded yet. Raises `AdapterFailed`, and then nothing has
-        changed."""
-        ...
+        """Load a checked, unloaded adapter. Raises `AdapterFailed`, and then nothing has changed."""
 
     def unload_adapter(self, key: str) -> None: ...
 
@@ -261,11 +253,9 @@ class Backend(NativeModel, Protocol):
     ) -> None:
         """Write index and cells of the first of these blocks to a file, up to the limit; write no file
         without blocks. Raises OSError."""
-        ...
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
         """Load a file of `export_cache`, parents before children; return () if it is unusable."""
-        ...
 
 
 class ShownPart(msgspec.Struct, frozen=True, array_like=True):

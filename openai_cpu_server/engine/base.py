@@ -3,34 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from openai_cpu_server.contract import messages
+from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.messages import (
-    ALONE,
-    AdapterNews,
-    CancelRequest,
-    ClearCache,
-    Finish,
-    FinishReason,
-    HideSteps,
-    QueueState,
-    Sharing,
-    ShortenTurn,
-    ShowSteps,
-    StepDone,
-    StepFigures,
-    StepStarted,
-    Submit,
-    TokenEvent,
-    UnloadAdapter,
-)
-from openai_cpu_server.contract.model_info import Adapter, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, ModelInfo, ThreadControl
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit
@@ -43,16 +25,11 @@ _SHORT_MS = 128.0
 
 
 class PreparedRequest(NamedTuple):
-    submit: Submit
-    beginning: tuple[int, ...]
+    submit: messages.Submit
+    beginning: tuple[int, ...] = ()
     """Output that the constraint forces before the first sample, to be computed with the prompt."""
-
-
-class RefusedRequest(NamedTuple):
-    submit: Submit
-    why: str
-    is_own_fault: bool = False
-    """True if the request's grammar is to blame."""
+    failure: RequestFailed | None = None
+    """Reason for the rejection of the request, or None if it is accepted."""
 
 
 class CheckedAdapter(NamedTuple):
@@ -61,15 +38,14 @@ class CheckedAdapter(NamedTuple):
 
 
 Work = (
-    Submit
+    messages.Submit
     | PreparedRequest
-    | RefusedRequest
-    | CancelRequest
-    | ClearCache
+    | messages.CancelRequest
+    | messages.ClearCache
     | CheckedAdapter
-    | UnloadAdapter
-    | ShowSteps
-    | HideSteps
+    | messages.UnloadAdapter
+    | messages.ShowSteps
+    | messages.HideSteps
 )
 """Commands that a core handles."""
 Planned = TypeVar("Planned")
@@ -82,31 +58,10 @@ _TRUST_S = 0.1
 _LATEST = 20.0
 
 
-class _Lateness:
-    """Recent factor of actual to predicted step time, at least 1. The cost model learns about a busy
-    machine step by step, and nothing while cores are lost for a moment; estimates for waiting clients use
-    this factor at once."""
-
-    def __init__(self, now_s: float) -> None:
-        self._noted_s = now_s
-        self._elapsed_s = self._predicted_s = 0.0
-
-    def note(self, now_s: float, elapsed_s: float, predicted_s: float) -> None:
-        kept = math.exp(-max(0.0, now_s - self._noted_s) / _MEMORY_S)
-        self._elapsed_s = kept * self._elapsed_s + elapsed_s
-        self._predicted_s = kept * self._predicted_s + predicted_s
-        self._noted_s = now_s
-
-    @property
-    def factor(self) -> float:
-        factor = (self._elapsed_s + _TRUST_S) / (self._predicted_s + _TRUST_S)
-        return min(max(factor, 1.0), _LATEST)
-
-
-def scheduling_on(asked: Scheduling, info: ModelInfo) -> Scheduling:
+def scheduling_on(scheduling: Scheduling, info: ModelInfo) -> Scheduling:
     """Keep steps short if a device cannot interrupt them."""
     goes_on = info.placement is not None and info.placement.computes_in_one_go
-    return asked.without_interruption() if goes_on else asked
+    return scheduling.without_interruption() if goes_on else scheduling
 
 
 class StepTimer:
@@ -118,8 +73,7 @@ class StepTimer:
     def __init__(
         self, clock: Callable[[], float], cpu_clock: Callable[[], float], *, preempt_threshold_s: float
     ) -> None:
-        """`cpu_clock`: CPU seconds of all threads. A step that ends within the threshold is never
-        discarded."""
+        """`cpu_clock`: CPU seconds of all threads. No step that ends within the threshold is discarded."""
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._preempt_threshold_s = preempt_threshold_s
@@ -127,7 +81,8 @@ class StepTimer:
         """Read by the reader thread while a step runs."""
         self._cpu_started_s = 0.0
         self._predicted_ms = 0.0
-        self._lateness = _Lateness(clock())
+        self._ended_s = clock()
+        self._recent_elapsed_s = self._recent_predicted_s = 0.0
         self.started_s = 0.0
         self.elapsed_ms = 0.0
         self.was_interrupted = False
@@ -149,12 +104,18 @@ class StepTimer:
         now_s = self._clock()
         self.elapsed_ms = 1000 * (now_s - self.started_s)
         if not is_interrupted:
-            self._lateness.note(now_s, self.elapsed_ms / 1000, self._predicted_ms / 1000)
+            fading = math.exp(-max(0.0, now_s - self._ended_s) / _MEMORY_S)
+            self._recent_elapsed_s = fading * self._recent_elapsed_s + self.elapsed_ms / 1000
+            self._recent_predicted_s = fading * self._recent_predicted_s + self._predicted_ms / 1000
+            self._ended_s = now_s
 
     @property
     def lateness(self) -> float:
-        """Recent factor of actual to predicted step time, because other processes use the cores."""
-        return self._lateness.factor
+        """Recent factor of actual to predicted step time, at least 1, because other processes use the
+        cores. The cost model learns about a busy machine step by step, and nothing while cores are lost for
+        a moment; estimates for waiting clients use this factor at once."""
+        factor = (self._recent_elapsed_s + _TRUST_S) / (self._recent_predicted_s + _TRUST_S)
+        return min(max(factor, 1.0), _LATEST)
 
     def cpu_ms(self) -> float:
         """CPU time of the last step so far. A discarded step costs no client anything."""
@@ -167,13 +128,16 @@ class Core(ABC, Generic[Planned]):
     Methods belong to the loop's thread unless they say otherwise.
     """
 
-    def __init__(self, timer: StepTimer, cores: CoreWatch, clock: Callable[[], float]) -> None:
-        self._timer = timer
-        self._cores = cores
+    def __init__(
+        self, threads: ThreadControl, *, preempt_threshold_ms: float, clock: Callable[[], float]
+    ) -> None:
+        self._timer = StepTimer(clock, time.process_time, preempt_threshold_s=preempt_threshold_ms / 1000)
+        self._cores = CoreWatch(threads, clock)
         self._clock = clock
-        self._events: list[TokenEvent] = []
-        self._announced = StepStarted(ids=())
-        self._queue_told_at = NEVER
+        self._events: list[messages.TokenEvent] = []
+        self._embedded: list[Embedded] = []
+        self._announced = messages.StepStarted(ids=())
+        self._queue_sent_s = NEVER
 
     # -- for the loop ------------------------------------------------------------------------------------
 
@@ -197,7 +161,7 @@ class Core(ABC, Generic[Planned]):
         raise AssertionError("there is nothing to measure")
 
     @abstractmethod
-    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest:
         """Prepare a request that has a constraint, in any thread."""
 
     @abstractmethod
@@ -205,7 +169,7 @@ class Core(ABC, Generic[Planned]):
         """Check an adapter's file, in any thread."""
 
     @abstractmethod
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         """Load an adapter, unless it is loaded already, and yield events as they happen."""
 
     def handle(self, command: Work) -> None:
@@ -216,23 +180,28 @@ class Core(ABC, Generic[Planned]):
         except RequestFailed as error:
             self._abandon(command, error)
 
-    def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
         """Return True if the running step should be discarded for this command, in any thread."""
         return _is_urgent(command) and self._timer.is_interruptible
 
-    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
+    def flush(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
         """Yield events that need no computing, while another engine computes."""
         if self._has_events:
             yield self._done(None, None)
         yield from self._queue_news(sharing)
 
-    def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
+    def step(
+        self, sharing: messages.Sharing = messages.ALONE
+    ) -> Iterator[messages.StepStarted | messages.StepDone | messages.QueueState]:
         try:
             planned = self._plan(sharing)
-        except BaseException:  # nobody knows with whom the planning could not cope: it may be any of them
-            yield StepStarted(ids=self._everybody)
+        except BaseException:  # any of the requests may be to blame
+            yield messages.StepStarted(ids=self._everybody)
             raise
-        yield from self._announce(self._members(planned))
+        members = self._members(planned)
+        if members != self._announced:
+            self._announced = members
+            yield members
         figures = self._compute(planned)
         yield self._done(planned, figures)
         yield from self._queue_news(sharing)
@@ -242,11 +211,7 @@ class Core(ABC, Generic[Planned]):
         """End all requests and write the prefix cache to a file, the most recently used part within
         `limit`. Raises OSError."""
 
-    # -- what kinds of cores do in their own way -----------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def _has_events(self) -> bool: ...
+    # -- what kinds of cores do in their own way ---------------------------------------------------------
 
     @property
     @abstractmethod
@@ -259,62 +224,63 @@ class Core(ABC, Generic[Planned]):
     def _abandon(self, command: Work, error: RequestFailed) -> None: ...
 
     @abstractmethod
-    def _plan(self, sharing: Sharing) -> Planned: ...
+    def _plan(self, sharing: messages.Sharing) -> Planned: ...
 
     @abstractmethod
-    def _members(self, planned: Planned) -> StepStarted: ...
+    def _members(self, planned: Planned) -> messages.StepStarted: ...
 
     @abstractmethod
-    def _compute(self, planned: Planned) -> StepFigures | None: ...
+    def _compute(self, planned: Planned) -> messages.StepFigures | None: ...
 
     @abstractmethod
-    def _done(self, planned: Planned | None, figures: StepFigures | None) -> StepDone: ...
+    def _done(self, planned: Planned | None, figures: messages.StepFigures | None) -> messages.StepDone: ...
 
     @abstractmethod
-    def _queue_state(self, slowdown: float) -> QueueState | None: ...
+    def _queue_state(self, slowdown: float) -> messages.QueueState | None: ...
 
-    def _take_events(self) -> tuple[TokenEvent, ...]:
+    # -- news --------------------------------------------------------------------------------------------
+
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._events or self._embedded)
+
+    def _take_events(self) -> tuple[messages.TokenEvent, ...]:
         events = tuple(self._events)
         self._events.clear()
         return events
 
-    # -- news --------------------------------------------------------------------------------------------
-
-    def _announce(self, news: StepStarted) -> Iterator[StepStarted]:
-        if news != self._announced:
-            self._announced = news
-            yield news
-
-    def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
-        if self._clock() - self._queue_told_at < _QUEUE_NEWS_S:
+    def _queue_news(self, sharing: messages.Sharing) -> Iterator[messages.QueueState]:
+        if self._clock() - self._queue_sent_s < _QUEUE_NEWS_S:
             return
         state = self._queue_state(sharing.slowdown * self._timer.lateness)
         if state is not None:
-            self._queue_told_at = self._clock()
+            self._queue_sent_s = self._clock()
             yield state
 
 
 AnyCore = Core[Any]
 
 
-def step_of(ids: Iterable[str], predicted_ms: float) -> StepStarted:
+def step_of(ids: Iterable[str], predicted_ms: float) -> messages.StepStarted:
     """Return the announcement of a step. The time is rounded up to a power of two, so that a slowly
     growing time is seldom news; 0 if it is short."""
     expected_ms = 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
-    return StepStarted(ids=tuple(ids), expected_ms=expected_ms)
+    return messages.StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 
 
-def submit_of(command: Work) -> Submit | None:
-    if isinstance(command, PreparedRequest | RefusedRequest):
+def submit_of(command: Work) -> messages.Submit | None:
+    if isinstance(command, PreparedRequest):
         return command.submit
-    return command if isinstance(command, Submit) else None
+    return command if isinstance(command, messages.Submit) else None
 
 
-def failure(request_id: str, why: str, output_tokens: int, *, is_own_fault: bool = False) -> TokenEvent:
-    finish = Finish(
-        reason=FinishReason.ERROR, output_tokens=output_tokens, error=why, is_own_fault=is_own_fault
+def failure(
+    request_id: str, why: str, output_tokens: int, *, is_own_fault: bool = False
+) -> messages.TokenEvent:
+    finish = messages.Finish(
+        reason=messages.FinishReason.ERROR, output_tokens=output_tokens, error=why, is_own_fault=is_own_fault
     )
-    return TokenEvent(id=request_id, finish=finish)
+    return messages.TokenEvent(id=request_id, finish=finish)
 
 
 def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, float]:
@@ -327,15 +293,8 @@ def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, floa
     return {client: cpu_ms * count / total for client, count in tokens.items()} if total else {}
 
 
-def _is_urgent(command: Work | ShortenTurn) -> bool:
-    if isinstance(command, ShortenTurn):
+def _is_urgent(command: Work | messages.ShortenTurn) -> bool:
+    if isinstance(command, messages.ShortenTurn):
         return command.interrupts
     submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE
-
-
-def forget_file(path: str | None) -> None:
-    """Delete the prefix cache's file, so that a dropped cache does not return at the next start."""
-    if path is not None:
-        with contextlib.suppress(OSError):
-            Path(path).unlink()

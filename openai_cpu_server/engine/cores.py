@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _LOST = 0.3
 """A thread has lost its core if it waits for one for this share of the time. A busy stranger takes a half,
 or two thirds where Linux shares cores between groups. API process and clients take at most 0.2
-(`scripts/regress.py stranger` prints it)."""
+(docs/tuning.md)."""
 _FREE = 0.6
 """Idle cores that are necessary for trying another thread."""
 _NOT_SLOWER = 0.95
@@ -119,7 +119,7 @@ class ThreadChoice:
 
 _LOOK_S = 0.06
 """Duration of observation before a decision: some time slices of Linux, which are 3 ms."""
-_TELL_S = 10.0
+_LOG_S = 10.0
 """Minimum time between two log messages about changes."""
 
 
@@ -135,7 +135,7 @@ class CoreWatch:
         """True if cores are lost and no other number of threads is better."""
         self.is_throttled = False
         """True if a cgroup's quota of CPU time took cores at the last observation."""
-        self._told, self._told_s = threads.most, -math.inf
+        self._logged, self._logged_s = threads.most, -math.inf
         self._begin()
 
     @property
@@ -177,28 +177,24 @@ class CoreWatch:
         self._threads.use(self._choice.decide(seen, self._clock()))
         self._is_crowded = seen.is_disturbed and self.count == before
         self.is_throttled = seen.throttled > _LOST / 2
-        self._tell()
-
-    def _seen(self) -> CoresSeen:
-        return CoresSeen(
-            lost=tuple(lost_s / self._elapsed_s for lost_s in self._lost_s.values()),
-            free=self._free() if self.count < self._threads.most else 0.0,
-            speed=self._alone_s / self._elapsed_s,
-            elapsed_s=self._elapsed_s,
-            throttled=(self._threads.throttled_s() - self._throttled_s) / self._elapsed_s,
-        )
-
-    def _free(self) -> float:
-        span_s = max(self._clock() - self._began_s, self._elapsed_s)
-        own_idle_s = self.count * (span_s - self._elapsed_s)
-        return (self._threads.idle_s() - self._idle_s - own_idle_s) / span_s
-
-    def _tell(self) -> None:
-        now_s = self._clock()
-        if self.count != self._told and now_s - self._told_s >= _TELL_S:
-            self._told, self._told_s = self.count, now_s
+        if self.count != self._logged and self._clock() - self._logged_s >= _LOG_S:
+            self._logged, self._logged_s = self.count, self._clock()
             is_all = self.count == self._choice.most
             by_quota = "the control group's quota of CPU time is used up"
             reason = by_quota if self.is_throttled else "others use the cores"
             why = "all have their cores again" if is_all else reason
             logger.info("threads that compute: %d of %d (%s)", self.count, self._choice.most, why)
+
+    def _seen(self) -> CoresSeen:
+        free = 0.0
+        if self.count < self._threads.most:
+            span_s = max(self._clock() - self._began_s, self._elapsed_s)
+            own_idle_s = self.count * (span_s - self._elapsed_s)
+            free = (self._threads.idle_s() - self._idle_s - own_idle_s) / span_s
+        return CoresSeen(
+            lost=tuple(lost_s / self._elapsed_s for lost_s in self._lost_s.values()),
+            free=free,
+            speed=self._alone_s / self._elapsed_s,
+            elapsed_s=self._elapsed_s,
+            throttled=(self._threads.throttled_s() - self._throttled_s) / self._elapsed_s,
+        )

@@ -6,25 +6,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import RequestFailed
-from openai_cpu_server.contract.messages import (
-    AdapterNews,
-    AdapterRefused,
-    CancelRequest,
-    ClearCache,
-    EngineOptions,
-    HideSteps,
-    QueuePlace,
-    QueueState,
-    Sharing,
-    ShowSteps,
-    StepDone,
-    StepFigures,
-    StepStarted,
-    Submit,
-)
-from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit, ShownPart, StepTrace
@@ -32,8 +17,6 @@ from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
     PreparedRequest,
-    RefusedRequest,
-    StepTimer,
     Work,
     failure,
     scheduling_on,
@@ -41,7 +24,6 @@ from openai_cpu_server.engine.base import (
     step_of,
     submit_of,
 )
-from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
@@ -51,13 +33,12 @@ _ENOUGH_TOKENS = 256
 second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5, 11.4, 11.1, 11.0; with
 ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of 128
 made a chat's first token beside endless embedding no earlier."""
-_PLACES_TOLD = 100
+_MOST_PLACES = 100
 """Maximum waiting requests whose place is reported."""
 
 
 class EmbedCore(Core[list[EmbedPart]]):
-    """Core of queue and backend. Costs are learned while serving: an estimate is correct after some dozens
-    of steps."""
+    """Core of queue and backend. Costs are learned while serving, in some dozens of steps."""
 
     def __init__(
         self,
@@ -67,19 +48,13 @@ class EmbedCore(Core[list[EmbedPart]]):
         options: Scheduling,
         *,
         clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`cpu_clock`: CPU seconds of all threads."""
-        preempt_threshold_s = options.preempt_threshold_ms / 1000
-        timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
-        super().__init__(timer, CoreWatch(backend.threads, clock), clock)
+        preempt_threshold_ms = options.preempt_threshold_ms
+        super().__init__(backend.threads, preempt_threshold_ms=preempt_threshold_ms, clock=clock)
         self._queue = queue
         self._backend = backend
         self._cost = cost
         self._options = options
-        self._embedded: list[Embedded] = []
-        """Events of the next message. Rejections of generation requests, which this model cannot serve,
-        are in `_events`."""
         self._is_shown = False
 
     @property
@@ -90,65 +65,56 @@ class EmbedCore(Core[list[EmbedPart]]):
     def work(self) -> Priority | None:
         return self._queue.best_priority
 
-    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest:
         """Reject requests for another kind of model, because embeddings need no preparation."""
-        return RefusedRequest(submit, _WRONG_MODEL)
+        return PreparedRequest(submit, failure=RequestFailed(_WRONG_MODEL))
 
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
 
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
-        yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
+        yield messages.AdapterRefused(checked.adapter.key, checked.why_not or "")
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None: ...
 
     # -- a step ------------------------------------------------------------------------------------------
 
     @property
-    def _has_events(self) -> bool:
-        return bool(self._events or self._embedded)
-
-    @property
     def _everybody(self) -> tuple[str, ...]:
         return self._queue.ids
 
-    def _plan(self, sharing: Sharing) -> list[EmbedPart]:
-        return self._queue.compose(self._room(sharing))
-
-    def _members(self, planned: list[EmbedPart]) -> StepStarted:
-        inputs = _inputs(planned)
-        expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
-        return step_of((part.pending.request.id for part in planned), expected_ms)
-
-    def _room(self, sharing: Sharing) -> EmbedRoom:
+    def _plan(self, sharing: messages.Sharing) -> list[EmbedPart]:
         info, options = self._backend.info, self._options
         # After a step that was thrown away a short one: it is not thrown away too.
         is_short = sharing.beside_interactive or self._timer.was_interrupted
         interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
         budget_ms = options.batch_beside_ms if interactive else options.batch_stall_ms
-        budget_tokens = self._tokens_within(budget_ms)
-        return EmbedRoom(
-            max_inputs=info.max_seqs, max_tokens=info.max_step_tokens, budget_tokens=budget_tokens
-        )
+        sizes = range(2, min(_ENOUGH_TOKENS, info.max_step_tokens) + 1)
+        budget_tokens = 1 + bisect_right(sizes, budget_ms, key=self._cost.predict_ms)
+        return self._queue.compose(EmbedRoom(info.max_seqs, info.max_step_tokens, budget_tokens))
 
-    def _tokens_within(self, budget_ms: float) -> int:
-        most = min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
-        return 1 + bisect_right(range(2, most + 1), budget_ms, key=self._cost.predict_ms)
+    def _members(self, planned: list[EmbedPart]) -> messages.StepStarted:
+        inputs = _inputs(planned)
+        expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
+        return step_of((part.pending.request.id for part in planned), expected_ms)
 
-    def _compute(self, planned: list[EmbedPart]) -> StepFigures | None:
+    def _compute(self, planned: list[EmbedPart]) -> messages.StepFigures | None:
         if not planned:
             return None
         inputs = _inputs(planned)
         timer, (tokens, pairs) = self._timer, _work_of(inputs)
         predicted_ms, threads = self._cost.predict_ms(tokens, pairs), self._cores.count
         alone_ms = predicted_ms / self._cost.slowdown(tokens, pairs)
-        timer.begin(predicted_ms, may_interrupt=_is_batch(planned))
+        timer.begin(
+            predicted_ms,
+            may_interrupt=all(part.pending.request.priority is Priority.BATCH for part in planned),
+        )
         timer.end(is_interrupted=not self._embed(planned))
         if not timer.was_interrupted and self._cores.computed(timer.elapsed_ms, alone_ms):
             self._cost.refine(tokens, pairs, timer.elapsed_ms)
         self._cost.use(self._cores.count)
         clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in planned)
-        return StepFigures(
+        return messages.StepFigures(
             sequences=len(inputs),
             tokens=tokens,
             predicted_ms=predicted_ms,
@@ -174,77 +140,70 @@ class EmbedCore(Core[list[EmbedPart]]):
             return all(self._embed([part]) for part in parts)
         if result.interrupted:
             return False
-        self._tell_vectors(parts, result.vectors)
+        row_bytes, start = 4 * self._backend.info.embedding_size, 0
+        for part in parts:
+            end = start + part.count * row_bytes
+            rows, request_id = result.vectors[start:end], part.pending.request.id
+            self._embedded.append(Embedded(id=request_id, first=part.first, count=part.count, vectors=rows))
+            start = end
+        assert start == len(result.vectors), "there are as many rows as inputs"
         self._queue.computed(parts)
         return True
 
-    def _tell_vectors(self, parts: Iterable[EmbedPart], vectors: bytes) -> None:
-        row_bytes = 4 * self._backend.info.embedding_size
-        start = 0
-        for part in parts:
-            end = start + part.count * row_bytes
-            rows = vectors[start:end]
-            event = Embedded(id=part.pending.request.id, first=part.first, count=part.count, vectors=rows)
-            self._embedded.append(event)
-            start = end
-        assert start == len(vectors), "there are as many rows as inputs"
-
-    def _done(self, planned: list[EmbedPart] | None, figures: StepFigures | None) -> StepDone:
+    def _done(
+        self, planned: list[EmbedPart] | None, figures: messages.StepFigures | None
+    ) -> messages.StepDone:
         events = self._take_events()
         embedded, self._embedded = tuple(self._embedded), []
         shown = StepTrace(parts=tuple(map(_shown, planned))) if self._is_shown and planned else None
-        return StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
+        return messages.StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
 
-    def _queue_state(self, slowdown: float) -> QueueState | None:
-        return QueueState(places=tuple(self._places(slowdown))) if self._queue.num_waiting else None
-
-    def _places(self, slowdown: float) -> Iterator[QueuePlace]:
-        """Approximately, the first inputs of earlier requests are computed before each request's first
-        input."""
-        tokens = 0
-        for position, pending in enumerate(self._queue.waiting[:_PLACES_TOLD], 1):
+    def _queue_state(self, slowdown: float) -> messages.QueueState | None:
+        places, tokens = list[messages.QueuePlace](), 0
+        for position, pending in enumerate(self._queue.waiting[:_MOST_PLACES], 1):
+            # Approximately, the first inputs of earlier requests are computed before each request's first.
             tokens += len(pending.request.inputs[pending.next])
-            yield QueuePlace(pending.request.id, position, slowdown * self._cost.predict_ms(tokens))
+            left_ms = slowdown * self._cost.predict_ms(tokens)
+            places.append(messages.QueuePlace(pending.request.id, position, left_ms))
+        return messages.QueueState(places=tuple(places)) if places else None
 
     # -- commands ----------------------------------------------------------------------------------------
 
     def _handle(self, command: Work) -> None:
         match command:
-            case Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
-                self._accept(request, num_embedded)
-            case Submit():
+            case messages.Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
+                info = self._backend.info
+                for tokens in request.inputs:
+                    assert 1 <= len(tokens) <= info.max_input_tokens, "the client has checked that"
+                    assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "its tokenizer made them"
+                self._queue.add(request, num_embedded)
+            case messages.Submit():
                 self._refuse(command, _WRONG_MODEL)
-            case RefusedRequest(submit=submit, why=why):
-                self._refuse(submit, why)
-            case CancelRequest(id=request_id):
+            case PreparedRequest(submit=submit, failure=RequestFailed() as error):
+                self._refuse(submit, str(error))
+            case messages.CancelRequest(id=request_id):
                 pending = self._queue.remove(request_id)
                 if pending is not None:
                     self._embedded.append(_failed(pending.request, "It was cancelled."))
-            case ShowSteps():
-                self._is_shown = True
-            case HideSteps():
-                self._is_shown = False
-            case ClearCache():
+            case messages.ShowSteps() | messages.HideSteps():
+                self._is_shown = isinstance(command, messages.ShowSteps)
+            case messages.ClearCache():
                 pass
             case PreparedRequest():
                 raise AssertionError("nothing is prepared for this model")
-
-    def _accept(self, request: EmbedRequest, num_embedded: int) -> None:
-        info = self._backend.info
-        for tokens in request.inputs:
-            assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
-            assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "they come from the model's tokenizer"
-        self._queue.add(request, num_embedded)
 
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit, why = submit_of(command), str(error)
         if submit is not None:
             self._queue.remove(submit.request.id)
             self._refuse(submit, why)
-        elif isinstance(command, CancelRequest) and (pending := self._queue.remove(command.id)) is not None:
+        elif (
+            isinstance(command, messages.CancelRequest)
+            and (pending := self._queue.remove(command.id)) is not None
+        ):
             self._embedded.append(_failed(pending.request, why))
 
-    def _refuse(self, submit: Submit, why: str) -> None:
+    def _refuse(self, submit: messages.Submit, why: str) -> None:
         if isinstance(submit.request, GenerationRequest):
             self._events.append(failure(submit.request.id, why, len(submit.output)))
         else:
@@ -264,10 +223,6 @@ def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
     return sum(lengths), sum(length**2 for length in lengths)
 
 
-def _is_batch(parts: Iterable[EmbedPart]) -> bool:
-    return all(part.pending.request.priority is Priority.BATCH for part in parts)
-
-
 def _shown(part: EmbedPart) -> ShownPart:
     request = part.pending.request
     tokens = sum(map(len, part.inputs))
@@ -278,7 +233,7 @@ def _failed(request: EmbedRequest, why: str) -> Embedded:
     return Embedded(id=request.id, first=len(request.inputs), count=0, error=why)
 
 
-def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
+def build_embed_core(options: messages.EngineOptions, backend: EmbedBackend) -> EmbedCore:
     return EmbedCore(
         EmbedQueue(batch_floor=options.scheduling.batch_floor),
         backend,

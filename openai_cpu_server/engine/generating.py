@@ -3,36 +3,19 @@ cores from options and model."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.messages import (
-    AdapterLoaded,
-    AdapterNews,
-    AdapterRefused,
-    CancelRequest,
-    ClearCache,
-    EngineOptions,
-    FinishReason,
-    HideSteps,
-    LoadingAdapter,
-    QueueState,
-    Sharing,
-    ShortenTurn,
-    ShowSteps,
-    StepDone,
-    StepFigures,
-    StepStarted,
-    Submit,
-    TokenEvent,
-    UnloadAdapter,
-)
-from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo, RefusedAdapter
+from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
@@ -40,7 +23,6 @@ from openai_cpu_server.contract.step import (
     Backend,
     CacheFileLimit,
     Drop,
-    Span,
     Step,
     StepResult,
 )
@@ -48,36 +30,31 @@ from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
     PreparedRequest,
-    RefusedRequest,
-    StepTimer,
     Work,
     failure,
-    forget_file,
     scheduling_on,
     shared_ms,
     step_of,
     submit_of,
 )
-from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.engine.preparation import pinned_request
-from openai_cpu_server.engine.trace import ForecastNews, ForecastTeller, StepTracer, log_step
+from openai_cpu_server.engine.trace import ForecastSource, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.memory import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
-"""Function that times steps. It returns None if its argument reports other work, and another call
-continues."""
+"""Function that times steps, or returns None if its argument reports other work; it can go on later."""
 
 
 class EngineCore(Core[Step]):
@@ -87,18 +64,15 @@ class EngineCore(Core[Step]):
         backend: Backend,
         costs: ThreadCosts,
         *,
-        preempt_threshold_s: float,
+        preempt_threshold_ms: float,
         measure: Measure | None = None,
         journal: PrefixJournal | None = None,
         cache_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`measure`: set while the cost of steps is an estimate. `journal`: set if a router chooses
-        between several engines. `cpu_clock`: CPU seconds of all threads."""
-        timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
-        super().__init__(timer, CoreWatch(backend.threads, clock), clock)
-        self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
+        """`measure`: set while the cost of steps is an estimate. `journal`: set if a router needs it."""
+        super().__init__(backend.threads, preempt_threshold_ms=preempt_threshold_ms, clock=clock)
+        self._forecasts = ForecastSource(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -109,7 +83,7 @@ class EngineCore(Core[Step]):
         self._adapters = LoadedAdapters(scheduler, backend)
         self._slowdown = 1.0
         self._outputs = LiveOutputs(
-            scheduler.sequences, backend, tell=self._events.extend, first_token_ms=self._first_token_ms
+            scheduler.sequences, backend, emit=self._events.extend, first_token_ms=self._first_token_ms
         )
         self._planned = Step()
         self._opened: list[Sequence] = []
@@ -141,45 +115,43 @@ class EngineCore(Core[Step]):
             self._costs.measured(CostModel(curve))
             self._measure = None
 
-    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+    def prepare(self, submit: messages.Submit) -> PreparedRequest:
         request = submit.request
         if not isinstance(request, GenerationRequest):
-            return RefusedRequest(submit, "does not go with a model that generates text")
+            failure = RequestFailed("does not go with a model that generates text")
+            return PreparedRequest(submit, failure=failure)
         info = self._backend.info
         if (name := request.wrong_number(vocab_size=info.vocab_size)) is not None:
-            return RefusedRequest(submit, f"has numbers in '{name}' that are out of bounds")
+            failure = RequestFailed(f"has numbers in '{name}' that are out of bounds")
+            return PreparedRequest(submit, failure=failure)
         try:
             with contained():
-                assert request.total_tokens <= info.context_limit, "whoever submits it has checked that"
+                assert request.total_tokens <= info.context_limit, "the client has checked that"
                 return PreparedRequest(submit, self._outputs.beginning(request, submit.output))
         except RequestFailed as error:
-            return RefusedRequest(submit, str(error), error.is_own_fault)
+            return PreparedRequest(submit, failure=error)
 
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         return self._adapters.check(adapter)
 
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         return self._adapters.load(checked)
 
     def handle(self, command: Work) -> None:
         super().handle(command)
         self._adapters.free()
 
-    def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
         return self._is_measuring or super().is_worth_interrupting(command)
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
         if not self._scheduler.kv_stats.cache_capacity_bytes:
             return  # what an earlier run has left there stays
         for request_id in self._outputs.ids:
-            self._outputs.end(request_id, FinishReason.CANCELLED)
+            self._outputs.end(request_id, messages.FinishReason.CANCELLED)
         # A step that was planned when the connection broke has verbs that the books count as done.
         self._backend.execute(Step(verbs=(*self._planned.verbs, *self._scheduler.schedule().verbs)))
         self._backend.export_cache(path, self._scheduler.cache_blocks, limit)
-
-    @property
-    def _has_events(self) -> bool:
-        return bool(self._events)
 
     @property
     def _everybody(self) -> tuple[str, ...]:
@@ -189,7 +161,7 @@ class EngineCore(Core[Step]):
         slowdown = self._slowdown * self._timer.lateness
         return self._scheduler.expectations.first_token_ms(sequence, slowdown)
 
-    def _plan(self, sharing: Sharing) -> Step:
+    def _plan(self, sharing: messages.Sharing) -> Step:
         self._slowdown = sharing.slowdown
         # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
         # away too, and the next newcomer waits for no long one.
@@ -198,14 +170,14 @@ class EngineCore(Core[Step]):
         self._planned = self._scheduler.schedule(beside_interactive=beside_interactive)
         return self._planned
 
-    def _members(self, planned: Step) -> StepStarted:
+    def _members(self, planned: Step) -> messages.StepStarted:
         computed = (*self._scheduler.participants(planned), *self._scheduler.encodes_for(planned))
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(planned)])
         self._opened = [s for s in opened if s.status is SequenceStatus.RUNNING and s not in computed]
         ids = (sequence.request.id for sequence in [*computed, *self._opened])
         return step_of(ids, self._scheduler.predicted_ms(planned))
 
-    def _compute(self, planned: Step) -> StepFigures | None:
+    def _compute(self, planned: Step) -> messages.StepFigures | None:
         if not planned.verbs and not planned.spans and planned.encode is None:
             # A request whose output is forced as a whole ends without a step.
             return self._figures(planned, StepResult(), 0.0, 0.0, {}) if self._outputs.num_forced else None
@@ -225,18 +197,28 @@ class EngineCore(Core[Step]):
         for advance in self._scheduler.apply(planned, result, timer.elapsed_ms if teaches else None):
             self._outputs.advance(advance)
         self._costs.use(self._cores.count)
-        parts = zip((one.request.client for one in participants), planned.spans, strict=True)
-        computed = [(client, _num_computed(span, result)) for client, span in parts]
+        computed = [
+            (
+                sequence.request.client,
+                len(span.tokens) + result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed,
+            )
+            for sequence, span in zip(participants, planned.spans, strict=True)
+        ]
         encoding_share = result.encoding_ms / timer.elapsed_ms if timer.elapsed_ms else 0.0
         cpu_ms = timer.cpu_ms()
         spent_ms = shared_ms(computed, cpu_ms * (1 - encoding_share))
-        for sequence in encoders:
-            client = sequence.request.client
+        encoded_kind = ""
+        if planned.encode is not None:
+            (sequence,) = encoders
+            client, encoded_kind = (
+                sequence.request.client,
+                sequence.request.item_of(planned.encode.medium).kind,
+            )
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
         return msgspec.structs.replace(
             figures,
-            encodes=_encoded_kind(planned, encoders),
+            encodes=encoded_kind,
             threads=threads,
             is_throttled=self._cores.is_throttled,
         )
@@ -251,29 +233,29 @@ class EngineCore(Core[Step]):
         if self._tracer.is_on:
             self._tracer.note(step, participants, encoders, self._scheduler.plan.reasons(), result)
 
-    def _done(self, planned: Step | None, figures: StepFigures | None) -> StepDone:
+    def _done(self, planned: Step | None, figures: messages.StepFigures | None) -> messages.StepDone:
         if planned is not None:
             self._adapters.free()
         events = self._take_events()
         if planned is None:
-            return StepDone(events=events, kv=self._scheduler.kv_stats)
+            return messages.StepDone(events=events, kv=self._scheduler.kv_stats)
         shown = self._tracer.take(self._scheduler) if self._tracer.is_on else None
-        news = self._forecasts.news() if self._forecasts is not None else ForecastNews()
-        return StepDone(
+        forecast, prefixes = self._forecasts.news() if self._forecasts is not None else (None, None)
+        return messages.StepDone(
             events=events,
             kv=self._scheduler.kv_stats,
             figures=figures,
-            forecast=news.forecast,
-            prefixes=news.prefixes,
+            forecast=forecast,
+            prefixes=prefixes,
             shown=shown,
         )
 
-    def _queue_state(self, slowdown: float) -> QueueState | None:
+    def _queue_state(self, slowdown: float) -> messages.QueueState | None:
         if not self._scheduler.sequences.num_waiting:
             return None
         places = tuple(self._scheduler.expectations.outlook(slowdown))
         preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
-        return QueueState(places=places, preempted=preempted)
+        return messages.QueueState(places=places, preempted=preempted)
 
     def _figures(
         self,
@@ -282,10 +264,10 @@ class EngineCore(Core[Step]):
         predicted_ms: float,
         elapsed_ms: float,
         spent_ms: dict[str, float],
-    ) -> StepFigures:
+    ) -> messages.StepFigures:
         preemptions = self._scheduler.num_preemptions - self._preemptions_told
         self._preemptions_told += preemptions
-        return StepFigures(
+        return messages.StepFigures(
             sequences=len(step.spans),
             tokens=step.num_tokens,
             padding=result.padding,
@@ -304,31 +286,41 @@ class EngineCore(Core[Step]):
 
     def _handle(self, command: Work) -> None:
         match command:
-            case Submit():
+            case messages.Submit():
                 self._handle(self.prepare(command))
+            case PreparedRequest(submit=submit, failure=RequestFailed() as error):
+                self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
+                self._events.append(_refusal(submit, str(error), is_own_fault=error.is_own_fault))
             case PreparedRequest(submit=submit) if not self._adapters.has(submit.request.adapter):
-                self._outputs.end(submit.request.id, FinishReason.CANCELLED)
+                self._outputs.end(submit.request.id, messages.FinishReason.CANCELLED)
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
-            case PreparedRequest(Submit(request=GenerationRequest() as request, output=output), beginning):
+            case PreparedRequest(
+                messages.Submit(request=GenerationRequest() as request, output=output), beginning
+            ):
                 self._outputs.accept(request, output, beginning, now_s=self._clock())
-            case RefusedRequest(submit=submit, why=why, is_own_fault=is_own_fault):
-                self._outputs.end(submit.request.id, FinishReason.CANCELLED)
-                self._events.append(_refusal(submit, why, is_own_fault=is_own_fault))
-            case CancelRequest(id=request_id, reason=reason):
+            case messages.CancelRequest(id=request_id, reason=reason):
                 self._outputs.end(request_id, reason)
-            case ClearCache():
+            case messages.ClearCache():
                 self._scheduler.clear_cache()
-                forget_file(self._cache_file)
-            case UnloadAdapter(key=key):
+                self._forget_cache_file()
+            case messages.UnloadAdapter(key=key):
                 self._adapters.leave(key)
-            case ShowSteps() | HideSteps():
+            case messages.ShowSteps() | messages.HideSteps():
                 self._tracer.heard(command)
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
+    def _forget_cache_file(self) -> None:
+        """A dropped cache must not return at the next start."""
+        if self._cache_file is not None:
+            with contextlib.suppress(OSError):
+                Path(self._cache_file).unlink()
+
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit = submit_of(command)
-        request_id = submit.request.id if submit else command.id if isinstance(command, CancelRequest) else ""
+        request_id = (
+            submit.request.id if submit else command.id if isinstance(command, messages.CancelRequest) else ""
+        )
         sequence = self._outputs.drop(request_id)
         if submit is not None:
             self._events.append(_refusal(submit, str(error), is_own_fault=error.is_own_fault))
@@ -336,18 +328,18 @@ class EngineCore(Core[Step]):
             self._events.append(failure(request_id, str(error), sequence.num_output))
 
 
+@dataclass(eq=False)
 class LoadedAdapters:
     """Adapters that requests may name, and adapters that are freed with their last request."""
 
-    def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
-        self._scheduler = scheduler
-        self._backend = backend
-        self._loaded: dict[str, LoadedAdapter] = {}
-        self._leaving: set[str] = set()
+    scheduler: Scheduler
+    backend: Backend
+    _loaded: dict[str, LoadedAdapter] = field(default_factory=dict)
+    _leaving: set[str] = field(default_factory=set)
 
     def check(self, adapter: Adapter) -> CheckedAdapter:
         try:
-            self._backend.check_adapter(adapter)
+            self.backend.check_adapter(adapter)
         except AdapterFailed as error:
             return CheckedAdapter(adapter, str(error))
         except Exception as error:
@@ -355,20 +347,20 @@ class LoadedAdapters:
             return CheckedAdapter(adapter, f"{adapter.path} cannot be read ({type(error).__name__}).")
         return CheckedAdapter(adapter)
 
-    def load(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+    def load(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         key = checked.adapter.key
         if checked.why_not is not None:
-            yield AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
+            yield messages.AdapterRefused(key, checked.why_not)
             return
         if key not in self._loaded:
-            yield LoadingAdapter(key)
+            yield messages.LoadingAdapter(key)
             try:
-                self._loaded[key] = self._backend.load_adapter(checked.adapter)
+                self._loaded[key] = self.backend.load_adapter(checked.adapter)
             except AdapterFailed as error:
-                yield AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
+                yield messages.AdapterRefused(key, str(error))
                 return
         self._leaving.discard(key)
-        yield AdapterLoaded(self._loaded[key])
+        yield messages.AdapterLoaded(self._loaded[key])
 
     def has(self, key: str | None) -> bool:
         return key is None or (key in self._loaded and key not in self._leaving)
@@ -377,25 +369,20 @@ class LoadedAdapters:
         self._leaving.add(key)
 
     def free(self) -> None:
-        for key in [key for key in self._leaving if not self._scheduler.sequences.uses_adapter(key)]:
+        for key in [key for key in self._leaving if not self.scheduler.sequences.uses_adapter(key)]:
             self._leaving.remove(key)
             if key in self._loaded:
                 del self._loaded[key]
-                self._backend.unload_adapter(key)
-                self._scheduler.forget_adapter(key)
+                self.backend.unload_adapter(key)
+                self.scheduler.forget_adapter(key)
 
 
-def _num_computed(span: Span, result: StepResult) -> int:
-    drafted = result.drafted.get(span.slot)
-    return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
-
-
-def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEvent:
+def _refusal(submit: messages.Submit, why: str, *, is_own_fault: bool = False) -> messages.TokenEvent:
     return failure(submit.request.id, why, len(submit.output), is_own_fault=is_own_fault)
 
 
 def build_core(
-    options: EngineOptions,
+    options: messages.EngineOptions,
     backend: Backend,
     curve: CostCurve | None,
     measure: Measure | None = None,
@@ -426,22 +413,22 @@ def build_core(
         scheduler,
         backend,
         costs,
-        preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
+        preempt_threshold_ms=options.scheduling.preempt_threshold_ms,
         measure=measure if curve is None else None,
         journal=journal,
         cache_file=options.cache_file,
         clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):
-        core.handle(Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
+        core.handle(messages.Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
     return core
 
 
-def step_options(options: EngineOptions) -> StepOptions:
+def step_options(options: messages.EngineOptions) -> StepOptions:
     return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
 
 
-def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
+def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator | None:
     """Drafts are off if the memory cannot take back wrong ones."""
     if options.speculation == "off" or info.max_draft == 0:
         return None
@@ -453,7 +440,7 @@ def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
     )
 
 
-def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
+def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
     info = backend.info
     cache = SavedPrefixes(
         options.cache_bytes,
@@ -465,10 +452,3 @@ def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | No
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
     return cache
-
-
-def _encoded_kind(step: Step, encoders: Seq[Sequence]) -> str:
-    if step.encode is None:
-        return ""
-    (sequence,) = encoders
-    return sequence.request.item_of(step.encode.medium).kind

@@ -10,22 +10,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.framing import PartJoiner, frame, read_command, read_frame
-from openai_cpu_server.contract.messages import (
-    Command,
-    EngineOptions,
-    Event,
-    GrantTurn,
-    Loading,
-    LoadingPhase,
-    Ready,
-    ShortenTurn,
-    StartEngine,
-    StartFailed,
-)
 from openai_cpu_server.contract.model_info import NativeModel
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, Work
@@ -45,11 +35,11 @@ class EngineChannel:
         self._sending = threading.Lock()
         self._joiner = PartJoiner()
 
-    def send(self, event: Event) -> None:
+    def send(self, event: messages.Event) -> None:
         with self._sending:
             self._sock.sendall(frame(event))
 
-    def receive(self) -> Command | None:
+    def receive(self) -> messages.Command | None:
         try:
             while (payload := read_frame(self._reader)) is not None:
                 if (command := self._joiner.join(read_command(payload))) is not None:
@@ -65,8 +55,8 @@ because the measurement would otherwise fill all gaps of light traffic."""
 
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
-Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
-BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
+Load = Callable[[messages.EngineOptions, Callable[[float], None]], Loaded]
+BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
 """The third argument is called with the progress, 0 to 1; the last one says if the core may compute."""
 MaySave = Callable[[], bool]
 
@@ -76,8 +66,8 @@ def run_engine(
     *,
     load: Load[Loaded],
     build_core: BuildCore[Loaded],
-    claim: Callable[[EngineOptions], MaySave] = lambda options: lambda: True,
-    confine: Callable[[EngineOptions], None] = lambda options: None,
+    claim: Callable[[messages.EngineOptions], MaySave] = lambda options: lambda: True,
+    confine: Callable[[messages.EngineOptions], None] = lambda options: None,
 ) -> None:
     """Load the model of the first command, then serve until the client is gone.
 
@@ -85,50 +75,55 @@ def run_engine(
     before other threads exist and before anything is loaded.
     """
     start = channel.receive()
-    if not isinstance(start, StartEngine):
+    if not isinstance(start, messages.StartEngine):
         return
     may_save = claim(start.options)
     confine(start.options)
     inbox = Inbox()
     turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
-    reader.start()
+    threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
-        backend = load(start.options, _weights_teller(channel, turn))
+        backend = load(start.options, _weights_progress(channel, turn))
     except StartupError as error:
         with contextlib.suppress(ConnectionError):
-            channel.send(StartFailed(message=str(error)))
+            channel.send(messages.StartFailed(message=str(error)))
         return
     except ConnectionError:  # the model was unloaded while it was loading
         return
     reader.interrupts(backend, lambda recall: True)
     try:
         _warm_up(backend, turn)
-        core = build_core(start.options, backend, _teller(channel, LoadingPhase.COSTS), turn)
+        core = build_core(start.options, backend, _progress(channel, messages.LoadingPhase.COSTS), turn)
     except ConnectionError:
         backend.close()
         return
     try:
-        with contextlib.suppress(ConnectionError):  # the client died while we sent: nobody is left to tell
+        with contextlib.suppress(ConnectionError):  # the client died while we sent
+            loop = EngineLoop(channel, core, inbox, turn)
             for adapter in start.options.adapters:
-                _handle(channel, core, turn, core.check_adapter(adapter))
-            _serve(channel, backend, core, inbox, turn, reader)
-        # Only at an orderly end: after an error in native code nobody knows what the cells hold.
-        _save_cache(core, start.options, may_save)
+                loop.handle(core.check_adapter(adapter))
+            _serve(loop, backend, reader)
+        # Only at an orderly end: after an error in native code the cells may hold anything.
+        if start.options.cache_file is not None and may_save():
+            try:
+                core.save_cache(start.options.cache_file, start.options.cache_file_limit)
+            except OSError as error:
+                logger.error("the prefix cache is not saved: %s", error)
     finally:
         backend.close()
 
 
-def _teller(channel: EngineChannel, phase: LoadingPhase) -> Callable[[float], None]:
-    return lambda fraction: channel.send(Loading(fraction=fraction, phase=phase))
+def _progress(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[[float], None]:
+    return lambda fraction: channel.send(messages.Loading(fraction=fraction, phase=phase))
 
 
-def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
+def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
     """Other engines may compute between two pieces of the load. The rest of it needs no turn."""
-    tell = _teller(channel, LoadingPhase.WEIGHTS)
+    send = _progress(channel, messages.LoadingPhase.WEIGHTS)
 
     def loaded(fraction: float) -> None:
-        tell(fraction)
+        send(fraction)
         if fraction < 1.0:
             turn.load_on()
         else:
@@ -137,92 +132,91 @@ def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float
     return loaded
 
 
+def _serve(loop: EngineLoop, backend: NativeModel, reader: CommandReader) -> None:
+    core, channel = loop.core, loop.channel
+
+    def hand_on(command: Work) -> None:
+        loop.inbox.put(command)
+        if core.is_worth_interrupting(command):
+            backend.interrupt()
+
+    with Preparation(
+        core.prepare, core.check_adapter, measure=backend.measure, announce=channel.send, hand_on=hand_on
+    ) as preparation:
+        reader.interrupts(backend, core.is_worth_interrupting)
+        reader.serves(preparation.take)
+        channel.send(messages.Ready(info=backend.info))
+        loop.run()
+
+
 def _warm_up(backend: NativeModel, turn: EngineTurn) -> None:
     turn.load_on()
     while not backend.warm_up():
         turn.pass_on()
 
 
-def _serve(
-    channel: EngineChannel,
-    backend: NativeModel,
-    core: AnyCore,
-    inbox: Inbox,
-    turn: EngineTurn,
-    reader: CommandReader,
-) -> None:
-    def hand_on(command: Work) -> None:
-        inbox.put(command)
-        if core.is_worth_interrupting(command):
-            backend.interrupt()
+@dataclass(frozen=True)
+class EngineLoop:
+    """Loop of the thread that computes."""
 
-    check = core.check_adapter
-    with Preparation(
-        core.prepare, check, measure=backend.measure, announce=channel.send, hand_on=hand_on
-    ) as preparation:
-        reader.interrupts(backend, core.is_worth_interrupting)
-        reader.serves(preparation.take)
-        channel.send(Ready(info=backend.info))
-        _work(channel, inbox, core, turn)
+    channel: EngineChannel
+    core: AnyCore
+    inbox: Inbox
+    turn: EngineTurn
 
+    def run(self) -> None:
+        core, inbox, turn = self.core, self.inbox, self.turn
+        self._step()  # the first one reports the memory, with or without work
+        quiet_s = _QUIET_S
+        while inbox.is_open:
+            is_quiet = not inbox.wait(self._patience_s(quiet_s))
+            for command in inbox.drain():
+                self.handle(command)
+            if core.has_work:
+                self._go_on()
+            elif core.is_guessing and not inbox.has_news and self._may_measure(is_quiet=is_quiet):
+                core.calibrate(lambda: inbox.has_news or turn.is_wanted)
+                turn.give_back()
+                quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
+            elif turn.is_held:  # it came when nothing was wanted any more
+                turn.give_back()
 
-def _work(channel: EngineChannel, inbox: Inbox, core: AnyCore, turn: EngineTurn) -> None:
-    _step(channel, core, turn)  # the first tells the client how the memory stands, work or not
-    quiet_s = _QUIET_S
-    while inbox.is_open:
-        is_quiet = not inbox.wait(_patience_s(core, turn, quiet_s))
-        for command in inbox.drain():
-            _handle(channel, core, turn, command)
-        if core.has_work:
-            _go_on(channel, core, turn)
-        elif core.is_guessing and not inbox.has_news and _may_measure(turn, is_quiet=is_quiet):
-            core.calibrate(lambda: inbox.has_news or turn.is_wanted)
-            turn.give_back()
-            quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
-        elif turn.is_held:  # it came when nothing was wanted any more
-            turn.give_back()
+    def handle(self, command: Work) -> None:
+        """Loading an adapter tries it with a token, so it needs the turn like a piece of the model's load."""
+        if not isinstance(command, CheckedAdapter):
+            self.core.handle(command)
+            return
+        self.turn.load_on()
+        self._send_and_settle(self.core.load_adapter(command))
 
+    def _patience_s(self, quiet_s: float) -> float | None:
+        """Return the time to wait for commands, without a limit if None."""
+        if self.core.has_work:
+            return 0.0 if self.turn.is_held or self.core.work is None else None
+        return quiet_s if self.core.is_guessing else None
 
-def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Work) -> None:
-    """Loading an adapter tries it with a token, so it needs the turn like a piece of the model's load."""
-    if not isinstance(command, CheckedAdapter):
-        core.handle(command)
-        return
-    turn.load_on()
-    for news in core.load_adapter(command):
-        channel.send(news)
-    turn.computed()
-    turn.settle(core.work)
+    def _may_measure(self, *, is_quiet: bool) -> bool:
+        """An idle engine asks for the turn as for batch work."""
+        if is_quiet:
+            self.turn.settle(Priority.BATCH)
+        return self.turn.is_held
 
+    def _go_on(self) -> None:
+        self.turn.settle(self.core.work)
+        if self.turn.is_held or self.core.work is None:
+            self._step()
+            return
+        for event in self.core.flush(self.turn.sharing):
+            self.channel.send(event)
 
-def _patience_s(core: AnyCore, turn: EngineTurn, quiet_s: float) -> float | None:
-    """Return the time to wait for commands, without a limit if None."""
-    if core.has_work:
-        return 0.0 if turn.is_held or core.work is None else None
-    return quiet_s if core.is_guessing else None
+    def _step(self) -> None:
+        self._send_and_settle(self.core.step(self.turn.sharing))
 
-
-def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
-    """An idle engine asks for the turn as for batch work."""
-    if is_quiet:
-        turn.settle(Priority.BATCH)
-    return turn.is_held
-
-
-def _go_on(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
-    turn.settle(core.work)
-    if turn.is_held or core.work is None:
-        _step(channel, core, turn)
-        return
-    for event in core.tell(turn.sharing):
-        channel.send(event)
-
-
-def _step(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
-    for event in core.step(turn.sharing):
-        channel.send(event)
-    turn.computed()
-    turn.settle(core.work)
+    def _send_and_settle(self, events: Iterable[messages.Event]) -> None:
+        for event in events:
+            self.channel.send(event)
+        self.turn.computed()
+        self.turn.settle(self.core.work)
 
 
 class CommandReader:
@@ -236,18 +230,15 @@ class CommandReader:
         self._take: Callable[[Request], None] | None = None
         """Set when the engine is ready."""
         self._backend: NativeModel | None = None
-        self._is_worth: Callable[[ShortenTurn], bool] = lambda recall: False
+        self._is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
 
-    def start(self) -> None:
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
-
-    def interrupts(self, backend: NativeModel, is_worth: Callable[[ShortenTurn], bool]) -> None:
+    def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenTurn], bool]) -> None:
         self._is_worth, self._backend = is_worth, backend
 
     def serves(self, take: Callable[[Request], None]) -> None:
         self._take = take
 
-    def _read(self) -> None:
+    def read(self) -> None:
         try:
             while (command := self._channel.receive()) is not None:
                 self._handle(command)
@@ -260,40 +251,28 @@ class CommandReader:
             time.sleep(self._grace_s)
             os._exit(1)  # the main thread hangs in native code; an orphan must not stay
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: messages.Command) -> None:
         match command:
-            case StartEngine():
+            case messages.StartEngine():
                 pass  # once is enough
-            case GrantTurn() | ShortenTurn():
-                self._handle_turn(command)
+            case messages.GrantTurn():
+                assert isinstance(self._turn, SharedTurn), "turns are for engines that share cores"
+                self._turn.granted(command)
+            case messages.ShortenTurn():
+                assert isinstance(self._turn, SharedTurn), "turns are for engines that share cores"
+                self._turn.recalled(command)
+                if command.interrupts and self._backend is not None and self._is_worth(command):
+                    self._backend.interrupt()
             case _:
-                assert self._take is not None, "nobody is sent requests before it is ready"
+                assert self._take is not None, "requests come after `Ready`"
                 self._take(command)
 
-    def _handle_turn(self, command: GrantTurn | ShortenTurn) -> None:
-        assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
-        if isinstance(command, GrantTurn):
-            self._turn.granted(command)
-            return
-        self._turn.recalled(command)
-        if command.interrupts and self._backend is not None and self._is_worth(command):
-            self._backend.interrupt()
 
-
-def _save_cache(core: AnyCore, options: EngineOptions, may_save: MaySave) -> None:
-    if options.cache_file is None or not may_save():
-        return
-    try:
-        core.save_cache(options.cache_file, options.cache_file_limit)
-    except OSError as error:
-        logger.error("the prefix cache is not saved: %s", error)
-
-
+@dataclass(eq=False)
 class Inbox:
-    def __init__(self) -> None:
-        self._commands: deque[Work] = deque()
-        self._news = threading.Event()
-        self.is_open = True
+    _commands: deque[Work] = field(default_factory=deque)
+    _news: threading.Event = field(default_factory=threading.Event)
+    is_open: bool = True
 
     @property
     def has_news(self) -> bool:

@@ -1,13 +1,11 @@
-"""Conversion of sequences' progress into events: text of whole tokens and characters, without stop
-strings."""
+"""Conversion of sequences' progress to events: text of whole tokens and characters, no stop strings."""
 
 from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import msgspec
@@ -73,7 +71,8 @@ class TextStream:
         return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def _num_releasable(self) -> int:
-        safe = len(self._held) - max(self._unfinished_stop(), self._unfinished_character())
+        unfinished_stops = (overlap(self._held, stop) for stop in self._stop)
+        safe = len(self._held) - max([self._unfinished_character(), *unfinished_stops])
         num_tokens = bisect_right(self._ends, safe)
         while num_tokens and self._splits_character(self._ends[num_tokens - 1]):
             num_tokens -= 1
@@ -85,9 +84,6 @@ class TextStream:
         self._held = self._held[cut:]
         self._ends = [end - cut for end in self._ends[num_tokens:]]
         return ReleasedText(num_tokens, text)
-
-    def _unfinished_stop(self) -> int:
-        return max((overlap(self._held, s) for s in self._stop), default=0)
 
     def _unfinished_character(self) -> int:
         if not self._held or self._held[-1] < 0x80:
@@ -137,17 +133,22 @@ class SequenceOutput:
         self._num_tokens = num_told
         """Output tokens that were examined, without forced ones behind the end."""
         self._num_forced = 0
-        self._shield = _shield(sequence)
+        thinking = sequence.request.constraint and sequence.request.constraint.thinking
+        self._shield = StopStringBuffer(thinking) if thinking else None
         """Search for the text for the user, from which stop strings count. None once that has begun."""
         self._text = TextStream(sequence.request.stop if self._shield is None else ())
         marks = sequence.request.marks
         self._parts = OutputParts(marks, name) if marks is not None else None
         """Parts of the output, or None if all of it is the answer."""
-        self._resume(sequence.output[:num_told])
         self._held: list[_Token] = []
         self._gained = _NOTHING
         self._scores: list[TokenLogprob] = []
-        self._progress_told = sequence.request.num_tokens if num_told else -1
+        self._progress_sent = sequence.request.num_tokens if num_told else -1
+        released = [piece(token) for token in sequence.output[:num_told]]
+        for one in released:
+            self._follow(one)
+        if self._parts is not None:
+            self._parts.read(sequence.output[:num_told], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
         """Take the tokens that are forced before the first sample. They are sent with that sample, unless
@@ -156,33 +157,29 @@ class SequenceOutput:
         return () if reason is None else self._event(self._finish(reason))
 
     def advance(self, advance: SequenceAdvance) -> Events:
-        told = self._progress() if self._sequence.request.tells_progress else ()
-        return (*told, *self._gained_by(advance))
+        progress = tuple(self._progress()) if self._sequence.request.tells_progress else ()
+        self._scores.extend(advance.scores)
+        if advance.samples:
+            return progress + self._sampled(advance)
+        if _has_failed(advance):
+            return progress + self._failed(advance)
+        if self._sequence.pending == 0:  # max_tokens is 0: the prompt was only scored
+            return progress + self.end(FinishReason.LENGTH)
+        return progress
 
     def _progress(self) -> Iterator[TokenEvent]:
         """The cached part is reported after the first step."""
         sequence, total = self._sequence, self._sequence.request.num_tokens
         cached = sequence.cached_tokens or 0
         for processed in (cached, min(sequence.computed, total)):
-            if processed > self._progress_told:
-                self._progress_told = processed
+            if processed > self._progress_sent:
+                self._progress_sent = processed
                 left_ms = self._first_token_ms(sequence)
                 progress = PromptProgress(total=total, cached=cached, processed=processed, left_ms=left_ms)
                 yield TokenEvent(id=sequence.request.id, progress=progress)
 
-    def _gained_by(self, advance: SequenceAdvance) -> Events:
-        self._scores.extend(advance.scores)
-        if advance.samples:
-            return self._sampled(advance)
-        if _has_failed(advance):
-            return self._failed(advance)
-        if self._sequence.pending == 0:
-            return self.end(FinishReason.LENGTH)  # max_tokens is 0: the prompt was only scored
-        return ()
-
     def end(self, reason: FinishReason) -> Events:
-        """Return the last events of a request that ends without another token. Held text is sent if the
-        output is a result."""
+        """Return the last events without another token. Held text is sent if the output is a result."""
         self._gained = _NOTHING
         if reason is FinishReason.STOP:
             self._gain(self._text.flush())
@@ -230,12 +227,6 @@ class SequenceOutput:
             return FinishReason.LENGTH
         return None
 
-    def _resume(self, told: Seq[int]) -> None:
-        for token in told:
-            self._follow(self._piece(token))
-        if self._parts is not None:
-            self._parts.read(told, b"".join(map(self._piece, told)).decode(errors="replace"))
-
     def _follow(self, piece: bytes) -> None:
         """Stop strings count from the token after the reasoning, and after headers behind it."""
         if self._shield is not None and self._shield.ends_with(piece):
@@ -249,13 +240,13 @@ class SequenceOutput:
 
     def _event(self, finish: Finish | None) -> Events:
         gained, self._gained = self._gained, _NOTHING
-        told, self._held = self._held[: gained.num_tokens], self._held[gained.num_tokens :]
+        released, self._held = self._held[: gained.num_tokens], self._held[gained.num_tokens :]
         scores, self._scores = tuple(self._scores), []
         event = TokenEvent(
             id=self._sequence.request.id,
-            tokens=tuple(token.number for token in told),
+            tokens=tuple(token.number for token in released),
             text=gained.text,
-            logprobs=tuple(token.logprob for token in told if token.logprob is not None),
+            logprobs=tuple(token.logprob for token in released if token.logprob is not None),
             prompt_logprobs=scores,
             finish=finish,
         )
@@ -277,24 +268,18 @@ class SequenceOutput:
         )
 
 
+@dataclass(eq=False)
 class LiveOutputs:
     """Outputs of all live sequences. Each sequence leaves the scheduler with its last event."""
 
-    def __init__(
-        self,
-        sequences: LiveSequences,
-        backend: Backend,
-        *,
-        tell: Callable[[Iterable[TokenEvent]], None],
-        first_token_ms: Callable[[Sequence], float],
-    ) -> None:
-        self._sequences = sequences
-        self._backend = backend
-        self._tell = tell
-        self._first_token_ms = first_token_ms
-        self._outputs: dict[str, SequenceOutput] = {}
-        self.num_forced = 0
-        """Forced output tokens since the last figures."""
+    sequences: LiveSequences
+    backend: Backend
+    _: KW_ONLY
+    emit: Callable[[Iterable[TokenEvent]], None]
+    first_token_ms: Callable[[Sequence], float]
+    _outputs: dict[str, SequenceOutput] = field(default_factory=dict)
+    num_forced: int = 0
+    """Forced output tokens since the last figures."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -305,7 +290,7 @@ class LiveOutputs:
         scored one by one. Any thread may call it. Raises `ConstraintFailed`."""
         if request.constraint is None:
             return ()
-        forced = self._backend.forced(request.constraint, output)
+        forced = self.backend.forced(request.constraint, output)
         if request.top_logprobs is not None or request.prompt_logprobs:
             return ()
         return forced[: max(0, request.max_tokens - len(output))]
@@ -313,20 +298,20 @@ class LiveOutputs:
     def accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...], *, now_s: float
     ) -> None:
-        former = self._sequences.get(request.id)
+        former = self.sequences.get(request.id)
         if former is not None:
             self.end(request.id, FinishReason.CANCELLED)
             now_s = former.arrived_s  # it keeps its place in the queue
-        sequence = self._sequences.submit(request, output, beginning, now_s=now_s)
+        sequence = self.sequences.submit(request, output, beginning, now_s=now_s)
         if former is not None:
             take_over(sequence, former)
         self._outputs[request.id] = SequenceOutput(
             sequence,
-            piece=partial(self._backend.piece, special=request.show_control_tokens),
-            name=partial(self._backend.piece, special=True),
-            end_tokens=self._backend.info.end_tokens,
+            piece=partial(self.backend.piece, special=request.show_control_tokens),
+            name=partial(self.backend.piece, special=True),
+            end_tokens=self.backend.info.end_tokens,
             num_told=len(output),
-            first_token_ms=self._first_token_ms,
+            first_token_ms=self.first_token_ms,
         )
         if output and len(output) >= request.max_tokens:
             self.end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
@@ -344,21 +329,21 @@ class LiveOutputs:
                 events = self._outputs[sequence.request.id].advance(advance)
         except RequestFailed as error:
             self.drop(sequence.request.id)
-            self._tell((failure(sequence.request.id, str(error), sequence.num_output),))
+            self.emit((failure(sequence.request.id, str(error), sequence.num_output),))
             return
         self._take(sequence, events)
 
     def end(self, request_id: str, reason: FinishReason) -> None:
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
             self._take(sequence, self._outputs[request_id].end(reason))
 
     def drop(self, request_id: str) -> Sequence | None:
         """Remove the request without an event, and return its sequence, if any."""
         self._outputs.pop(request_id, None)
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
-            self._sequences.finish(sequence)
+            self.sequences.finish(sequence)
         return sequence
 
     def take_forced(self) -> int:
@@ -368,19 +353,12 @@ class LiveOutputs:
     def _take(self, sequence: Sequence, events: Events) -> None:
         if events and (finish := events[-1].finish) is not None:
             del self._outputs[sequence.request.id]
-            (self._sequences.complete if finish.is_good else self._sequences.finish)(sequence)
-        self._tell(events)
+            (self.sequences.complete if finish.is_good else self.sequences.finish)(sequence)
+        self.emit(events)
 
 
 def _has_failed(advance: SequenceAdvance) -> bool:
     return advance.failure is not None or advance.fault is not None
-
-
-def _shield(sequence: Sequence) -> StopStringBuffer | None:
-    constraint = sequence.request.constraint
-    if constraint is None or constraint.thinking is None:
-        return None
-    return StopStringBuffer(constraint.thinking)
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

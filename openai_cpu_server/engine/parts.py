@@ -43,9 +43,9 @@ class OutputParts:
             finish = replace(finish, thought_tokens=self.thought_tokens)
         first, *more = texts or [PartText(self._text.part, "")]
         start = self.answer_start
-        told = replace(event, text=first.text, part=first.part, answer_start=start, finish=None)
+        head = replace(event, text=first.text, part=first.part, answer_start=start, finish=None)
         further = (TokenEvent(id=event.id, text=text, part=part, answer_start=start) for part, text in more)
-        *before, last = (told, *further)
+        *before, last = (head, *further)
         return (*before, replace(last, finish=finish))
 
     def read(self, tokens: Iterable[int], text: str) -> list[PartText]:

@@ -1,5 +1,4 @@
-"""Engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`. It combines llama, scheduler
-and core."""
+"""Engine process: `python -m openai_cpu_server.engine.process LOG_FORMAT FD`, with llama."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ _STACK_BYTES = 64 * 2**20
 """Maximum stack of each thread; unused parts take no memory. llguidance recurses over clients' grammars in
 threads, and 8 MiB suffice for all grammars that `structured` accepts."""
 _MOST_TURNS = 60
-"""Turns after which a measurement at start is given up. A turn is a second beside batch work, and the
-largest models take 40 s."""
+"""Turns of a measurement at start, of a second beside batch work. The largest models take 40 s."""
 
 
 def _load(options: EngineOptions, on_progress: Callable[[float], None]) -> LlamaBackend | LlamaEmbedder:
@@ -68,7 +66,7 @@ def _build(
         else calibrated(options, backend, on_progress, turn)
     )
     if options.cache_file is not None:
-        wake_at_parents_death()  # from here on the end of the socket tells it to save its cache and go
+        wake_at_parents_death()  # from here on it saves its cache and exits when the socket ends
     gc.freeze()  # all this stays: the collector need not look at it again between two steps
     return core
 
@@ -116,21 +114,20 @@ def _confine(options: EngineOptions) -> None:
         files.append(Path(options.projector_path))
         mtmd_library()  # of code nothing comes later
     folders = [Path(folder) for folder in options.adapter_folders]
-    kept = [Path(options.cost_dir)] if options.cost_dir is not None else []
-    for folder in (*folders, *kept):  # what comes later in its place would stay closed
+    written = [Path(options.cost_dir)] if options.cost_dir is not None else []
+    for folder in (*folders, *written):  # what comes later in its place would stay closed
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if options.cache_file is not None:
         files.append(Path(options.cache_file))  # it may be a link
-        kept.append(Path(options.cache_file).parent)
+        written.append(Path(options.cache_file).parent)
     parts = [part for model in models for part in files_by_name(model)]
-    told = confine(read=[*parts, *files, *folders], write=kept, computes_on_gpu=options.wants_device)
-    logger.info("sandbox: %s", told)
+    sandbox = confine(read=[*parts, *files, *folders], write=written, computes_on_gpu=options.wants_device)
+    logger.info("sandbox: %s", sandbox)
 
 
 def _claim(options: EngineOptions) -> MaySave:
-    """The first engine that asks may write the cache file. A folder that the user has not named is
-    created."""
+    """The first engine may write the cache file. A folder that the user has not named is created."""
     if options.cache_file is None:
         return lambda: False
     path = Path(options.cache_file)

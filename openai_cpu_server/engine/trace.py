@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 from openai_cpu_server.contract.messages import HideSteps, ShowSteps
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.step import ShownPart, Span, Step, StepResult, StepTrace
 from openai_cpu_server.scheduler.plan import StepReason
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
@@ -74,17 +73,17 @@ class StepTracer:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.is_on = False
-        self._state_told_s = _LONG_AGO
+        self._state_sent_s = _LONG_AGO
         self._parts: tuple[ShownPart, ...] = ()
         self._adapter: str | None = None
 
     @property
     def is_owed(self) -> bool:
         """True if a new observer has received nothing yet."""
-        return self.is_on and self._state_told_s == _LONG_AGO
+        return self.is_on and self._state_sent_s == _LONG_AGO
 
     def heard(self, command: ShowSteps | HideSteps) -> None:
-        self.is_on, self._parts, self._state_told_s = isinstance(command, ShowSteps), (), _LONG_AGO
+        self.is_on, self._parts, self._state_sent_s = isinstance(command, ShowSteps), (), _LONG_AGO
 
     def note(
         self,
@@ -106,9 +105,9 @@ class StepTracer:
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
         parts, self._parts = self._parts, ()
-        is_due = self._clock() - self._state_told_s >= _STATE_S or not scheduler.has_work
+        is_due = self._clock() - self._state_sent_s >= _STATE_S or not scheduler.has_work
         if is_due:
-            self._state_told_s = self._clock()
+            self._state_sent_s = self._clock()
         elif not parts:
             return None
         return StepTrace(
@@ -123,6 +122,8 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], res
     forced = reasons.get(StepReason.FORCED, 0)
     others = len(span.tokens) - forced
     request, is_decoding = sequence.request, sequence.is_decoding
+    first = result.samples.get(span.slot)
+    samples = ((first,) if first is not None else ()) + result.further.get(span.slot, ())
     return ShownPart(
         id=request.id,
         client=request.client,
@@ -133,7 +134,7 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], res
         forced=forced,
         draft=drafted.num_computed,
         accepted=drafted.num_accepted,
-        output=_num_output(span.slot, result),
+        output=sum(1 + len(sample.forced) for sample in samples),
     )
 
 
@@ -144,33 +145,22 @@ def _encoding(sequence: Sequence, step: Step, result: StepResult) -> ShownPart:
     return ShownPart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
 
 
-def _num_output(slot: int, result: StepResult) -> int:
-    first = result.samples.get(slot)
-    samples = ((first,) if first is not None else ()) + result.further.get(slot, ())
-    return sum(1 + len(sample.forced) for sample in samples)
-
-
 _TELL_S = 0.1
 """Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
 
 
-class ForecastNews(NamedTuple):
-    forecast: Forecast | None = None
-    prefixes: PrefixNews | None = None
-
-
-class ForecastTeller:
+class ForecastSource:
     """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
 
     def __init__(self, scheduler: Scheduler, journal: PrefixJournal, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
         self._journal = journal
         self._clock = clock
-        self._told_at = float("-inf")
+        self._sent_s = float("-inf")
 
-    def news(self) -> ForecastNews:
+    def news(self) -> tuple[Forecast | None, PrefixNews | None]:
         now_s = self._clock()
-        if self._scheduler.has_work and now_s - self._told_at < _TELL_S:
-            return ForecastNews()
-        self._told_at = now_s
-        return ForecastNews(self._scheduler.expectations.forecast(), self._journal.take())
+        if self._scheduler.has_work and now_s - self._sent_s < _TELL_S:
+            return None, None
+        self._sent_s = now_s
+        return self._scheduler.expectations.forecast(), self._journal.take()

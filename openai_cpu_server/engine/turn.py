@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
@@ -54,47 +55,44 @@ class EngineTurn:
         """Let others compute, and wait for the next turn. Raises ConnectionError if the client is gone."""
 
 
+@dataclass(eq=False)
 class SharedTurn(EngineTurn):
     """Turn of one of several engines. Every turn is for at least one step."""
 
-    def __init__(
-        self,
-        send: Callable[[EngineWants | TurnBack], None],
-        *,
-        wake: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._send = send
-        self._wake = wake
-        self._clock = clock
-        self._changed = threading.Condition()
-        """Guards the fields up to `_is_closed`, which the reader thread also changes."""
-        self._is_held = False
-        self._granted_s = 0.0
+    send: Callable[[EngineWants | TurnBack], None]
+    _: KW_ONLY
+    wake: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    """Guards the fields up to `_is_closed`, which the reader thread also changes."""
+    _is_held: bool = False
+    _granted_s: float = 0.0
+    _is_beside_interactive: bool = False
+    _has_computed: bool = False
+    """True if a step of this turn has ended or none is to begin."""
+    _is_closed: bool = False
+    _sent: EngineWants = field(default_factory=EngineWants)
+
+    def __post_init__(self) -> None:
         self._until_s = math.inf
-        self._is_beside_interactive = False
-        self._has_computed = False
-        """True if a step of this turn has ended or none is to begin."""
-        self._is_closed = False
-        self._told = EngineWants()
-        self._slowness = _Slowness(clock())
+        self._slowness = _Slowness(self.clock())
 
     # -- for the reader ----------------------------------------------------------------------------------
 
     def granted(self, turn: GrantTurn) -> None:
-        now_s = self._clock()
+        now_s = self.clock()
         with self._changed:
             self._is_held, self._has_computed = True, False
             self._granted_s = now_s
             self._until_s = math.inf if turn.limit_ms is None else now_s + turn.limit_ms / 1000
             self._is_beside_interactive = turn.beside_interactive
             self._changed.notify_all()
-        self._wake()
+        self.wake()
 
     def recalled(self, recall: ShortenTurn) -> None:
         with self._changed:
             if self._is_held:
-                self._until_s = self._clock() + recall.after_ms / 1000
+                self._until_s = self.clock() + recall.after_ms / 1000
 
     def close(self) -> None:
         with self._changed:
@@ -109,7 +107,7 @@ class SharedTurn(EngineTurn):
 
     @property
     def is_wanted(self) -> bool:
-        return self._clock() >= self._until_s
+        return self.clock() >= self._until_s
 
     @property
     def sharing(self) -> Sharing:
@@ -120,7 +118,7 @@ class SharedTurn(EngineTurn):
         if self._is_held and (work is None or (self.is_wanted and self._has_computed)):
             self._give_back(EngineWants(work=work))
         else:
-            self._tell(EngineWants(work=work))
+            self._send_wants(EngineWants(work=work))
 
     def computed(self) -> None:
         self._has_computed = True
@@ -130,9 +128,9 @@ class SharedTurn(EngineTurn):
 
     def load_on(self) -> None:
         if not self._is_held:
-            self._tell(_LOADING)
+            self._send_wants(_LOADING)
             self._wait()
-        elif self._clock() - self._granted_s >= PIECE_S:
+        elif self.clock() - self._granted_s >= PIECE_S:
             self.pass_on()
 
     def pass_on(self) -> None:
@@ -145,22 +143,22 @@ class SharedTurn(EngineTurn):
         if self._is_closed:
             raise ConnectionError("the client is gone")
 
-    def _tell(self, wants: EngineWants) -> None:
-        if wants != self._told:
-            self._told = wants
-            self._send(wants)
+    def _send_wants(self, wants: EngineWants) -> None:
+        if wants != self._sent:
+            self._sent = wants
+            self.send(wants)
 
     def _give_back(self, wants: EngineWants) -> None:
         with self._changed:
             self._is_held, self._until_s = False, math.inf
-        self._told = wants
-        self._send(TurnBack(wants=wants))
+        self._sent = wants
+        self.send(TurnBack(wants=wants))
 
     def _note(self) -> None:
-        wants = self._told.work is not None
+        wants = self._sent.work is not None
         if self._is_held:  # up to then it has waited
             self._slowness.note(self._granted_s, wants=wants, has=False)
-        self._slowness.note(self._clock(), wants=wants, has=self._is_held)
+        self._slowness.note(self.clock(), wants=wants, has=self._is_held)
 
 
 class _Slowness:
@@ -175,9 +173,9 @@ class _Slowness:
         seconds = max(0.0, now_s - self._noted_s)
         self._noted_s += seconds
         if wants:
-            kept = math.exp(-seconds / _MEMORY_S)
-            self._wanted_s = kept * self._wanted_s + seconds
-            self._held_s = kept * self._held_s + (seconds if has else 0.0)
+            fading = math.exp(-seconds / _MEMORY_S)
+            self._wanted_s = fading * self._wanted_s + seconds
+            self._held_s = fading * self._held_s + (seconds if has else 0.0)
 
     @property
     def factor(self) -> float:

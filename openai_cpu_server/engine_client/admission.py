@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import msgspec
@@ -40,106 +41,100 @@ class RequestProxy(Protocol):
 
     def cancel(self, *request_ids: str) -> None:
         """Stop computing these requests, without a notification of their readers."""
-        ...
 
     def stop(self, live: AcceptedRequest) -> None:
         """Finish the request with its output so far. The engine that computes it notifies the reader."""
-        ...
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
         """End the reasoning behind the present output, with `ending` as the request's new constraint."""
-        ...
 
 
+@dataclass(eq=False)
 class RequestAdmission:
     """Creation of live requests from API calls, for a local engine or for remote replicas."""
 
-    def __init__(
-        self,
-        carrier: RequestProxy,
-        culprits: CulpritLedger,
-        adapters: Callable[[], Iterable[AdapterStatus]],
-        *,
-        max_queue: int,
-        max_held_bytes: int,
-        clock: Callable[[], float],
-    ) -> None:
-        """`adapters`: adapters that requests may name, and rejected ones. `max_queue`: waiting requests of
-        each priority. `max_held_bytes`: unread events of each call."""
-        self._carrier = carrier
-        self._culprits = culprits
-        self._adapters = adapters
-        self._max_queue = max_queue
-        self._max_held_bytes = max_held_bytes
-        self._clock = clock
+    carrier: RequestProxy
+    culprits: CulpritLedger
+    adapters: Callable[[], Iterable[AdapterStatus]]
+    """Adapters that requests may name, and rejected ones."""
+    _: KW_ONLY
+    max_queue: int
+    """Waiting requests of each priority."""
+    max_held_bytes: int
+    """Unread events of each call."""
+    clock: Callable[[], float]
 
     def generate(self, info: ModelInfo, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
-        """Accept the sequences of an API call. Raises CulpritsLimited, QueueFull, AdapterNotFound,
-        InvalidRequest."""
+        """Accept an API call. Raises CulpritsLimited, QueueFull, AdapterNotFound, InvalidRequest."""
         if info.kind is not ModelKind.GENERATES:
             raise _wrong_kind(info, "generate text")
         self._check(requests[0], len(requests))
         requests = self._with_adapter(requests)
         generation = GenerationAnswer(
-            requests, cancel=self._carrier.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+            requests, cancel=self.carrier.cancel, clock=self.clock, max_held_bytes=self.max_held_bytes
         )
-        self._carrier.accept([AcceptedRequest(request, generation, self._clock()) for request in requests])
+        self.carrier.accept([AcceptedRequest(request, generation, self.clock()) for request in requests])
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
         """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for
         an empty or too long input."""
-        _check_embeds(info, request)
+        if info.kind is ModelKind.GENERATES:
+            raise _wrong_kind(info, "embed")
+        limit = info.max_input_tokens
+        for number, tokens in enumerate(request.inputs):
+            if not 1 <= len(tokens) <= limit:
+                message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
+                raise InvalidRequest(message, param="input", code="context_length_exceeded")
         self._check(request, 1)
-        embedding = EmbeddingAnswer(request, cancel=self._carrier.cancel, clock=self._clock)
-        self._carrier.accept([AcceptedRequest(request, embedding, self._clock())])
+        embedding = EmbeddingAnswer(request, cancel=self.carrier.cancel, clock=self.clock)
+        self.carrier.accept([AcceptedRequest(request, embedding, self.clock())])
         return embedding
 
     def cancel(self, name: str) -> bool:
         """End the API call with this id, or with this sequence. Return False if there is none here."""
-        call = self._carrier.live.call_of(name)
-        end_cancelled(self._carrier, call)
+        call = self.carrier.live.call_of(name)
+        end_cancelled(self.carrier, call)
         return bool(call)
 
     def stop(self, name: str) -> bool:
         """Finish with its output what `cancel` would end. Return False if there is none here."""
-        call = self._carrier.live.call_of(name)
+        call = self.carrier.live.call_of(name)
         for live in call:
-            self._carrier.stop(live)
+            self.carrier.stop(live)
         return bool(call)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
         """Return False if the sequence is not here or is about to end."""
-        live = self._carrier.live.get(request_id)
+        live = self.carrier.live.get(request_id)
         if live is None or live.is_stopping:
             return False
-        self._carrier.end_thinking(live, ending)
+        self.carrier.end_thinking(live, ending)
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
         """Check the limits for a call. Raises CulpritsLimited, InvalidRequest for more sequences than may
         ever wait, and QueueFull."""
-        self._culprits.check(request.account)
-        if num_new > self._max_queue:
-            message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
+        self.culprits.check(request.account)
+        if num_new > self.max_queue:
+            message = f"{num_new} sequences in one call; {self.max_queue} may wait at once on this server."
             raise InvalidRequest(message, param="n", code="invalid_value")
-        live, priority = self._carrier.live, request.priority
+        live, priority = self.carrier.live, request.priority
         waiting = live.count(RequestState.WAITING)[priority.label]
-        num_over = waiting + num_new - self._max_queue
+        num_over = waiting + num_new - self.max_queue
         if num_over > 0:
-            expected = live.expected_waits_s(priority, self._clock())
+            expected = live.expected_waits_s(priority, self.clock())
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
 
     def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
-        """The name is replaced by the key, because the name may move to another adapter meanwhile. Raises
-        `AdapterNotFound`."""
+        """Replace the name by the key: the name may move to another adapter. Raises `AdapterNotFound`."""
         name = requests[0].adapter
         if name is None:
             return requests
-        offered = {status.adapter.name: status for status in self._adapters()}
+        offered = {status.adapter.name: status for status in self.adapters()}
         status = offered.get(name)
         if status is None or status.state is AdapterState.FAILED:
-            there_is = [one for one, known in offered.items() if known.state is not AdapterState.FAILED]
+            there_is = [one for one, other in offered.items() if other.state is not AdapterState.FAILED]
             raise AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
         return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
 
@@ -149,16 +144,6 @@ def end_cancelled(carrier: RequestProxy, call: Sequence[AcceptedRequest]) -> Non
         carrier.cancel(*[live.request.id for live in call])
     for live in call:
         live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
-
-
-def _check_embeds(info: ModelInfo, request: EmbedRequest) -> None:
-    if info.kind is ModelKind.GENERATES:
-        raise _wrong_kind(info, "embed")
-    limit = info.max_input_tokens
-    for number, tokens in enumerate(request.inputs):
-        if not 1 <= len(tokens) <= limit:
-            message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
-            raise InvalidRequest(message, param="input", code="context_length_exceeded")
 
 
 def _wrong_kind(info: ModelInfo, wanted: str) -> InvalidRequest:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Generic, TypeVar, Union
+from typing import Generic, Literal, TypeVar, Union
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.engine_client.live import TokenSink, VectorSink
 from openai_cpu_server.errors import ConstraintFailed, GenerationFailed, ReaderTooSlow, ServerError
 
 Item = TypeVar("Item")
@@ -22,34 +20,24 @@ Arrived = tuple[Union[Item, QueuePlace, ModelLoading, ServerError], float]
 class CallTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._started: float | None = None
-        self._first_token: float | None = None
-        self._ended: float | None = None
-        self.submitted = clock()
+        self._submitted_s = clock()
+        self._times_s: dict[Literal["start", "first_token", "end"], float] = {}
 
-    def start(self) -> None:
-        if self._started is None:
-            self._started = self._clock()
-
-    def first_token(self) -> None:
-        if self._first_token is None:
-            self._first_token = self._clock()
-
-    def end(self) -> None:
-        self._ended = self._clock()
+    def note(self, event: Literal["start", "first_token", "end"]) -> None:
+        """Record the time of an event, which counts once."""
+        self._times_s.setdefault(event, self._clock())
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
         """`num_tokens`: tokens for the rate."""
-        end = self._clock() if self._ended is None else self._ended
-        started = end if self._started is None else self._started
-        first = end if self._first_token is None else self._first_token
+        end_s = self._times_s.get("end", self._clock())
+        start_s, first_s = self._times_s.get("start", end_s), self._times_s.get("first_token", end_s)
         return Figures(
             **counts,
-            queue_ms=1000 * (started - self.submitted),
-            prefill_ms=1000 * (first - started),
-            generation_ms=1000 * (end - first),
-            latency_ms=1000 * (end - self.submitted),
-            tokens_per_second=num_tokens / (end - started) if end > started else 0.0,
+            queue_ms=1000 * (start_s - self._submitted_s),
+            prefill_ms=1000 * (first_s - start_s),
+            generation_ms=1000 * (end_s - first_s),
+            latency_ms=1000 * (end_s - self._submitted_s),
+            tokens_per_second=num_tokens / (end_s - start_s) if end_s > start_s else 0.0,
         )
 
 
@@ -74,10 +62,10 @@ class EngineAnswer(Generic[Item]):
     def fail_in(self, seconds: float, error: ServerError) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
 
-    # -- called by `Replay` ----------------------------------------------------------------------------
+    # -- called by `Replay` ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._times.start()
+        self._times.note("start")
 
     def wait_at(self, place: QueuePlace | ModelLoading) -> None:
         self._put(place)
@@ -110,7 +98,7 @@ class EngineAnswer(Generic[Item]):
     def _leave(self, request_id: str) -> None:
         self._unfinished.discard(request_id)
         if not self._unfinished:
-            self._times.end()
+            self._times.note("end")
             self._stop_timer()
 
     def _stop_timer(self) -> None:
@@ -148,15 +136,11 @@ class EventBacklog:
 
 
 def _num_bytes(event: TokenEvent) -> int:
-    scores = _scores_bytes(event.logprobs) + _scores_bytes(event.prompt_logprobs)
-    return _EVENT_BYTES + len(event.text) + scores
+    num_scores = sum(1 + len(entry.top) for entry in (*event.logprobs, *event.prompt_logprobs))
+    return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_scores
 
 
-def _scores_bytes(logprobs: Iterable[TokenLogprob]) -> int:
-    return sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
-
-
-class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
+class GenerationAnswer(EngineAnswer[TokenEvent]):
     """Events of one API call's sequences as they arrive. Leaving its context cancels unfinished ones.
 
     Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` if the error is
@@ -197,35 +181,29 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
-    # -- called by `Replay` ----------------------------------------------------------------------------
+    # -- called by `Replay` ------------------------------------------------------------------------------
 
-    def push(self, event: TokenEvent) -> None:
-        self._times.start()
+    def push(self, event: TokenEvent | Embedded) -> None:
+        assert isinstance(event, TokenEvent)
+        self._times.note("start")
         if event.tokens or event.finish is not None:
-            self._times.first_token()
+            self._times.note("first_token")
         if event.finish is not None:
             self._finishes.append(event.finish)
             self._leave(event.id)
             if event.finish.reason is FinishReason.ERROR:
-                self._put(_failure(event.finish))
+                kind = ConstraintFailed if event.finish.is_own_fault else GenerationFailed
+                self._put(kind(event.finish.error or "the engine gave no reason"))
                 return
         self._backlog.add(event)
         self._put(event)
         if self._backlog.is_too_much:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._end(ReaderTooSlow())
-        self._queue = asyncio.Queue()
-        self._put(ReaderTooSlow())
+            self._end(ReaderTooSlow())
+            self._queue = asyncio.Queue()
+            self._put(ReaderTooSlow())
 
 
-def _failure(finish: Finish) -> ServerError:
-    kind = ConstraintFailed if finish.is_own_fault else GenerationFailed
-    return kind(finish.error or "the engine gave no reason")
-
-
-class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
+class EmbeddingAnswer(EngineAnswer[Embedded]):
     """Vectors of one API call. Leaving its context cancels the call if it is unfinished."""
 
     def __init__(
@@ -252,10 +230,11 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
     def figures(self) -> Figures:
         return self._times.figures(sum(map(len, self._request.inputs[: self._num_embedded])))
 
-    # -- called by `Replay` ----------------------------------------------------------------------------
+    # -- called by `Replay` ------------------------------------------------------------------------------
 
-    def push(self, event: Embedded) -> None:
-        self._times.start()
+    def push(self, event: TokenEvent | Embedded) -> None:
+        assert isinstance(event, Embedded)
+        self._times.note("start")
         if event.error is not None:
             self.fail(event.id, GenerationFailed(event.error))
             return

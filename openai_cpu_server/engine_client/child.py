@@ -16,8 +16,7 @@ from openai_cpu_server.contract.framing import LENGTH, MediaPart, Sent, frame, i
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, StartEngine, Submit
 
 _AT_ONCE = 1_000_000
-"""Tokens, or bytes of media, that take some milliseconds to frame. A call may have 1,024 sequences of a
-whole context each."""
+"""Tokens, or bytes of media, to frame at once, which takes milliseconds. A call may have millions."""
 
 
 class ClientChannel:
@@ -27,8 +26,7 @@ class ClientChannel:
         self._reader = reader
         self._writer = writer
         self._waiting: deque[Sent] = deque()
-        """Messages that are sent when the loop has done other work and the engine has read the previous
-        ones."""
+        """Messages to send when the loop has done other work and the engine has read the previous ones."""
         self._resuming: asyncio.Task[None] | None = None
 
     @classmethod
@@ -88,8 +86,7 @@ def _size(message: Sent) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _process(pid: int | None) -> psutil.Process:
-    """Cached because finding a process takes five times as long as reading its memory, and gateways ask
-    all the time."""
+    """Cached because finding a process takes five times as long as reading its memory."""
     return psutil.Process(pid)
 
 

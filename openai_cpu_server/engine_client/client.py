@@ -50,8 +50,7 @@ class Residency:
 
     @property
     def has_requests(self) -> bool:
-        """True if requests are live, in the process or waiting for one, or callers wait for adapters or
-        media."""
+        """True if requests are live, also without a process, or callers wait for adapters or media."""
         news = self._supervisor.news
         return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 
@@ -172,13 +171,13 @@ class EngineClient:
         self._supervisor.send(ClearCache())
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        return self._adapters.table.offered
+        return self._adapters.offered
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()  # a model that sleeps is woken
         return await self._adapters.load(adapter)
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:

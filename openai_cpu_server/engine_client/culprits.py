@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
@@ -92,6 +93,7 @@ class SearchVerdict(NamedTuple):
     """True if the foremost suspects are fewer than before, so that the search needed this death."""
 
 
+@dataclass(eq=False)
 class CulpritSearch:
     """Search by bisection: suspects after a death are in groups, and one half of the first group at a time is
     on trial.
@@ -113,15 +115,14 @@ class CulpritSearch:
     harms no request, but one that brings the out-of-memory killer every time is found.
     """
 
-    def __init__(self) -> None:
-        self._groups: list[list[AcceptedRequest]] = []
-        """Suspects that wait for their trial. A group has one priority."""
-        self._on_trial: list[AcceptedRequest] = []
-        self._alone: AcceptedRequest | None = None
-        """Request that is computed alone until it is cleared."""
-        self._has_proof = False
-        self._num_foremost = 0
-        """Number of foremost suspects at the last death."""
+    _groups: list[list[AcceptedRequest]] = field(default_factory=list)
+    """Suspects that wait for their trial. A group has one priority."""
+    _on_trial: list[AcceptedRequest] = field(default_factory=list)
+    _alone: AcceptedRequest | None = None
+    """Request that is computed alone until it is cleared."""
+    _has_proof: bool = False
+    _num_foremost: int = 0
+    """Number of foremost suspects at the last death."""
 
     def admitted(self, outside: Iterable[AcceptedRequest]) -> list[AcceptedRequest]:
         if not _suspected(self._on_trial):

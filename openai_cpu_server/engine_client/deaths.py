@@ -189,7 +189,7 @@ class CrashRecord:
         return sum(self._clock() - t < _MINUTE_S for t in self._times)
 
 
-_MOST_KNOWN = 10
+_MOST_RECENT = 10
 """Deaths remembered for observers."""
 
 
@@ -198,14 +198,14 @@ class DeathRecord:
         self.num = 0
         self.crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
         self._clock = clock
-        self._known: deque[tuple[Death, float]] = deque(maxlen=_MOST_KNOWN)
+        self._recent: deque[tuple[Death, float]] = deque(maxlen=_MOST_RECENT)
 
     @property
-    def known(self) -> tuple[LastDeath, ...]:
+    def recent(self) -> tuple[LastDeath, ...]:
         now_s = self._clock()
         return tuple(
             LastDeath(cause=death.cause, message=death.message, age_s=now_s - died_s)
-            for death, died_s in self._known
+            for death, died_s in self._recent
         )
 
     def forgive(self) -> None:
@@ -217,7 +217,7 @@ class DeathRecord:
     ) -> None:
         """`has_advanced`: the process had produced tokens or vectors."""
         self.num += 1
-        self._known.append((death, self._clock()))
+        self._recent.append((death, self._clock()))
         if search is SearchProgress.FOUND:
             self.forgive()
             return

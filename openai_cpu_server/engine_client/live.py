@@ -5,10 +5,10 @@ The engine that computes them may be local or remote. Each carrier of requests t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -27,28 +27,17 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Pr
 from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
-class AnswerSink(ABC):
-    """Receiver of a request's events. All methods return at once."""
+class AnswerSink(Protocol):
+    """Receiver of a request's events, which are of the request's kind. All methods return at once."""
 
-    @abstractmethod
     def start(self) -> None:
         """Report that the request is in a step. May be called several times."""
 
-    @abstractmethod
     def wait_at(self, place: QueuePlace | ModelLoading) -> None: ...
 
-    @abstractmethod
+    def push(self, event: TokenEvent | Embedded) -> None: ...
+
     def fail(self, request_id: str, error: ServerError) -> None: ...
-
-
-class TokenSink(AnswerSink):
-    @abstractmethod
-    def push(self, event: TokenEvent) -> None: ...
-
-
-class VectorSink(AnswerSink):
-    @abstractmethod
-    def push(self, event: Embedded) -> None: ...
 
 
 def names_of(request_id: str) -> tuple[str, str]:
@@ -77,22 +66,17 @@ class AcceptedRequest:
     is_stopping: bool = False
     """True if it was asked to finish with its output so far."""
     num_replaced: int = 0
-    """Number of resubmissions whose predecessor has not finished. Until then all events belong to the
-    predecessor."""
+    """Number of resubmissions whose predecessor has not finished. Until then events are its own."""
 
     @property
     def call(self) -> str:
         return names_of(self.request.id)[1]
 
-    def submit(self) -> Submit:
-        return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
-
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
-        """Yield the commands for an engine that should compute the request. `request_id`: the engine's
-        name for it."""
-        submit = self.submit()
+        """Yield the commands for an engine that should compute it. `request_id`: its name there."""
         name = request_id or self.request.id
-        yield msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, id=name))
+        request = msgspec.structs.replace(self.request, id=name)
+        yield Submit(request=request, output=tuple(self.output), num_embedded=self.num_embedded)
         if self.is_stopping:
             yield CancelRequest(id=name, reason=FinishReason.STOP)
 
@@ -108,8 +92,13 @@ class AcceptedRequest:
         """Number of inputs, or None for a generation."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
-    def run(self) -> None:
-        self.state, self.expected = RequestState.RUNNING, None
+    def advance(self, event: TokenEvent | Embedded) -> bool:
+        """Return True if the event is the request's last."""
+        if isinstance(event, TokenEvent):
+            self.output.extend(event.tokens)
+            return event.finish is not None
+        self.num_embedded += event.count
+        return event.error is not None or self.num_embedded == self.num_inputs
 
     def wait(self) -> None:
         """Return to waiting without a known place, possibly outside the engine."""
@@ -175,7 +164,7 @@ class AcceptedRequests:
     def computing(self, ids: tuple[str, ...]) -> list[AcceptedRequest]:
         computing = [self._live[i] for i in ids if i in self._live]
         for live in computing:
-            live.run()
+            live.state, live.expected = RequestState.RUNNING, None
         return computing
 
     def preempted(self, ids: Iterable[str]) -> None:
@@ -198,16 +187,9 @@ class AcceptedRequests:
         running = {live.answer for live in self if live.state is RequestState.RUNNING}
         return {answer: place for answer, place in foremost.items() if answer not in running}
 
-    def advanced(self, event: TokenEvent) -> None:
-        self._live[event.id].output.extend(event.tokens)
-        if event.finish is not None:
-            del self._live[event.id]
-
-    def embedded(self, event: Embedded) -> None:
-        live = self._live[event.id]
-        live.num_embedded += event.count
-        if event.error is not None or live.num_embedded == live.num_inputs:
-            del self._live[event.id]
+    def finish(self, live: AcceptedRequest) -> None:
+        """Remove a request that has had its last event. The search for culprits hears of it later."""
+        del self._live[live.request.id]
 
     def remove(self, request_id: str) -> AcceptedRequest | None:
         live = self._live.pop(request_id, None)
@@ -249,30 +231,23 @@ class Delivery:
     def deliver(self, event: TokenEvent | Embedded) -> AcceptedRequest | None:
         """Return the request that gained tokens or vectors, or None if it has left in the meantime."""
         live = self.live.get(event.id)
-        if live is None or self._is_of_former(live, event):
+        if live is None:
             return None
-        if isinstance(event, TokenEvent) and isinstance(live.answer, TokenSink):
-            self.live.advanced(event)
-            live.answer.push(event)
-            is_over = event.finish is not None
-            self.totals.output_tokens += event.finish.output_tokens if event.finish is not None else 0
-        elif isinstance(event, Embedded) and isinstance(live.answer, VectorSink):
-            self.live.embedded(event)
-            self.used()
-            live.answer.push(event)
-            is_over = self.live.get(event.id) is None
-        else:  # its file has become one of another kind
+        finish = event.finish if isinstance(event, TokenEvent) else None
+        if live.num_replaced:
+            live.num_replaced -= finish is not None
+            return None
+        if isinstance(event, TokenEvent) is not isinstance(live.request, GenerationRequest):
             self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
             return None
+        is_over = live.advance(event)
+        if is_over:
+            self.live.finish(live)
+        live.answer.push(event)
+        self.totals.output_tokens += finish.output_tokens if finish is not None else 0
         if is_over:
             self._gone(live)
         return live
-
-    def _is_of_former(self, live: AcceptedRequest, event: TokenEvent | Embedded) -> bool:
-        if not live.num_replaced:
-            return False
-        live.num_replaced -= isinstance(event, TokenEvent) and event.finish is not None
-        return True
 
     def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
         """Fail these requests. `error`: makes a new error for each, because each is raised elsewhere."""

@@ -5,18 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestState
-from openai_cpu_server.contract.messages import (
-    CancelRequest,
-    FinishReason,
-    Handling,
-    ModelLoading,
-    QueueState,
-    StepDone,
-    StepStarted,
-    TokenEvent,
-)
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.engine_client.culprits import AbsentSuspects, CulpritLedger, OutsideRequests
 from openai_cpu_server.engine_client.deaths import Death, SearchProgress
@@ -91,13 +82,13 @@ class RequestReplay:
             self.delivery.forget(request_id)
         self._absent.conclude(self.live)
         if self._send is not None:
-            self._send(*[CancelRequest(id=request_id) for request_id in request_ids])
+            self._send(*[messages.CancelRequest(id=request_id) for request_id in request_ids])
         self._send_due()
 
     def stop(self, live: AcceptedRequest) -> None:
         live.is_stopping = True
         if self._send is not None and self._outside.has_sent(live):
-            self._send(CancelRequest(id=live.request.id, reason=FinishReason.STOP))
+            self._send(messages.CancelRequest(id=live.request.id, reason=messages.FinishReason.STOP))
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
         """Resubmit the request behind its present output. Later events of its previous form are dropped."""
@@ -117,9 +108,9 @@ class RequestReplay:
         self._is_held_back = False
         self._send_due()
 
-    def tell_of_loading(self, fraction: float) -> None:
+    def report_loading(self, fraction: float) -> None:
         for answer in self.live.answers():
-            answer.wait_at(ModelLoading(fraction))
+            answer.wait_at(messages.ModelLoading(fraction))
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
@@ -145,18 +136,20 @@ class RequestReplay:
         """Stop sending. `died` follows if the process is to be replaced."""
         self._send = None
 
-    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
+    def heard(
+        self, event: messages.StepStarted | messages.Handling | messages.StepDone | messages.QueueState
+    ) -> None:
         match event:
-            case StepStarted(ids=ids):
+            case messages.StepStarted(ids=ids):
                 self._outside.computing(ids)
                 for live in self.live.computing(ids):
                     live.answer.start()
-            case Handling(id=request_id):
+            case messages.Handling(id=request_id):
                 self._outside.handling(request_id)
-            case StepDone():
+            case messages.StepDone():
                 self._deliver(event)
                 self._send_due()
-            case QueueState(places=places, preempted=preempted):
+            case messages.QueueState(places=places, preempted=preempted):
                 self.live.preempted(preempted)
                 for answer, place in self.live.waiting(places, self._clock()).items():
                     answer.wait_at(place)
@@ -189,8 +182,8 @@ class RequestReplay:
         if self._send is not None and not self._is_held_back and (due := self._outside.due()):
             self._send(*[command for live in due for command in live.commands()])
 
-    def _deliver(self, step: StepDone) -> None:
-        events: list[TokenEvent | Embedded] = [*step.events, *step.embedded]
+    def _deliver(self, step: messages.StepDone) -> None:
+        events: list[messages.TokenEvent | Embedded] = [*step.events, *step.embedded]
         for live in [self.delivery.deliver(event) for event in events]:
             if live is not None:
                 self._outside.advanced(live)

@@ -1,17 +1,230 @@
-"""Exchange of turns with the engine processes of one server, which share the machine's cores."""
+"""Turns of several engine processes on one machine's cores: their order, and its exchange with the engines.
+
+`CoreTurns` is pure: times are arguments in seconds. The rules are those within one model. Interactive work
+goes first, batch work keeps a share of the time, and within a priority engines take turns by their used time.
+"""
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import NamedTuple
 
-from openai_cpu_server.contract.messages import Command, EngineWants, TurnBack
+from openai_cpu_server.contract.messages import Command, EngineWants, GrantTurn, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.turns import CoreTurns
+from openai_cpu_server.fairness import Credit, FairTurns
 
-logger = logging.getLogger(__name__)
+INTERACTIVE_TURN_S = 0.02
+"""Time after which a turn between interactive work of several engines ends with the current step.
+
+Engines with short steps do not pay a hand-over for each step, and the pause is too short to see. Measured
+with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
+"""
+BATCH_TURN_S = 1.0
+"""The same for batch work: one or two of its longest steps."""
+FIRST_PRICE_S = 0.13
+"""Initial estimate of a turn of batch work beside interactive work."""
+LONGEST_COURTESY_S = 2.0
+"""Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow
+of new requests, one of which then waits for a short step."""
+
+
+_NOT_WORTH_TELLING_S = 1e-3
+"""Minimum change of a limit that is sent, less than any step."""
+
+
+class Decision(NamedTuple):
+    name: str
+    command: GrantTurn | ShortenTurn
+
+
+class TurnTaker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.work: Priority | None = None
+        """Priority of its present or wanted work."""
+        self.is_newcomer = False
+        """True if its interactive work has had no turn since it began."""
+        self.used_s = dict.fromkeys(Priority, 0.0)
+        """Time with the turn, by the priority of the work."""
+        self.price_s = FIRST_PRICE_S
+        """Duration of its last turn of batch work beside interactive work."""
+
+
+class CoreTurns:
+    """Holder of the turn and its successor. Call a method for each event, then `decide`.
+
+    Batch work earns credit while it contends with interactive work of another engine. When the credit pays
+    for a turn of one short step, the turn is due. It lets new interactive work go first for a while. The
+    credit lapses when batch work gets a turn otherwise. It stays while batch work wants nothing, as between
+    the requests of a client that sends them one after the other.
+    """
+
+    def __init__(self, *, batch_floor: float) -> None:
+        """`batch_floor`: share of the time for batch work beside interactive work of others, 0 to 1."""
+        self._participants: dict[str, TurnTaker] = {}
+        self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
+        self._holder: TurnTaker | None = None
+        self._granted_s = 0.0
+        self._until_s = math.inf
+        """End of the holder's turn as it was last sent."""
+        self._has_interrupted = False
+        """True if the holder was asked to discard a step."""
+        self._is_floor_turn = False
+        """True if the holder computes batch work although interactive work waits."""
+        self._credit = Credit(batch_floor)
+        """Savings of batch work in seconds."""
+        self._due_since_s: float | None = None
+        self._booked_s = 0.0
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def join(self, name: str, now_s: float) -> None:
+        assert name not in self._participants, f"there is a {name} already"
+        self._book(now_s)
+        self._participants[name] = TurnTaker(name)
+
+    def leave(self, name: str, now_s: float) -> None:
+        self._book(now_s)
+        participant = self._participants.pop(name)
+        if self._holder is participant:
+            self._holder = None
+        for turns in self._by_class.values():
+            turns.leave(participant)
+
+    def wants(self, name: str, work: Priority | None, now_s: float) -> None:
+        self._book(now_s)
+        self._set_work(self._participants[name], work)
+
+    def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
+        participant = self._participants[name]
+        assert self._holder is participant, f"{name} gives back what it does not hold"
+        self._book(now_s)
+        if self._is_floor_turn:
+            participant.price_s = max(now_s - self._granted_s, 1e-3)
+        self._holder = None
+        self._set_work(participant, work)
+
+    # -- what follows ------------------------------------------------------------------------------------
+
+    def decide(self, now_s: float) -> Decision | None:
+        """Return the command to send now, which counts as sent, or None."""
+        self._book(now_s)
+        if self._holder is None:
+            return self._grant(now_s)
+        return self._recall(self._holder, now_s)
+
+    @property
+    def holder(self) -> str | None:
+        return self._holder.name if self._holder is not None else None
+
+    def used_s(self, name: str, work: Priority, now_s: float) -> float:
+        participant = self._participants[name]
+        is_at_it = participant is self._holder and participant.work is work
+        return participant.used_s[work] + (now_s - self._booked_s if is_at_it else 0.0)
+
+    def is_waiting(self, name: str) -> bool:
+        participant = self._participants[name]
+        return participant.work is not None and participant is not self._holder
+
+    def is_awaited(self, name: str) -> bool:
+        others = (p for p in self._participants.values() if p is not self._holder)
+        return self.holder == name and any(p.work is not None for p in others)
+
+    def _grant(self, now_s: float) -> Decision | None:
+        chosen = self._next(now_s)
+        if chosen is None or chosen.work is None:
+            return None
+        others_interactive = any(p is not chosen for p in self._waiting(Priority.INTERACTIVE))
+        self._is_floor_turn = chosen.work is Priority.BATCH and others_interactive
+        if chosen.work is Priority.BATCH:
+            self._due_since_s = None
+            if not self._is_floor_turn:
+                self._credit.lapse()
+        chosen.is_newcomer = False
+        self._holder, self._granted_s, self._has_interrupted = chosen, now_s, False
+        self._until_s = self._deadline_s(chosen, now_s)
+        limit_ms = None if self._until_s == math.inf else 1000 * max(0.0, self._until_s - now_s)
+        return Decision(chosen.name, GrantTurn(limit_ms=limit_ms, beside_interactive=others_interactive))
+
+    def _recall(self, holder: TurnTaker, now_s: float) -> Decision | None:
+        if holder.work is None:
+            return None  # it is about to give the turn back by itself
+        until_s = self._deadline_s(holder, now_s)
+        # A turn that batch work has saved for is short and left alone, because frequent new requests
+        # would otherwise take its share.
+        is_long_batch = holder.work is Priority.BATCH and not self._is_floor_turn
+        must_interrupt = is_long_batch and bool(self._waiting(Priority.INTERACTIVE))
+        interrupts = must_interrupt and not self._has_interrupted
+        if until_s > self._until_s - _NOT_WORTH_TELLING_S and not interrupts:
+            return None
+        self._until_s = min(until_s, self._until_s)
+        self._has_interrupted = self._has_interrupted or interrupts
+        after_ms = 1000 * max(0.0, self._until_s - now_s)
+        return Decision(holder.name, ShortenTurn(after_ms=after_ms, interrupts=interrupts))
+
+    def _next(self, now_s: float) -> TurnTaker | None:
+        interactive, batch = self._waiting(Priority.INTERACTIVE), self._waiting(Priority.BATCH)
+        if not interactive or not batch:
+            return next(iter(interactive or batch), None)
+        has_newcomer = any(participant.is_newcomer for participant in interactive)
+        courtesy_s = LONGEST_COURTESY_S if has_newcomer else 0.0
+        is_due = self._due_since_s is not None and now_s - self._due_since_s >= courtesy_s
+        return batch[0] if is_due else interactive[0]
+
+    def _deadline_s(self, holder: TurnTaker, now_s: float) -> float:
+        if holder.work is Priority.BATCH:
+            if self._waiting(Priority.INTERACTIVE):
+                return now_s
+            return self._fair_until_s(holder, Priority.BATCH, BATCH_TURN_S)
+        fair_s = self._fair_until_s(holder, Priority.INTERACTIVE, INTERACTIVE_TURN_S)
+        price_s = self._price_s()
+        return fair_s if price_s is None else min(fair_s, now_s + self._credit.due_in(price_s))
+
+    def _fair_until_s(self, holder: TurnTaker, work: Priority, least_s: float) -> float:
+        waiting = self._waiting(work)
+        if not waiting:
+            return math.inf
+        return max(self._granted_s + least_s, self._booked_s + self._by_class[work].lead(waiting[0], holder))
+
+    def _price_s(self) -> float | None:
+        waiting = self._waiting(Priority.BATCH)
+        return waiting[0].price_s if waiting else None
+
+    def _waiting(self, work: Priority) -> list[TurnTaker]:
+        return [participant for participant in self._by_class[work].order if participant is not self._holder]
+
+    # -- books -------------------------------------------------------------------------------------------
+
+    def _set_work(self, participant: TurnTaker, work: Priority | None) -> None:
+        if work is participant.work:
+            return
+        if participant.work is not None:
+            self._by_class[participant.work].leave(participant)
+        if work is not None:
+            self._by_class[work].join(participant)
+        participant.work = work
+        participant.is_newcomer = work is Priority.INTERACTIVE and participant is not self._holder
+
+    def _book(self, now_s: float) -> None:
+        seconds, self._booked_s = now_s - self._booked_s, now_s
+        holder = self._holder
+        work = holder.work if holder is not None else None
+        if holder is not None and work is not None:
+            holder.used_s[work] += seconds
+            self._by_class[work].use(holder, seconds)
+        self._book_credit(seconds, work, now_s)
+
+    def _book_credit(self, seconds: float, work: Priority | None, now_s: float) -> None:
+        if not all(self._by_class.values()):
+            return
+        self._credit.account(seconds, own=seconds if work is Priority.BATCH else 0.0)
+        price_s = self._price_s()
+        if price_s is not None and self._credit.pays_for(price_s) and self._due_since_s is None:
+            self._due_since_s = now_s
+
 
 Send = Callable[[Command], None]
 
@@ -27,8 +240,7 @@ class SharedCores:
         self._numbers = count(1)
 
     def join(self, name: str) -> CoresPartner:
-        """Return one engine's part, for its `Supervisor`. Engines may share a name, as when a model is
-        reloaded."""
+        """Return the partner for an engine's `Supervisor`. Engines may share a name, as in a reload."""
         return CoresPartner(self, f"{name}#{next(self._numbers)}")
 
     @property
@@ -74,16 +286,15 @@ class CoresPartner:
         self._cores.leave(self.name)
 
     def heard(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
-        """Handle an event. `loads_for`: highest priority of requests that wait for the load; None: it
-        loads as batch work."""
+        """Handle an event. `loads_for`: best priority that waits for the load, or None (batch work)."""
         wants = event.wants if isinstance(event, TurnBack) else event
         work = wants.work
         if wants.is_loading and work is not None:
             work = Priority.BATCH if loads_for is None else loads_for
         self._loads_as = work if wants.is_loading else None
         turns = self._cores.turns
-        tell = turns.given_back if isinstance(event, TurnBack) else turns.wants
-        tell(self.name, work, self._cores.clock())
+        apply = turns.given_back if isinstance(event, TurnBack) else turns.wants
+        apply(self.name, work, self._cores.clock())
         self._cores.act()
 
     def request_came(self, priority: Priority) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -10,32 +9,13 @@ from typing import Protocol
 
 import msgspec
 
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import SeeStep
 from openai_cpu_server.contract.media import MeasuredMedia, MediaShape, MediaSize, PictureSize
-from openai_cpu_server.contract.messages import (
-    AdapterLoaded,
-    AdapterRefused,
-    EngineOptions,
-    EngineWants,
-    Event,
-    HideSteps,
-    KVStats,
-    Loading,
-    LoadingAdapter,
-    LoadingPhase,
-    MeasureMedia,
-    MediaMeasured,
-    Ready,
-    ShowSteps,
-    StartFailed,
-    StepDone,
-    StepFigures,
-    TurnBack,
-)
 from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.adapters import AdapterControl
+from openai_cpu_server.engine_client.adapters import AdapterControl, PendingResults
 from openai_cpu_server.engine_client.deaths import Death
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
@@ -47,16 +27,15 @@ logger = logging.getLogger(__name__)
 class EngineObserver(Protocol):
     """Observer, called in the event loop, so it must be quick."""
 
-    def step_done(self, figures: StepFigures) -> None: ...
+    def step_done(self, figures: messages.StepFigures) -> None: ...
 
     def engine_died(self, cause: str) -> None:
         """Report the death of a process that had served. Another is started unless deaths are too
         frequent; `cause`: as `Death.cause`."""
-        ...
 
 
 class _Nobody:
-    def step_done(self, figures: StepFigures) -> None:
+    def step_done(self, figures: messages.StepFigures) -> None:
         pass
 
     def engine_died(self, cause: str) -> None:
@@ -115,9 +94,9 @@ class LoadProgress:
         """Timed share of the steps, or None before it begins or if it is not needed."""
         self._model_path = model_path
 
-    def heard(self, event: Loading) -> bool:
+    def heard(self, event: messages.Loading) -> bool:
         """Return True if another tenth of the model is loaded."""
-        if event.phase is LoadingPhase.COSTS:
+        if event.phase is messages.LoadingPhase.COSTS:
             self.timed = event.fraction
             return False
         is_news = int(10 * event.fraction) > int(10 * self.loaded)
@@ -132,7 +111,7 @@ class LoadProgress:
         return f"{death.message} while it timed steps (--calibrate never leaves that out)"
 
 
-_MOST_KNOWN = 4096
+_MOST_SIZES = 4096
 _MOST_DEATHS = 2
 """Number of processes that may die while measuring a size before it is rejected."""
 
@@ -141,40 +120,46 @@ class MediaShapes:
     """Cache of measured media sizes. All methods belong to one event loop's thread."""
 
     def __init__(self) -> None:
-        self._known: dict[MediaSize, MeasuredMedia] = {}
-        self._awaited: dict[MediaSize, asyncio.Future[MeasuredMedia]] = {}
+        self._measured: dict[MediaSize, MeasuredMedia] = {}
+        self._pending = PendingResults[MediaSize, MeasuredMedia]()
         self._deaths: Counter[MediaSize] = Counter()
         self._send: Callable[..., None] | None = None
 
     @property
     def is_owed(self) -> bool:
-        return bool(self._awaited) and self._send is not None
+        return bool(self._pending) and self._send is not None
 
     @property
     def is_awaited(self) -> bool:
-        return bool(self._awaited)
+        return bool(self._pending)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Return the tokens and rows of media of these sizes. Raises `InvalidRequest`,
-        `EngineUnavailable`."""
-        known = await self.measured(sizes)
-        for one in known:
+        """Return the tokens and rows of these media. Raises `InvalidRequest`, `EngineUnavailable`."""
+        media = await self.measured(sizes)
+        for one in media:
             if one.why_not:
                 code = "invalid_image" if isinstance(one.size, PictureSize) else "invalid_audio"
                 raise InvalidRequest(one.why_not, code=code)
-        return tuple(one.shape for one in known)
+        return tuple(one.shape for one in media)
 
     async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
         """Return the measurements of these sizes. Raises `EngineUnavailable`."""
-        return [await self._one(size) for size in self._asked(sizes)]
+        new = [
+            size for size in dict.fromkeys(sizes) if size not in self._measured and size not in self._pending
+        ]
+        for size in new:
+            self._pending.expect(size)
+        if new and self._send is not None:
+            self._send(messages.MeasureMedia(tuple(new)))
+        return [await self._one(size) for size in sizes]
 
     def ready(self, send: Callable[..., None]) -> None:
         self._send = send
         self.ask_again(send)
 
     def ask_again(self, send: Callable[..., None]) -> None:
-        if self._awaited:
-            send(MeasureMedia(tuple(self._awaited)))
+        if self._pending:
+            send(messages.MeasureMedia(tuple(self._pending)))
 
     def heard(self, measured: Sequence[MeasuredMedia]) -> None:
         for one in measured:
@@ -184,41 +169,26 @@ class MediaShapes:
         if self._send is None:
             return
         self._send = None
-        for size in list(self._awaited):
+        for size in list(self._pending):
             self._deaths[size] += 1
             if self._deaths[size] >= _MOST_DEATHS:
                 self._settle(MeasuredMedia(size, why_not=f"The engine cannot take {size.words}."))
 
     def end(self, error: Callable[[], ServerError]) -> None:
-        while self._awaited:
-            future = self._awaited.popitem()[1]
-            if not future.done():
-                future.set_exception(error())
-                future.exception()  # nobody may wait for it any more
-
-    def _asked(self, sizes: Sequence[MediaSize]) -> Sequence[MediaSize]:
-        new = [size for size in dict.fromkeys(sizes) if size not in self._known and size not in self._awaited]
-        for size in new:
-            self._awaited[size] = asyncio.get_running_loop().create_future()
-        if new and self._send is not None:
-            self._send(MeasureMedia(tuple(new)))
-        return sizes
+        self._pending.end(error)
 
     async def _one(self, size: MediaSize) -> MeasuredMedia:
-        if (known := self._known.get(size)) is not None:
-            return known
-        awaited = self._awaited.get(size)
-        if awaited is None:  # another has waited longer, and it is forgotten already
+        if size in self._measured:
+            return self._measured[size]
+        if size not in self._pending:  # another has waited longer, and it is forgotten already
             raise EngineUnavailable("Too many pictures and sounds come at once.", 1)
-        return await asyncio.shield(awaited)
+        return await self._pending.result(size)
 
     def _settle(self, measured: MeasuredMedia) -> None:
-        if len(self._known) >= _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[measured.size] = measured
-        awaited = self._awaited.pop(measured.size, None)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(measured)
+        if len(self._measured) >= _MOST_SIZES:
+            del self._measured[next(iter(self._measured))]
+        self._measured[measured.size] = measured
+        self._pending.settle(measured.size, measured)
 
 
 class EngineNews:
@@ -227,7 +197,7 @@ class EngineNews:
 
     def __init__(
         self,
-        options: EngineOptions,
+        options: messages.EngineOptions,
         *,
         observer: EngineObserver,
         foretold: ModelInfo | None,
@@ -236,7 +206,7 @@ class EngineNews:
         self.adapters = AdapterControl(options.adapters)
         self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
-        self.kv_stats: KVStats | None = None
+        self.kv_stats: messages.KVStats | None = None
         """Statistics of the last step, or None before the present process's first."""
         self.forecast: Forecast | None = None
         """Estimates for new requests if the options want them, or None before the first."""
@@ -258,18 +228,18 @@ class EngineNews:
         """Facts about the model with its present adapters, or None until they are known."""
         if self._info is None:
             return None
-        loaded = self.adapters.table.loaded
+        loaded = self.adapters.loaded
         return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
     # -- for the engine's client -------------------------------------------------------------------------
 
     def show_steps(self, see: SeeStep) -> None:
         self._see = see
-        self._tell(ShowSteps())
+        self._send_if_ready(messages.ShowSteps())
 
     def hide_steps(self) -> None:
         self._see = None
-        self._tell(HideSteps())
+        self._send_if_ready(messages.HideSteps())
 
     def request_came(self, priority: Priority) -> None:
         if self._partner is not None:
@@ -301,25 +271,25 @@ class EngineNews:
         self.adapters.ready(send)
         self.shapes.ready(send)
         if self._see is not None:
-            send(ShowSteps())
+            send(messages.ShowSteps())
         replay.ready(send)
 
-    def heard(self, event: Event, replay: RequestReplay) -> None:
+    def heard(self, event: messages.Event, replay: RequestReplay) -> None:
         match event:
-            case Loading():
+            case messages.Loading():
                 if self.progress.heard(event):
-                    replay.tell_of_loading(self.progress.loaded)
-            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+                    replay.report_loading(self.progress.loaded)
+            case messages.LoadingAdapter() | messages.AdapterLoaded() | messages.AdapterRefused():
                 self.adapters.heard(event)
-            case MediaMeasured(media=media):
+            case messages.MediaMeasured(media=media):
                 self.shapes.heard(media)
-            case StepDone():
+            case messages.StepDone():
                 self._step_done(event)
                 replay.heard(event)
-            case EngineWants() | TurnBack():
-                assert self._partner is not None, "it was not told that it shares its cores"
+            case messages.EngineWants() | messages.TurnBack():
+                assert self._partner is not None, "turns are for engines that share cores"
                 self._partner.heard(event, loads_for=replay.best_priority)
-            case Ready() | StartFailed():
+            case messages.Ready() | messages.StartFailed():
                 raise AssertionError("that is for the supervisor")
             case _:
                 replay.heard(event)
@@ -345,11 +315,11 @@ class EngineNews:
         self.forget()
         self._observer.engine_died(cause)
 
-    def _tell(self, command: ShowSteps | HideSteps) -> None:
+    def _send_if_ready(self, command: messages.ShowSteps | messages.HideSteps) -> None:
         if self._send is not None:
             self._send(command)
 
-    def _step_done(self, step: StepDone) -> None:
+    def _step_done(self, step: messages.StepDone) -> None:
         self.kv_stats = step.kv
         if step.forecast is not None:
             self.forecast = step.forecast

@@ -38,45 +38,38 @@ class EngineLifecycle:
     """State of the engine. All changes go through `move`, which rejects illegal ones."""
 
     def __init__(self, state: EngineState) -> None:
-        self._state = state
+        self.state = state
         self._stopped = asyncio.Event()
-        self._is_wanted_again = asyncio.Event()
+        self.is_wanted_again = asyncio.Event()
         """Set unless the engine sleeps or has failed."""
         self._settled = asyncio.Event()
         """Set while the engine neither loads nor restarts."""
 
     @property
-    def state(self) -> EngineState:
-        return self._state
-
-    @property
     def is_wanted(self) -> bool:
-        return self._state not in _UNWANTED
+        return self.state not in _UNWANTED
 
     @property
     def is_starting(self) -> bool:
-        return self._state in _STARTING
+        return self.state in _STARTING
 
     def move(self, to: EngineState) -> None:
-        if to is self._state:
+        if to is self.state:
             return
-        assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
-        self._state = to
+        assert self.state.may_become(to), f"{self.state.value} -> {to.value}"
+        self.state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
         goes_on = to is EngineState.STOPPED or self.is_wanted
-        (self._is_wanted_again.set if goes_on else self._is_wanted_again.clear)()
+        (self.is_wanted_again.set if goes_on else self.is_wanted_again.clear)()
         if to is EngineState.LOADING:
             self._settled.clear()
         elif not self.is_starting:
             self._settled.set()
 
-    async def wanted_again(self) -> None:
-        await self._is_wanted_again.wait()
-
     async def settled(self) -> EngineState:
         await self._settled.wait()
-        return self._state
+        return self.state
 
     async def pause(self, seconds: float) -> None:
         """Sleep, or return earlier if the engine is stopped."""
@@ -94,8 +87,7 @@ class NextOptions:
         self.options = msgspec.structs.replace(self.options, calibrate="never")
 
     def without_device(self, death: Death) -> bool:
-        """Return True if this death ends the use of devices. A driver kills the process when its device is
-        lost or full."""
+        """Return True if this death ends the use of devices, which may be lost or full."""
         if not (self.options.wants_device and death.may_be_device):
             return False
         logger.warning("%s, with a device: the CPU serves from here on", death.message)
@@ -166,7 +158,7 @@ class Supervisor:
         return self._process.pid if self._process else None
 
     def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
-        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths.known
+        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths.recent
         engine_rss_bytes = self._process.rss_bytes if self._process else 0
         return EngineStatus(
             state=self.state,
@@ -204,9 +196,13 @@ class Supervisor:
         first one must start and cannot."""
         while self.state is not EngineState.STOPPED:
             if not self._life.is_wanted:
-                await self._life.wanted_again()
+                await self._life.is_wanted_again.wait()
                 continue
-            death = await self._live_once(replay)
+            self._gone.clear()
+            try:
+                death = await self._one_life(replay)
+            finally:
+                self._gone.set()
             if death is not None and self._life.is_wanted:
                 await self._replace(death, replay)
 
@@ -254,15 +250,8 @@ class Supervisor:
         self._life.move(EngineState.STOPPED)
         self.news.end(lambda: EngineUnavailable("The server is shutting down."))
 
-    async def _live_once(self, replay: RequestReplay) -> Death | None:
-        """Return None if the process was asked to end."""
-        self._gone.clear()
-        try:
-            return await self._one_life(replay)
-        finally:
-            self._gone.set()
-
     async def _one_life(self, replay: RequestReplay) -> Death | None:
+        """Return None if the process was asked to end."""
         self._start_failure = None
         options = msgspec.structs.replace(self._next.options, adapters=self.news.next_process())
         try:
@@ -298,24 +287,17 @@ class Supervisor:
     def _heard(self, event: Event, replay: RequestReplay) -> None:
         match event:
             case Ready(info=info):
-                self._ready(info, replay)
+                logger.info("ready: %s", info.summary)
+                self.reason, self._must_start = None, False
+                self._deaths.crashes.started()
+                self._life.move(EngineState.READY)
+                self.news.ready(info, replay, self.send)
             case StartFailed(message=message):
-                self._start_failed(message)
+                if self.state is EngineState.LOADING and self._must_start:
+                    raise StartupError(message)
+                self._start_failure = message
             case _:
                 self.news.heard(event, replay)
-
-    def _ready(self, info: ModelInfo, replay: RequestReplay) -> None:
-        logger.info("ready: %s", info.summary)
-        self.reason = None
-        self._must_start = False
-        self._deaths.crashes.started()
-        self._life.move(EngineState.READY)
-        self.news.ready(info, replay, self.send)
-
-    def _start_failed(self, message: str) -> None:
-        if self.state is EngineState.LOADING and self._must_start:
-            raise StartupError(message)
-        self._start_failure = message
 
     async def _replace(self, death: Death, replay: RequestReplay) -> None:
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
@@ -26,8 +27,7 @@ _FACTOR = 300.0
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = 60.0
-    """Longest silence while the engine computes, or 300 times the step's expected time if that is longer.
-    None: no limit."""
+    """Longest silence in a step, or 300 times its expected time if that is longer. None: no limit."""
     load_s: float | None = 1800.0
     """Longest silence while the model is loaded and its steps are measured. None: no limit."""
 
@@ -39,10 +39,9 @@ class HangDetector:
         self.silence_s = 0.0
         """Silence while the engine had work, counting only time in which this process itself ran."""
         self.handling_s: float | None = None
-        """Time for which one request has been handled outside of steps, regardless of other events, or
-        None."""
+        """Time for which a request has been handled outside of steps, despite other events, or None."""
         self._limits = limits
-        self._asked_s = now_s
+        self._checked_s = now_s
         self._expected_s = 0.0
 
     def news(self) -> None:
@@ -62,58 +61,48 @@ class HangDetector:
         """`owes`: the engine has work. `is_waiting`: another engine computes, so that it may not. A long
         gap between two checks counts as a short one, because this process was stopped or had no CPU then,
         and neither had the engine."""
-        waited = min(now_s - self._asked_s, 2 * TICK_S)
-        self._asked_s = now_s
+        waited = min(now_s - self._checked_s, 2 * TICK_S)
+        self._checked_s = now_s
         is_due = (is_loading or owes) and not is_waiting
         self.silence_s = self.silence_s + waited if is_due else 0.0
         if self.handling_s is not None:
             self.handling_s += waited
-        limit = self._limits.load_s if is_loading else self._step_limit
-        return limit is not None and self.stuck_s > limit
-
-    @property
-    def _step_limit(self) -> float | None:
-        if self._limits.step_s is None:
-            return None
-        return max(self._limits.step_s, _FACTOR * self._expected_s)
+        limit_s = self._limits.load_s if is_loading else self._limits.step_s
+        if limit_s is not None and not is_loading:
+            limit_s = max(limit_s, _FACTOR * self._expected_s)
+        return limit_s is not None and self.stuck_s > limit_s
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Receiver of the process's events, which also checks it every `TICK_S` until `stop`."""
 
-    def __init__(
-        self,
-        process: EngineProcess,
-        *,
-        limits: HangLimits,
-        killer: MemoryKiller,
-        clock: Callable[[], float],
-        is_loading: Callable[[], bool],
-        owes: Callable[[], bool],
-        is_waiting: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`is_waiting`: for its turn on cores that another engine uses, which is not a hang."""
-        self._process = process
-        self._detector = HangDetector(limits, now_s=clock())
-        self._killer = killer
-        self._clock = clock
-        self._is_loading = is_loading
-        self._owes = owes
-        self._is_waiting = is_waiting
-        self._hung_s: float | None = None
-        """Silence for which it was killed."""
-        self._unreadable: str | None = None
-        """Error of the message for which it was killed."""
+    process: EngineProcess
+    _: KW_ONLY
+    limits: HangLimits
+    killer: MemoryKiller
+    clock: Callable[[], float]
+    is_loading: Callable[[], bool]
+    owes: Callable[[], bool]
+    is_waiting: Callable[[], bool]
+    """True while another engine uses the cores, which is not a hang."""
+    _hung_s: float | None = None
+    """Silence for which it was killed."""
+    _unreadable: str | None = None
+    """Error of the message for which it was killed."""
+
+    def __post_init__(self) -> None:
+        self._detector = HangDetector(self.limits, now_s=self.clock())
         self._task = asyncio.create_task(self._watch())
 
     async def receive(self) -> Event | None:
         """Return None when the process is gone or was killed for an unreadable message."""
         try:
-            event = await self._process.receive()
+            event = await self.process.receive()
         except msgspec.DecodeError as error:
             logger.error("a message of the engine process cannot be read: killing it")
             self._unreadable = str(error)
-            self._process.kill()
+            self.process.kill()
             return None
         self._detector.news()
         match event:
@@ -130,21 +119,15 @@ class Watchdog:
         if self._unreadable is not None:
             return Death.of_bad_message(self._unreadable)
         return Death.of(
-            self._process.exit_status, hang_s=self._hung_s, ran_out_of_memory=self._killer.has_struck
+            self.process.exit_status, hang_s=self._hung_s, ran_out_of_memory=self.killer.has_struck
         )
 
     async def _watch(self) -> None:
-        while not self._is_hung():
-            self._killer.look()
+        while not self._detector.is_hung(
+            self.clock(), is_loading=self.is_loading(), owes=self.owes(), is_waiting=self.is_waiting()
+        ):
+            self.killer.look()
             await asyncio.sleep(TICK_S)
         self._hung_s = self._detector.stuck_s
         logger.error("the engine process makes no progress: killing it")
-        self._process.kill()
-
-    def _is_hung(self) -> bool:
-        return self._detector.is_hung(
-            self._clock(),
-            is_loading=self._is_loading(),
-            owes=self._owes(),
-            is_waiting=self._is_waiting(),
-        )
+        self.process.kill()

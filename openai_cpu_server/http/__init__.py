@@ -1,5 +1,5 @@
 """HTTP for all API families: connections, keys, limits, the table of routes, errors. The web server
-(`server`, `connection`, `frames`) calls the `application`. Its `gate` checks the key and its limits, and puts
+(`server`, `frames`) calls the `application`. Its `gate` checks the key and its limits, and puts
 a `RequestContext` into the scope for the handler. API families declare their rows of the table (`routes`)
 beside their handlers, and run requests without a response of their own inside `served`.
 

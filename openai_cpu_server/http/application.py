@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+import inspect
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+import msgspec
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,14 +20,22 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Lifespan
 
+from openai_cpu_server import __version__
 from openai_cpu_server.http.context import RequestHistory, ticket_of
-from openai_cpu_server.http.errors import ErrorShape, shape_at
+from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape, shape_at
 from openai_cpu_server.http.gate import AuthMiddleware, ErrorMiddleware, HostGate, canonical_origin
+from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
-from openai_cpu_server.http.openapi import ROW as DOCUMENT
-from openai_cpu_server.http.openapi import OpenApiRoute
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.routes import ServedRoute, guarded_nowhere
+from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.routes import (
+    WEBSOCKET,
+    ApiRoute,
+    JsonSchema,
+    ServedRoute,
+    guarded_nowhere,
+    routes_of,
+)
 
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 
@@ -89,3 +103,167 @@ async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: 
     ticket = ticket_of(request.scope)
     ticket.failed(named)
     return shape_at(ticket.path, shapes).response(named, ticket.id)
+
+
+_BODY_NAME = "request.{model}"
+_ANSWER_NAME = "response.{name}"
+_SCHEMAS = "#/components/schemas/"
+_SECURITY: list[JsonSchema] = [{"bearer": []}, {"x-api-key": []}]
+_TITLE = "openai-cpu-server"
+_DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
+
+
+class OpenApiRoute:
+    def __init__(self, rows: Sequence[ApiRoute], *, lenient: bool) -> None:
+        self._text = functools.cache(lambda: json.dumps(document(rows, lenient=lenient)).encode())
+
+    @ApiRoute("GET", "/openapi.json", OPEN, "Operation")
+    async def document(self, request: Request) -> Response:
+        """Return this document."""
+        return Response(self._text(), media_type="application/json")
+
+
+(DOCUMENT,) = routes_of(OpenApiRoute)
+
+
+def document(rows: Sequence[ApiRoute], *, lenient: bool) -> JsonSchema:
+    """`lenient`: unknown fields are ignored, not rejected."""
+    paths: dict[str, JsonSchema] = {}
+    for row in rows:
+        item = paths.setdefault(row.shown_path, {})
+        if row.method == WEBSOCKET:
+            item["x-websocket"] = {"summary": row.summary}
+        else:
+            item[row.method.lower()] = _operation(row)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": _TITLE, "version": __version__, "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": {**_body_schemas(rows, lenient=lenient), **_answer_schemas(rows)},
+            "responses": _error_responses(rows),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(row: ApiRoute) -> JsonSchema:
+    scope = row.access.scope
+    found: JsonSchema = {
+        "summary": row.summary,
+        "operationId": re.sub(r"\W+", "_", row.name.lower()).strip("_"),
+        "tags": [row.tag],
+        "security": _SECURITY if scope else [],
+        "responses": {
+            str(row.status): _answer(row),
+            **{
+                str(status): {"$ref": f"#/components/responses/{_error_name(status, row)}"}
+                for status in _errors_of(row)
+            },
+        },
+    }
+    if scope:
+        found["x-required-scope"] = scope.value
+    parameters: list[JsonSchema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", row.shown_path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in row.query.items()]
+    if parameters:
+        found["parameters"] = parameters
+    content: JsonSchema = {}
+    if row.form is not None:
+        content = {"multipart/form-data": {"schema": row.form}}
+    elif row.body is not None:
+        content = {
+            row.body_media: {"schema": {"$ref": _SCHEMAS + _BODY_NAME.format(model=row.body.__name__)}}
+        }
+    if content:
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def _answer(row: ApiRoute) -> JsonSchema:
+    if row.status == 204:
+        return {"description": "Done."}
+    schema: JsonSchema = {"type": "object"} if row.media == "application/json" else {"type": "string"}
+    if row.answer is not None:
+        one: JsonSchema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.answer.__name__)}
+        forms: list[JsonSchema] = [
+            {"type": "array", "items": one} if is_list else one for is_list in row.lists
+        ]
+        forms += [{"$ref": _SCHEMAS + _ANSWER_NAME.format(name=other.__name__)} for other in row.also]
+        if row.or_list_of is not None:
+            name = _ANSWER_NAME.format(name=row.or_list_of.__name__)
+            forms.append({"type": "array", "items": {"$ref": _SCHEMAS + name}})
+        schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
+    if row.events:
+        names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
+        schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]
+    content: JsonSchema = {row.media: {"schema": schema}}
+    if row.streams:
+        content[row.stream_media] = {"schema": {"type": "string", "description": row.stream_form}}
+    return {"description": row.summary, "content": content}
+
+
+def _errors_of(row: ApiRoute) -> list[int]:
+    found = set(row.errors)
+    if row.access.scope:
+        found |= {401, 403}
+    if row.access.callers is not Callers.PROBES:
+        found.add(503)
+    if row.body or row.form:
+        found |= {400, 408, 413}
+    if row.query:
+        found.add(400)
+    if "{" in row.path:
+        found |= {400, 404}
+    return sorted(found)
+
+
+def _error_responses(rows: Sequence[ApiRoute]) -> dict[str, JsonSchema]:
+    shapes = {row.error: row for row in rows}
+    statuses = sorted({status for row in rows for status in _errors_of(row)})
+    pairs = [(status, row) for row in shapes.values() for status in statuses]
+    return {_error_name(status, row): _error(status, row) for status, row in pairs}
+
+
+def _error_name(status: int, row: ApiRoute) -> str:
+    return f"error{status}" if row.error is ErrorObject else f"{row.error.__name__}{status}"
+
+
+def _error(status: int, row: ApiRoute) -> JsonSchema:
+    lines = [
+        f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
+        for cls, failure in TABLE.items()
+        if failure.status == status
+    ]
+    if status in HTTP_CODES:
+        lines.append(f"`{HTTP_CODES[status]}`: There is no such route.")
+    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.error.__name__)}
+    return {"description": "\n".join(lines), "content": {"application/json": {"schema": schema}}}
+
+
+def _body_schemas(rows: Sequence[ApiRoute], *, lenient: bool) -> Mapping[str, object]:
+    bodies: list[type[Body]] = [row.body for row in rows if row.body is not None]
+    template = _SCHEMAS + _BODY_NAME
+    _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
+    models: dict[str, JsonSchema] = schema.get("$defs", {})
+    for model in models.values():
+        if lenient and "properties" in model:
+            model["additionalProperties"] = True
+    return {_BODY_NAME.format(model=name): model for name, model in models.items()}
+
+
+def _answer_schemas(rows: Sequence[ApiRoute]) -> Mapping[str, object]:
+    structs = dict.fromkeys(
+        struct
+        for row in rows
+        for struct in (row.error, row.answer, *row.also, row.or_list_of, *row.events)
+        if struct is not None
+    )
+    _, schemas = msgspec.json.schema_components(tuple(structs), ref_template=_SCHEMAS + _ANSWER_NAME)
+    return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from typing import TypeVar
@@ -31,6 +33,7 @@ from openai_cpu_server.fairness import FairQueue
 
 T = TypeVar("T")
 
+_THREADS_FOR_OTHERS = 2
 INLINE_BYTES = 2048
 """A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
@@ -44,7 +47,7 @@ class ThreadLane:
     def __init__(self, num_threads: int) -> None:
         self._num_free = num_threads
         self._threads = anyio.CapacityLimiter(num_threads)
-        self._queue: FairQueue[anyio.Event] = FairQueue(max(1, num_threads - _LEFT_TO_OTHERS))
+        self._queue: FairQueue[anyio.Event] = FairQueue(max(1, num_threads - _THREADS_FOR_OTHERS))
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         caller, ticket = CALLER.get(), anyio.Event()
@@ -75,9 +78,6 @@ class ThreadLane:
         self._queue.give_back(caller, used_s)
         self._num_free += 1
         self._grant()
-
-
-_LEFT_TO_OTHERS = 2
 
 
 class ThreadKind(enum.Enum):
@@ -133,70 +133,66 @@ FREE_BYTES = 64 * 1024
 MOST_SMALL_BYTES = 64 * 1024
 _BYTES_PER_S = 1024
 """A body gets one more second per this many bytes."""
-_HEARD_OUT_BYTES, _HEARD_OUT_S = 8 * 1024 * 1024, 2.0
+_DRAINED_BYTES, _DRAIN_S = 8 * 1024 * 1024, 2.0
 
 
+@dataclass
 class BodyBudget:
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
+    max_bytes: int
+    used_bytes: int = 0
 
-    def take(self, num_bytes: int) -> None:
-        """Reserve memory. Raises BodiesFull."""
-        if self._held_bytes + num_bytes > self._max_bytes:
-            raise BodiesFull
-        self._held_bytes += num_bytes
-
-    def give(self, num_bytes: int) -> None:
-        assert num_bytes <= self._held_bytes, "given back twice"
-        self._held_bytes -= num_bytes
+    def change(self, num_bytes: int) -> bool:
+        """Reserve memory, or free it if negative. Return False if there is too little."""
+        if num_bytes > 0 and self.used_bytes + num_bytes > self.max_bytes:
+            return False
+        self.used_bytes += num_bytes
+        assert self.used_bytes >= 0, "freed twice"
+        return True
 
 
+@dataclass
 class BodyQuota:
     """Budget used by one body, or by a WebSocket's messages. Bytes beyond `most_bytes` are on disk."""
 
-    def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
-        self._budget = budget
-        self._most_bytes = most_bytes
-        self._charged_bytes = 0
+    budget: BodyBudget
+    most_bytes: int
+    charged_bytes: int = 0
 
     def has_grown(self, received_bytes: int) -> None:
         """Charge for a body that has grown to this size. Raises BodiesFull."""
-        due = max(0, min(received_bytes, self._most_bytes) - FREE_BYTES)
-        if due > self._charged_bytes:
-            self._budget.take(due - self._charged_bytes)
-            self._charged_bytes = due
+        if self._due(received_bytes) > self.charged_bytes and not self.holds(received_bytes):
+            raise BodiesFull
 
     def holds(self, num_bytes: int) -> bool:
         """Charge for a new size, larger or smaller. Return False if the budget is used up."""
-        due = max(0, min(num_bytes, self._most_bytes) - FREE_BYTES)
-        if due < self._charged_bytes:
-            self._budget.give(self._charged_bytes - due)
-            self._charged_bytes = due
-        try:
-            self.has_grown(num_bytes)
-        except BodiesFull:
+        due = self._due(num_bytes)
+        if not self.budget.change(due - self.charged_bytes):
             return False
+        self.charged_bytes = due
         return True
 
     def release(self) -> None:
-        self._budget.give(self._charged_bytes)
-        self._charged_bytes = 0
+        self.budget.change(-self.charged_bytes)
+        self.charged_bytes = 0
+
+    def _due(self, num_bytes: int) -> int:
+        return max(0, min(num_bytes, self.most_bytes) - FREE_BYTES)
 
 
 async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
     """Check the `content-length` before the request counts against its key's limits. Raises BodyTooLarge."""
-    announced = _announced_bytes(scope)
-    if announced <= max_bytes:
+    text = Headers(scope=scope).get("content-length", "")
+    num_bytes = int(text) if text.isdecimal() and len(text) < 20 else 0
+    if num_bytes <= max_bytes:
         return
-    if announced - max_bytes <= _HEARD_OUT_BYTES:
-        await _hear_out(receive)
+    if num_bytes - max_bytes <= _DRAINED_BYTES:
+        await _drain(receive)
     raise BodyTooLarge(max_bytes)
 
 
-async def _hear_out(receive: Receive) -> None:
+async def _drain(receive: Receive) -> None:
     """A client that still sends when the connection closes sees a reset instead of the response."""
-    with anyio.move_on_after(_HEARD_OUT_S):
+    with anyio.move_on_after(_DRAIN_S):
         while (await receive()).get("more_body", False):
             pass
 
@@ -207,7 +203,7 @@ async def small_body(request: Request) -> bytes:
     async for piece in request.stream():
         received += piece
         if len(received) > MOST_SMALL_BYTES:
-            await _hear_out(request.receive)
+            await _drain(request.receive)
             raise BodyTooLarge(MOST_SMALL_BYTES)
     return bytes(received)
 
@@ -221,15 +217,12 @@ async def unkept_body(request: Request) -> bytes:
     return received.getvalue()  # without a copy, as CPython has it
 
 
-_FORM_CHARSETS = ("", "utf-8", "utf8", "us-ascii")
-
-
 def form_of(request: Request, *, most_fields: int) -> AbstractAsyncContextManager[FormData]:
     """The fields of a form with one file at most. Raises InvalidRequest for a `charset` other than UTF-8: it
     could name any codec that Python has, some of which fail in ways of their own (RFC 7578, 5.1, has none).
     """
     _, parameters = parse_options_header(request.headers.get("content-type", ""))
-    if parameters.get(b"charset", b"").decode("latin-1").lower() not in _FORM_CHARSETS:
+    if parameters.get(b"charset", b"").lower() not in (b"", b"utf-8", b"utf8", b"us-ascii"):
         raise InvalidRequest("A form is read as UTF-8: its Content-Type can name no other 'charset'.")
     return request.form(max_files=1, max_fields=most_fields)
 
@@ -269,54 +262,46 @@ def inflated(scope: Scope, receive: Receive) -> Receive:
         return receive
     if encoding not in _COMPRESSED:
         raise EncodingNotSupported(encoding)
-    return _Inflating(receive)
+    return _InflatedBody(receive)
 
 
-class _Inflating:
+class _InflatedBody:
     """Reads only as much input as one piece needs, so that a limit on the pieces bounds the work."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._member = zlib.decompressobj(_EITHER_HEADER)
-        self._came = b""
+        self._input = b""
         self._is_last = False
         self._is_empty = True
-        self._may_hold = False
+        self._has_more = False
         self._is_whole = False
 
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()
-        if self._may_hold:
+        if self._has_more:
             await anyio.lowlevel.checkpoint()  # a small body can become a large one: others get their turn
-        while not (self._came or self._may_hold or self._is_last):
+        while not (self._input or self._has_more or self._is_last):
             message = await self._receive()
             if message["type"] != "http.request":
                 return message
-            self._came, self._is_last = message.get("body", b""), not message.get("more_body", False)
-            self._is_empty = self._is_empty and not self._came
+            self._input, self._is_last = message.get("body", b""), not message.get("more_body", False)
+            self._is_empty = self._is_empty and not self._input
         piece = self._piece()
-        self._is_whole = self._is_last and not self._may_hold
+        self._is_whole = self._is_last and not self._has_more
         return {"type": "http.request", "body": piece, "more_body": not self._is_whole}
 
     def _piece(self) -> bytes:
-        try:
-            piece = self._member.decompress(self._came, _INFLATED_AT_ONCE)
-        except zlib.error:
-            raise _wrongly_encoded() from None
-        self._came = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
-        if self._member.eof and self._came:  # several may follow each other (RFC 1952, 2.2)
-            self._member = zlib.decompressobj(_EITHER_HEADER)
-        self._may_hold = bool(self._came) or len(piece) == _INFLATED_AT_ONCE
-        if self._is_last and not self._may_hold and not self._member.eof and not self._is_empty:
-            raise _wrongly_encoded()
+        piece = None
+        with contextlib.suppress(zlib.error):
+            piece = self._member.decompress(self._input, _INFLATED_AT_ONCE)
+            self._input = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            if self._member.eof and self._input:  # several may follow each other (RFC 1952, 2.2)
+                self._member = zlib.decompressobj(_EITHER_HEADER)
+            self._has_more = bool(self._input) or len(piece) == _INFLATED_AT_ONCE
+        is_cut = self._is_last and not (self._has_more or self._member.eof or self._is_empty)
+        if piece is None or is_cut:
+            message = "The body is not what its Content-Encoding says."
+            raise InvalidRequest(message, code="invalid_encoding")
         return piece
-
-
-def _wrongly_encoded() -> InvalidRequest:
-    return InvalidRequest("The body is not what its Content-Encoding says.", code="invalid_encoding")
-
-
-def _announced_bytes(scope: Scope) -> int:
-    announced = Headers(scope=scope).get("content-length", "")
-    return int(announced) if announced.isdecimal() and len(announced) < 20 else 0

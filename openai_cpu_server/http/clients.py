@@ -15,8 +15,7 @@ from starlette.types import Scope as AsgiScope
 from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.contract.replica import key_identity
 from openai_cpu_server.errors import Forbidden, Unauthorized
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import STRANGER, VISITOR, Access, Identity, Key, Scope
+from openai_cpu_server.http.keys import STRANGER, VISITOR, Access, Identity, Key, KeyRing, Scope
 
 _DIGEST_CHARS = 16
 Address = Union[IPv4Address, IPv6Address]
@@ -108,13 +107,16 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
     hop = _address(client[0]) if client else None
     if hop is None:
         return None
-    hops = _forwarded(Headers(scope=scope)) if _is_in(hop, trusted) else []
-    while hops and _is_in(hop, trusted):
+    hops = _forwarded(Headers(scope=scope))
+    while hops and any(hop in network for network in trusted):
         before = _address(hops.pop())
         if before is None:
             break
         hop = before
-    return _site(hop)
+    if isinstance(hop, IPv4Address):
+        return str(hop)
+    host_bits = 128 - _SITE_BITS
+    return str(IPv6Network((int(hop) >> host_bits << host_bits, _SITE_BITS)))
 
 
 def is_local(scope: AsgiScope) -> bool:
@@ -138,10 +140,6 @@ def _forwarded(headers: Headers) -> list[str]:
     return _FOR.findall(",".join(headers.getlist("forwarded")))
 
 
-def _is_in(address: Address, networks: Collection[Network]) -> bool:
-    return any(address in network for network in networks)
-
-
 def _address(text: str) -> Address | None:
     match = _PORT.match(text)
     try:
@@ -150,13 +148,6 @@ def _address(text: str) -> Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
-
-
-def _site(address: Address) -> str:
-    if isinstance(address, IPv4Address):
-        return str(address)
-    host_bits = 128 - _SITE_BITS
-    return str(IPv6Network((int(address) >> host_bits << host_bits, _SITE_BITS)))
 
 
 SUBPROTOCOL = "openai-chat-completions"
@@ -188,9 +179,9 @@ class Credentials(msgspec.Struct, frozen=True):
         is_administrator: bool,
     ) -> Credentials:
         """`is_administrator`: has an effect only on a server without keys."""
-        given = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
+        key = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
         return cls(
-            key_identity(given),
+            key_identity(key),
             client_address(scope, trusted_proxies),
             access,
             is_visitor=keys.is_open and not is_administrator,

@@ -19,8 +19,7 @@ from openai_cpu_server.errors import InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
 from openai_cpu_server.http.clients import Credentials
 from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_ours
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import ANYBODY, Identity
+from openai_cpu_server.http.keys import ANYBODY, Identity, KeyRing
 from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.observe.ended import (
     AnswerUse,
@@ -147,11 +146,14 @@ class RequestLog:
 def open_ticket(scope: Scope) -> RequestLog:
     """Create the ticket, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
-    given = headers.get("x-request-id", "")
-    request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
+    client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
+    request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
     origin = RequestOrigin.HTTP if scope["type"] == "http" else RequestOrigin.WEBSOCKET
     method = scope.get("method", "GET")  # which a WebSocket's handshake is
-    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=_trace(headers))
+    trace = None  # a malformed header starts a new trace, as the specification requires
+    if _TRACE_PARENT.fullmatch(parent):
+        trace = TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
+    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
     scope[_SCOPE_KEY] = ticket
     return ticket
 
@@ -160,30 +162,22 @@ def new_request_id() -> str:
     return "req_" + secrets.token_hex(16)
 
 
-def _trace(headers: Headers) -> TraceParent | None:
-    """A malformed header starts a new trace, as the specification requires."""
-    parent = headers.get("traceparent", "")
-    if not _TRACE_PARENT.fullmatch(parent):
-        return None
-    return TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
-
-
 def ticket_of(scope: Scope) -> RequestLog:
     ticket = scope[_SCOPE_KEY]
     assert isinstance(ticket, RequestLog)
     return ticket
 
 
+@dataclass(frozen=True)
 class RequestHistory:
     """Common end of all requests. `end` is called once for each."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    watch: Watch
 
     def end(self, ticket: RequestLog) -> None:
         ended_s = time.monotonic()
         ticket.log(ended_s - ticket.started_s)
-        self._watch.ended(
+        self.watch.ended(
             EndedRequest(
                 id=ticket.id,
                 origin=ticket.origin,
@@ -202,16 +196,6 @@ class RequestHistory:
                 key=ticket.client or "",
             )
         )
-
-    def row_begins(self) -> None:
-        """Count a batch row. `end` or `row_put_off` follows, and `row_left` in any case."""
-        self._watch.metrics.rows_running.inc()
-
-    def row_put_off(self) -> None:
-        self._watch.metrics.row_put_off()
-
-    def row_left(self) -> None:
-        self._watch.metrics.rows_running.dec()
 
 
 PRIORITY_HEADER = "X-Priority"
@@ -248,9 +232,9 @@ class Caller(msgspec.Struct, frozen=True):
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
-        given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
+        named = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
         best = self.identity.key.max_priority if self.identity.key else Priority.INTERACTIVE
-        return max(next(given, self.default_priority), best)  # the smaller one goes first
+        return max(next(named, self.default_priority), best)  # the smaller one goes first
 
     def announced_priority(self) -> Priority | None:
         """Return the priority before the body is read, or None if the header is invalid."""
@@ -330,15 +314,15 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
     return context.limit_headers if isinstance(context, RequestContext) else {}
 
 
+@dataclass
 class ServedRequest:
-    def __init__(self, leases: AsyncExitStack) -> None:
-        self.error: Exception | None = None
-        self._leases = leases
+    leases: AsyncExitStack
+    error: Exception | None = None
 
     async def hold(self, context: RequestContext) -> None:
         """Apply the key's limits until the request ends. Raises RequestsLimited."""
         if context.lease is not None:
-            await self._leases.enter_async_context(context.lease)
+            await self.leases.enter_async_context(context.lease)
 
 
 @asynccontextmanager

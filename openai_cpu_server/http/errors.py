@@ -99,7 +99,11 @@ class ErrorObject(msgspec.Struct, frozen=True):
 def failure_of(error: Exception) -> Failure:
     if isinstance(error, HTTPException):
         return Failure(error.status_code, "invalid_request_error", HTTP_CODES.get(error.status_code))
-    return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
+    failure = next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
+    if failure is INTERNAL:
+        return INTERNAL
+    code, param = getattr(error, "code", None), getattr(error, "param", None)
+    return Failure(failure.status, failure.type, failure.code or code, param or failure.param)
 
 
 def is_ours(error: Exception) -> bool:
@@ -109,21 +113,17 @@ def is_ours(error: Exception) -> bool:
 
 def error_object(error: Exception, *, request_id: str) -> ErrorObject:
     failure = failure_of(error)
-    return ErrorObject(
-        ErrorBody(
-            message=_message(error, failure, request_id),
-            type=failure.type,
-            param=(error.param if isinstance(error, _NAMING_FIELDS) else None) or failure.param,
-            code=failure.code or (error.code if isinstance(error, errors.InvalidRequest) else None),
-        )
-    )
+    if failure == INTERNAL:
+        message = f"The server had an error while processing the request (request id {request_id})."
+    else:
+        message = error.detail if isinstance(error, HTTPException) else str(error)
+    return ErrorObject(ErrorBody(message, failure.type, failure.param, failure.code))
 
 
 def code_of(error: Exception) -> str:
     """Return the error object's code, or else its type, both from a small set."""
-    own = error.code if isinstance(error, errors.InvalidRequest) else None
     failure = failure_of(error)
-    return failure.code or own or failure.type
+    return failure.code or failure.type
 
 
 def error_response(error: Exception, *, request_id: str) -> Response:
@@ -172,33 +172,33 @@ _NUMBERED_TYPES = {
     404: "not_found_error",
     503: "unavailable_error",
 }
-_TOO_LONG = TABLE[errors.PromptTooLong].code
 _STATUSES = {failure.code or failure.type: failure.status for failure in TABLE.values()}
 
 
 def numbered(
-    told: ErrorObject, status: int | None = None, error: Exception | None = None
+    sent: ErrorObject, status: int | None = None, error: Exception | None = None
 ) -> NumberedErrorObject:
     """`status`: None to derive it from the object's code."""
-    body = told.error
-    found = status or _STATUSES.get(body.code or body.type, 400)
-    kind = "exceed_context_size_error" if body.code == _TOO_LONG else _NUMBERED_TYPES.get(found, body.type)
-    tokens: Union[int, UnsetType] = UNSET
-    limit: Union[int, UnsetType] = UNSET
-    if isinstance(error, (errors.PromptTooLong, errors.PromptFarTooLong, errors.InputTooLong)):
-        tokens, limit = error.tokens, error.limit
-    return NumberedErrorObject(
-        NumberedError(
-            code=found, message=body.message, type=kind, param=body.param, n_prompt_tokens=tokens, n_ctx=limit
-        )
+    body = sent.error
+    status = status or _STATUSES.get(body.code or body.type, 400)
+    is_too_long = body.code == "context_length_exceeded"
+    numbered_error = NumberedError(
+        code=status,
+        message=body.message,
+        type="exceed_context_size_error" if is_too_long else _NUMBERED_TYPES.get(status, body.type),
+        param=body.param,
     )
+    if isinstance(error, (errors.PromptTooLong, errors.PromptFarTooLong, errors.InputTooLong)):
+        numbered_error = msgspec.structs.replace(
+            numbered_error, n_prompt_tokens=error.tokens, n_ctx=error.limit
+        )
+    return NumberedErrorObject(numbered_error)
 
 
 def _numbered_response(error: Exception, request_id: str) -> Response:
     status = failure_of(error).status
-    told = numbered(error_object(error, request_id=request_id), status, error)
-    content = msgspec.json.encode(told)
-    return Response(content, status, headers_of(error), media_type="application/json")
+    content = numbered(error_object(error, request_id=request_id), status, error)
+    return Response(msgspec.json.encode(content), status, headers_of(error), media_type="application/json")
 
 
 def numbered_at(*prefixes: str) -> ErrorShape:
@@ -209,61 +209,42 @@ def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
     return next((shape for shape in shapes if shape.is_at(path)), OPENAI)
 
 
-def _message(error: Exception, failure: Failure, request_id: str) -> str:
-    if failure == INTERNAL:  # see `is_ours`
-        return f"The server had an error while processing the request (request id {request_id})."
-    return error.detail if isinstance(error, HTTPException) else str(error)
-
-
-_NAMING_FIELDS = (
-    errors.InvalidRequest,
-    errors.InputTooLong,
-    errors.PromptTooLong,
-    errors.JobObjectNotFound,
-    errors.AdapterNotFound,
+_CLOSE = {"connection": "close"}
+"""The rest of the body is not read."""
+_ALWAYS: Mapping[type[Exception], dict[str, str]] = {
+    errors.BodyTooLarge: _CLOSE,
+    errors.BodyTooSlow: _CLOSE,
+    errors.EncodingNotSupported: {"accept-encoding": errors.EncodingNotSupported.READ, **_CLOSE},
+    errors.Unauthorized: {"www-authenticate": "Bearer"},
+    errors.TooManyConnections: _CLOSE,
+    errors.BodiesFull: _CLOSE,
+}
+_NO_RETRY = (
+    errors.DeadlineExceeded,
+    errors.FileInUse,
+    errors.BatchConflict,
+    errors.ModelTooLarge,
+    errors.ModelNotLoaded,
+    errors.ModelInUse,
+    errors.StorageFull,
+    errors.ConstraintFailed,
+    errors.NativePanic,
 )
 
 
-_REST_IS_OF_NO_USE = {"connection": "close"}
-"""The rest of the body is not read."""
-_ALWAYS: Mapping[type[Exception], dict[str, str]] = {
-    errors.BodyTooLarge: _REST_IS_OF_NO_USE,
-    errors.BodyTooSlow: _REST_IS_OF_NO_USE,
-    errors.EncodingNotSupported: {"accept-encoding": errors.EncodingNotSupported.READ, **_REST_IS_OF_NO_USE},
-    errors.Unauthorized: {"www-authenticate": "Bearer"},
-}
-
-
 def headers_of(error: Exception) -> dict[str, str]:
+    if isinstance(error, HTTPException):
+        return dict(error.headers or {})
     match error:
-        case HTTPException(headers=headers):
-            return dict(headers or {})
-        case (
-            errors.RateLimited(retry_after_s=None)
-            | errors.DeadlineExceeded()
-            | errors.FileInUse()
-            | errors.BatchConflict()
-        ):
-            return {"x-should-retry": "false"}
-        case errors.ModelTooLarge() | errors.ModelNotLoaded() | errors.ModelInUse() | errors.StorageFull():
-            return {"x-should-retry": "false"}
-        case errors.GenerationFailed(may_retry=False) | errors.ConstraintFailed() | errors.NativePanic():
+        case errors.RateLimited(retry_after_s=None) | errors.GenerationFailed(may_retry=False):
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
-        case errors.RateLimited(retry_after_s=float(seconds)):
-            return _retry_after(seconds)
-        case (
-            errors.QueueFull()
-            | errors.EngineUnavailable()
-            | errors.JobsUnavailable()
-            | errors.AnswersUnavailable()
-            | errors.TooManyWatchers()
-            | errors.DiskFull()
-        ):
-            return _retry_after(error.retry_after_s)
-        case errors.TooManyConnections(retry_after_s=seconds) | errors.BodiesFull(retry_after_s=seconds):
-            return {**_retry_after(seconds), "connection": "close"}
-        case _:
-            return _ALWAYS.get(type(error), {})
+    if isinstance(error, _NO_RETRY):
+        return {"x-should-retry": "false"}
+    retry_after_s = getattr(error, "retry_after_s", None) if isinstance(error, errors.ServerError) else None
+    return {
+        **({} if retry_after_s is None else _retry_after(retry_after_s)),
+        **_ALWAYS.get(type(error), {}),
+    }
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
@@ -286,29 +267,14 @@ def json_response(
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def page_of(query: QueryParams, *, known: frozenset[str], default: int, most: int) -> PageQuery:
-    """Return the checked query. Raises InvalidRequest, also for parameters that are not `known`."""
+def page_of(query: QueryParams, *, names: frozenset[str], default: int, most: int) -> PageQuery:
+    """Return the checked query. Raises InvalidRequest, also for parameters that are not in `names`."""
     for name in query:
-        if name not in known:
-            raise errors.InvalidRequest(
-                f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter"
-            )
-    return PageQuery(
-        limit=_limit(query.get("limit"), default, most),
-        after=query.get("after") or None,
-        is_ascending=_is_ascending(query.get("order")),
-    )
-
-
-def _limit(text: str | None, default: int, most: int) -> int:
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
+        if name not in names:
+            raise errors.unknown_parameter(name)
+    limit, order = query.get("limit", str(default)), query.get("order")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= most):
         raise errors.wrong_value("limit", f"a number from 1 to {most}")
-    return int(text)
-
-
-def _is_ascending(text: str | None) -> bool:
-    if text not in (None, *ORDERS):
+    if order not in (None, *ORDERS):
         raise errors.wrong_value("order", "'asc' or 'desc'")
-    return text == "asc"
+    return PageQuery(limit=int(limit), after=query.get("after") or None, is_ascending=order == "asc")

@@ -39,32 +39,32 @@ class Fetched(NamedTuple):
     """Total time, redirects included."""
 
 
-async def fetch(asked: Fetched) -> bytes:
+async def fetch(source: Fetched) -> bytes:
     """Return the content. Raises InvalidRequest, with a clause as its message."""
     try:
-        with anyio.fail_after(asked.timeout_s):
-            return await thread_lane(ThreadKind.FETCH).run(partial(_fetched, asked), abandon_on_cancel=True)
+        with anyio.fail_after(source.timeout_s):
+            return await thread_lane(ThreadKind.FETCH).run(partial(_fetched, source), abandon_on_cancel=True)
     except TimeoutError:
-        raise _late(asked) from None
+        raise _late(source) from None
 
 
-def _late(asked: Fetched) -> InvalidRequest:
-    return InvalidRequest(f"it does not come within {asked.timeout_s:g} seconds")
+def _late(source: Fetched) -> InvalidRequest:
+    return InvalidRequest(f"it does not come within {source.timeout_s:g} seconds")
 
 
-def _fetched(asked: Fetched) -> bytes:
-    until_s = time.monotonic() + asked.timeout_s
-    url = asked.url
+def _fetched(source: Fetched) -> bytes:
+    until_s = time.monotonic() + source.timeout_s
+    url = source.url
     for _ in range(1 + _MOST_REDIRECTS):
-        found = _once(asked, url, until_s)
+        found = _once(source, url, until_s)
         if isinstance(found, bytes):
             return found
         url = urllib.parse.urljoin(url, found)
     raise InvalidRequest(f"it is redirected more than {_MOST_REDIRECTS} times")
 
 
-def _once(asked: Fetched, url: str, until_s: float) -> bytes | str:
-    parts = _checked(asked, url)
+def _once(source: Fetched, url: str, until_s: float) -> bytes | str:
+    parts = _checked(source, url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -73,15 +73,15 @@ def _once(asked: Fetched, url: str, until_s: float) -> bytes | str:
             path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
             agent = f"openai-cpu-server/{__version__}"
             connection.request("GET", path, headers={"User-Agent": agent, "Accept": "*/*"})
-            return _content(asked, connection, until_s)
+            return _content(source, connection, until_s)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, TimeoutError) or time.monotonic() >= until_s:
-            raise _late(asked) from None
+            raise _late(source) from None
         raise InvalidRequest(f"it cannot be fetched ({type(error).__name__})") from None
 
 
-def _checked(asked: Fetched, url: str) -> urllib.parse.SplitResult:
-    if not asked.domains:
+def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
+    if not source.domains:
         raise InvalidRequest("the server fetches nothing: it names no domain by --allowed-media-domain")
     try:
         parts = urllib.parse.urlsplit(url)
@@ -90,7 +90,7 @@ def _checked(asked: Fetched, url: str) -> urllib.parse.SplitResult:
         raise InvalidRequest("this is no URL") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise InvalidRequest("this is no URL that can be fetched")
-    if not any(is_below(host, domain.lower()) for domain in asked.domains):
+    if not any(is_below(host, domain.lower()) for domain in source.domains):
         raise InvalidRequest("its domain is none that the server names by --allowed-media-domain")
     return parts
 
@@ -151,7 +151,7 @@ def is_public(address: str) -> bool:
     return one.is_global and not one.is_multicast
 
 
-def _content(asked: Fetched, connection: http.client.HTTPConnection, until_s: float) -> bytes | str:
+def _content(source: Fetched, connection: http.client.HTTPConnection, until_s: float) -> bytes | str:
     response = connection.getresponse()
     if response.status in _REDIRECTS and (target := response.getheader("Location")):
         return target
@@ -160,8 +160,8 @@ def _content(asked: Fetched, connection: http.client.HTTPConnection, until_s: fl
     data = bytearray()
     while chunk := response.read1(_CHUNK_BYTES):
         data += chunk
-        if len(data) > asked.most_bytes:
-            raise InvalidRequest(f"it has more than {asked.most_bytes} bytes", code=asked.too_large)
+        if len(data) > source.most_bytes:
+            raise InvalidRequest(f"it has more than {source.most_bytes} bytes", code=source.too_large)
     _left(until_s)  # what was cut off looks like an end
     return bytes(data)
 

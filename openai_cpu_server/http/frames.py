@@ -10,7 +10,7 @@ from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from openai_cpu_server.http.connection import ConnectionLimits, Timer
+from openai_cpu_server.http.server import ConnectionLimits, Timer
 
 _MAX_FRAGMENTS = 4096
 _BYTES_PER_S = 1024
@@ -88,7 +88,10 @@ class LimitedSocket(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         (data,) = self.frames
-        if self.curr_msg_data_type == "text" and not _is_text(data):
+        try:
+            if self.curr_msg_data_type == "text":
+                data.decode()
+        except UnicodeDecodeError:
             self.frames = []
             self._fail(CloseCode.INVALID_DATA, "a text is not UTF-8")
             return
@@ -108,7 +111,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         unfinished = self._unfinished_bytes()
         if not self._held.holds(unfinished + sum(self._waiting)):
             self._fail(CloseCode.TRY_AGAIN_LATER, "the server is reading too many large messages")
-        elif not self._is_unfinished():
+        elif not self._num_fragments and not self.conn.reader.buffer:
             self._stop_waiting()
         elif self._began_s is None:
             self._began_s = self.loop.time()
@@ -116,9 +119,6 @@ class LimitedSocket(WebSocketsSansIOProtocol):
 
     def _unfinished_bytes(self) -> int:
         return len(self._message) + len(self.conn.reader.buffer)
-
-    def _is_unfinished(self) -> bool:
-        return self._num_fragments > 0 or len(self.conn.reader.buffer) > 0
 
     def _check_time(self) -> None:
         """No message is late while reading is paused, because the application takes none."""
@@ -154,11 +154,3 @@ class LimitedSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._writing.stop()
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

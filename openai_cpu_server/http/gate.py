@@ -25,7 +25,6 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
 from openai_cpu_server.http.clients import Credentials, is_local, works_for
-from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
@@ -39,10 +38,10 @@ from openai_cpu_server.http.context import (
     ticket_of,
 )
 from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import Access, Callers, Identity, Metering
-from openai_cpu_server.http.limits import RateLimits, Reservation
+from openai_cpu_server.http.keys import Access, Callers, KeyRing, Metering
+from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.server import EXCESS_CONNECTION
 
 ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -100,21 +99,27 @@ def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
     if not hosts:
         return scope.get("http_version") in _BEFORE_HOST
     name = host_name(hosts[0]) if len(hosts) == 1 else None
-    return name is not None and (name in allowed or _is_address(name))
+    if name is None or name in allowed:
+        return name is not None
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
     """Reject pages of other origins. Raises OriginRefused. Browsers send some POSTs and open any WebSocket
     without a preflight."""
     headers = Headers(scope=scope)
-    given = headers.get("origin")
-    if given is None or (scope["type"] == "http" and scope["method"] in _READING):
+    text = headers.get("origin")
+    if text is None or (scope["type"] == "http" and scope["method"] in _READING):
         return
-    if canonical_origin(given) in allowed or ANY in allowed:
+    if canonical_origin(text) in allowed or ANY in allowed:
         return
-    origin = Origin.of(given)
+    origin = Origin.of(text)
     if origin is None or origin != _own_origin(scope, headers):
-        raise OriginRefused(given)
+        raise OriginRefused(text)
 
 
 def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
@@ -124,14 +129,6 @@ def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
     if host_name(host) is None:
         return None
     return Origin.of(f"{'https' if scheme in _SECURE else 'http'}://{host}")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
 
 
 logger = logging.getLogger(__name__)
@@ -161,13 +158,14 @@ class ErrorMiddleware:
             status = _opening_status(message)
             if ticket.status is None and status is not None:
                 message.setdefault("headers", [])
-                said = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
-                MutableHeaders(scope=message).update(said)
+                headers = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
+                MutableHeaders(scope=message).update(headers)
                 ticket.status = status
             await send(message)
 
         try:
-            _check_path(scope["path"])
+            if _CONTROL.search(scope["path"]):  # patterns and logs may take it for an end
+                raise InvalidRequest("The path has control characters.", code="invalid_path")
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             ticket.client_gone()
@@ -176,8 +174,9 @@ class ErrorMiddleware:
             if isinstance(error, JobsUnavailable):
                 logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
             if ticket.status is not None:
-                _leave_incomplete(error, scope)
-                return
+                if is_ours(error) or scope["type"] == "websocket":
+                    raise  # for a traceback in the log
+                return  # the web server cuts the connection
             response = shape.response(error, ticket.id)
             await response(scope, receive, tagged)
         finally:
@@ -196,9 +195,13 @@ class HostGate:
         shapes: Sequence[ErrorShape],
     ) -> None:
         """`hosts`: accepted names beside addresses, or None for any."""
+
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+            raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
+
         self._app = app
         self._hosts = hosts
-        self._refusing = ErrorMiddleware(self._refuse, endings=endings, shapes=shapes)
+        self._refusing = ErrorMiddleware(refuse, endings=endings, shapes=shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")
@@ -206,16 +209,6 @@ class HostGate:
             await self._refusing(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
-
-
-def _check_path(path: str) -> None:
-    """Patterns and logs may take a control character for an end."""
-    if _CONTROL.search(path):
-        message = "The path has control characters."
-        raise InvalidRequest(message, code="invalid_path")
 
 
 def _opening_status(message: Message) -> int | None:
@@ -228,12 +221,6 @@ def _opening_status(message: Message) -> int | None:
         case "websocket.close":
             return _SOCKET_REFUSED
     return None
-
-
-def _leave_incomplete(error: Exception, scope: Scope) -> None:
-    """The web server cuts the connection. Raises internal errors, for a traceback in the log."""
-    if is_ours(error) or scope["type"] == "websocket":
-        raise error
 
 
 _SPOOLED_BYTES = 1024 * 1024
@@ -279,7 +266,9 @@ class AuthMiddleware:
                 context.body.release()
 
     def _context(self, access: Access, scope: Scope, ticket: RequestLog) -> RequestContext:
-        is_administrator = self._options.is_admin_open or self._is_called_locally(scope)
+        # A browser on this machine may show a page whose name points here, so the name is checked too.
+        is_called_locally = is_local(scope) and is_own_host(scope, self._hosts)
+        is_administrator = self._options.is_admin_open or is_called_locally
         proxies = self._options.trusted_proxies
         claim = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = claim.identity(self._keys)
@@ -295,34 +284,27 @@ class AuthMiddleware:
                 progress=headers.get(PROGRESS_HEADER),
             ),
             claim=claim,
-            lease=self._lease(access, identity),
+            lease=None
+            if access.metering is Metering.NONE
+            else self._limits.lease(identity.key, takes_place=access.metering is not Metering.REQUESTS),
             body=BodyQuota(self._bodies, most_bytes),
             timeout_s=self._options.request_timeout_s,
         )
 
-    def _lease(self, access: Access, identity: Identity) -> Reservation | None:
-        if access.metering is Metering.NONE:
-            return None
-        return self._limits.lease(identity.key, takes_place=access.metering is not Metering.REQUESTS)
-
     def _max_bytes(self, access: Access) -> int:
         return self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
 
-    def _counted(self, receive: Receive, held: BodyQuota, max_bytes: int) -> Receive:
+    def _counted(self, receive: Receive, quota: BodyQuota, max_bytes: int) -> Receive:
         received = 0
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
-            if piece := message.get("body", b""):  # else what was given back early would be taken again
+            if piece := message.get("body", b""):  # else memory that was released early is charged again
                 received += len(piece)
                 if received > max_bytes:
                     raise BodyTooLarge(max_bytes)
-                held.has_grown(received)
+                quota.has_grown(received)
             return message
 
         return counted
-
-    def _is_called_locally(self, scope: Scope) -> bool:
-        """A browser on this machine may show a page whose name points here, so the name is checked too."""
-        return is_local(scope) and is_own_host(scope, self._hosts)

@@ -148,6 +148,10 @@ EMBEDDING_HINTS: Hints = {
     **TIER_HINT,
     "input_type": IgnoredParam("no words are put before an input; where a model wants 'query: ', write it"),
 }
+OLLAMA_EMBED_HINTS: Hints = {
+    "options": IgnoredParam("they are for answers and for Ollama's own runner"),
+    "keep_alive": IgnoredParam("the server decides how long models stay"),
+}
 EMBEDDING_REFUSALS: Refusals = {
     "normalize": UnsupportedParam("vectors always have length 1", (True,)),
     "task": UnsupportedParam("a model has one way to embed"),
@@ -170,6 +174,6 @@ MESSAGE_REFUSALS: Refusals = {
 }
 
 
-def is_one_of(value: object, known: Sequence[object]) -> bool:
+def is_one_of(value: object, values: Sequence[object]) -> bool:
     """Compare as JSON does: `0` is not `false`."""
-    return any(type(one) is type(value) and one == value for one in known)
+    return any(type(one) is type(value) and one == value for one in values)

@@ -5,15 +5,156 @@ room is reserved. A call that is rejected later gets its tokens back."""
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar, Union
 
 import msgspec
+from limits import RateLimitItem, RateLimitItemPerDay, RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.errors import ConfigurationError, StorageError
 
-from openai_cpu_server.errors import RequestsLimited, TokensLimited
+from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from openai_cpu_server.http.keys import Allowance, Key
-from openai_cpu_server.http.meter import Meter, Period, Quota, Unit, Window
+from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Times in seconds from now."""
+
+    period_s: float
+    previous: int = 0
+    previous_left_s: float = 0.0
+    """Time until the previous window is no longer covered."""
+    current: int = 0
+    current_left_s: float = 0.0
+    """Time until the current window is no longer covered, which is its rest and one period."""
+
+    def remaining(self, limit: int) -> int:
+        return max(0, limit - math.floor(self._used))
+
+    @property
+    def reset_s(self) -> float:
+        return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
+
+    def wait_s(self, cost: int, limit: int) -> float | None:
+        """Return the time until `cost` more fits without other requests, or None for never."""
+        room = limit - cost + 1  # what is used counts in whole numbers, rounded down
+        if room <= 0:
+            return None
+        if self._used < room:
+            return 0.0
+        if self.current < room:
+            return self.previous_left_s - (room - self.current) * self.period_s / self.previous
+        return self.current_left_s - self.period_s * room / self.current
+
+    @property
+    def _used(self) -> float:
+        return self.previous * self.previous_left_s / self.period_s + self.current
+
+
+T = TypeVar("T")
+_Storage = Union[MemoryStorage, RedisStorage]
+
+_ANSWER_S = 1.0
+_SCHEMES = ("redis://", "rediss://", "redis+unix://")
+
+
+class Unit(enum.Enum):
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+
+
+class Period(enum.Enum):
+    MINUTE = "min"
+    DAY = "day"
+
+
+class Quota(msgspec.Struct, frozen=True):
+    unit: Unit
+    period: Period
+    limit: int
+
+    @property
+    def label(self) -> str:
+        unit, period = self.unit.value, self.period.value
+        short = f"{unit[0]}P{period[0]}".upper()
+        return f"{unit} per {period} ({short})"
+
+    @property
+    def item(self) -> RateLimitItem:
+        kind = RateLimitItemPerMinute if self.period is Period.MINUTE else RateLimitItemPerDay
+        return kind(self.limit, namespace=f"openai-cpu-server/{self.unit.value}")
+
+
+class Meter:
+    """Counts in memory while Redis is away. Redis does not get those counts later."""
+
+    def __init__(self, storage: _Storage) -> None:
+        self._storage = storage
+        self._fallback = MemoryStorage()
+        self._breaker = CircuitBreaker(
+            fails="the storage of rate limits fails (%s): this server counts alone meanwhile",
+            back="the storage of rate limits is back",
+            # Only the kind, because messages may hold the URL with a password.
+            failure=lambda error: (
+                type(error.__cause__ or error).__name__
+                if isinstance(error, (StorageError, OSError))
+                else None
+            ),
+            answer_s=_ANSWER_S,
+            pause_s=PAUSE_S,
+        )
+
+    @classmethod
+    def open(cls, url: str | None) -> Meter:
+        """Open the storage at `redis://...`, or None for memory. Raises StartupError, without the URL."""
+        if url is None:
+            return cls(MemoryStorage())
+        if not url.startswith(_SCHEMES):
+            raise StartupError("--limits-url: expected redis://HOST:PORT")
+        try:
+            return cls(
+                RedisStorage(
+                    "async+" + url,
+                    wrap_exceptions=True,
+                    implementation="redispy",
+                    socket_timeout=_ANSWER_S,
+                    socket_connect_timeout=_ANSWER_S,
+                )
+            )
+        except ConfigurationError:
+            raise StartupError("--limits-url needs: pip install 'openai-cpu-server[redis]'") from None
+        except ValueError:
+            raise StartupError("--limits-url: expected redis://HOST:PORT") from None
+
+    async def take(self, quota: Quota, name: str, cost: int) -> bool:
+        """Count `cost`. Return False, and count nothing, if there is no room."""
+        item = quota.item
+        key, period_s = item.key_for(name), item.get_expiry()
+        return await self._call(
+            lambda storage: storage.acquire_sliding_window_entry(key, item.amount, period_s, cost)
+        )
+
+    async def give_back(self, quota: Quota, name: str, cost: int) -> None:
+        """Undo `take`, as far as it lies in the current window."""
+        window = await self.window(quota, name)
+        counted = min(cost, window.current)
+        if counted > 0:
+            await self.take(quota, name, -counted)
+
+    async def window(self, quota: Quota, name: str) -> Window:
+        key, period_s = quota.item.key_for(name), quota.item.get_expiry()
+        return Window(period_s, *await self._call(lambda storage: storage.get_sliding_window(key, period_s)))
+
+    async def _call(self, operation: Callable[[_Storage], Awaitable[T]]) -> T:
+        try:
+            return await self._breaker.ask(lambda: operation(self._storage))
+        except NotAnswering:
+            return await operation(self._fallback)
+
 
 NAMES = tuple(
     f"x-ratelimit-{what}-{unit}"
@@ -45,7 +186,6 @@ def duration(seconds: float) -> str:
 
 
 _CONCURRENT_RETRY_S = 1.0
-_UNLIMITED = Allowance()
 
 
 @dataclass
@@ -65,7 +205,7 @@ class RateLimits:
     def lease(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
         """`takes_place`: the request counts in `concurrent`."""
         name = key.name if key else ""
-        allowance = key.allowance if key else _UNLIMITED
+        allowance = key.allowance if key else Allowance()
         if not takes_place:
             allowance = msgspec.structs.replace(allowance, concurrent=None)
         account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
@@ -87,18 +227,23 @@ class Reservation:
         """Set by the running call before its end."""
         self.headers: dict[str, str] = {}
         self._name = name
-        self._allowance = allowance
+        self._quotas = tuple(_quotas(allowance))
+        self._concurrent = allowance.concurrent
         self._account = account
         self._meter = meter
-        self._is_kept = False
+        self._outlives_request = False
         self._held_tokens = 0
         self._taken: dict[Quota, int] = {}
 
     async def __aenter__(self) -> Reservation:
         """Count the request. Raises RequestsLimited."""
-        self._begin()
+        limit = self._concurrent
+        if limit is not None and self._account.num_running >= limit:
+            raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
+        self._account.num_running += 1
         try:
-            await self._count_request()
+            for quota in self._of(Unit.REQUESTS):
+                await self._count_request(quota)
             await self._show()
         except BaseException:
             self._account.num_running -= 1
@@ -106,12 +251,12 @@ class Reservation:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if not self._is_kept:
+        if not self._outlives_request:
             await self.end()
 
     def keep(self) -> None:
         """Let the call outlive its request. The caller must call `end`."""
-        self._is_kept = True
+        self._outlives_request = True
 
     async def end(self) -> None:
         self._account.num_running -= 1
@@ -119,16 +264,17 @@ class Reservation:
 
     async def settle(self) -> None:
         """Count the output so far. The call may go on, and reserve again."""
-        self._account.held_tokens -= self._held_tokens
-        self._held_tokens = 0
+        self._release()
         self._taken.clear()
-        for quota in _quotas(self._allowance, Unit.TOKENS):
-            await self._charge(quota)
+        for quota in self._of(Unit.TOKENS):
+            if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
+                window = await self._meter.window(quota, self._name)
+                await self._meter.take(quota, self._name, window.remaining(quota.limit))
         self.output_tokens = 0
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
         """Count the prompt and reserve room for the output. Raises TokensLimited."""
-        quotas = tuple(_quotas(self._allowance, Unit.TOKENS))
+        quotas = self._of(Unit.TOKENS)
         async with self._account.lock:
             for quota in quotas:
                 await self._check_tokens(quota, prompt_tokens + output_tokens)
@@ -141,9 +287,15 @@ class Reservation:
     async def refund(self) -> None:
         await self._give_back()
         self.output_tokens = 0
+        self._release()
+        await self._show()
+
+    def _of(self, unit: Unit) -> list[Quota]:
+        return [quota for quota in self._quotas if quota.unit is unit]
+
+    def _release(self) -> None:
         self._account.held_tokens -= self._held_tokens
         self._held_tokens = 0
-        await self._show()
 
     async def _take(self, quota: Quota, prompt_tokens: int) -> None:
         """Another server may have been faster. Then nothing is counted. Raises TokensLimited."""
@@ -161,50 +313,38 @@ class Reservation:
             await self._meter.give_back(quota, self._name, tokens)
         self._taken.clear()
 
-    def _begin(self) -> None:
-        limit = self._allowance.concurrent
-        if limit is not None and self._account.num_running >= limit:
-            raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
-        self._account.num_running += 1
+    async def _count_request(self, quota: Quota) -> None:
+        if await self._meter.take(quota, self._name, 1):
+            return
+        await self._show()
+        window = await self._meter.window(quota, self._name)
+        message = f"{quota.label}: Limit {quota.limit}, Requested 1"
+        raise RequestsLimited(message, retry_after_s=window.wait_s(1, quota.limit))
 
-    async def _count_request(self) -> None:
-        for quota in _quotas(self._allowance, Unit.REQUESTS):
-            if not await self._meter.take(quota, self._name, 1):
-                await self._show()
-                window = await self._meter.window(quota, self._name)
-                said = f"{quota.label}: Limit {quota.limit}, Requested 1"
-                raise RequestsLimited(said, retry_after_s=window.wait_s(1, quota.limit))
-
-    async def _check_tokens(self, quota: Quota, asked: int) -> None:
+    async def _check_tokens(self, quota: Quota, tokens: int) -> None:
         window = await self._meter.window(quota, self._name)
         held = self._account.held_tokens
-        if asked + held <= window.remaining(quota.limit):
+        if tokens + held <= window.remaining(quota.limit):
             return
         await self._show()
         used = quota.limit - window.remaining(quota.limit) + held
         raise TokensLimited(
-            f"{quota.label}: Limit {quota.limit}, Used {used}, Requested {asked}",
-            retry_after_s=window.wait_s(min(asked + held, max(asked, quota.limit)), quota.limit),
+            f"{quota.label}: Limit {quota.limit}, Used {used}, Requested {tokens}",
+            retry_after_s=window.wait_s(min(tokens + held, max(tokens, quota.limit)), quota.limit),
         )
 
-    async def _charge(self, quota: Quota) -> None:
-        if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
-            window = await self._meter.window(quota, self._name)
-            await self._meter.take(quota, self._name, window.remaining(quota.limit))
-
     async def _show(self) -> None:
-        for unit in Unit:
-            for quota in _quotas(self._allowance, unit):
-                if quota.period is Period.MINUTE:
-                    window = await self._meter.window(quota, self._name)
-                    held = self._account.held_tokens if unit is Unit.TOKENS else 0
-                    self.headers.update(limit_headers(quota, window, held=held))
+        for quota in self._quotas:
+            if quota.period is Period.MINUTE:
+                window = await self._meter.window(quota, self._name)
+                held = self._account.held_tokens if quota.unit is Unit.TOKENS else 0
+                self.headers.update(limit_headers(quota, window, held=held))
 
 
-def _quotas(allowance: Allowance, unit: Unit) -> Iterator[Quota]:
-    if unit is Unit.REQUESTS and allowance.requests_per_minute is not None:
-        yield Quota(unit, Period.MINUTE, allowance.requests_per_minute)
-    if unit is Unit.TOKENS and allowance.tokens_per_minute is not None:
-        yield Quota(unit, Period.MINUTE, allowance.tokens_per_minute)
-    if unit is Unit.TOKENS and allowance.tokens_per_day is not None:
-        yield Quota(unit, Period.DAY, allowance.tokens_per_day)
+def _quotas(allowance: Allowance) -> Iterator[Quota]:
+    if allowance.requests_per_minute is not None:
+        yield Quota(Unit.REQUESTS, Period.MINUTE, allowance.requests_per_minute)
+    if allowance.tokens_per_minute is not None:
+        yield Quota(Unit.TOKENS, Period.MINUTE, allowance.tokens_per_minute)
+    if allowance.tokens_per_day is not None:
+        yield Quota(Unit.TOKENS, Period.DAY, allowance.tokens_per_day)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationErro
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, missing
 from openai_cpu_server.http.ignored_params import Hints, Refusals, UnsupportedParam, is_one_of
 from openai_cpu_server.json_size import MOST_NUMBERS, check_size
 
@@ -55,46 +56,40 @@ _SIZES = {
     "too_short": ("at least", "min_length", "items", "array_below_min_length"),
     "too_long": ("at most", "max_length", "items", "array_above_max_length"),
 }
-_SHOWN = 40
+_MAX_VALUE_CHARS = 40
 
 
 def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
-    kind = error["type"]
+    kind, words = error["type"], error["msg"].removeprefix("Input should be ")
     if kind in _KINDS:
-        return _wrong_type(param, error)
+        expected, actual = _KINDS[kind] or words, _JSON_KINDS[type(error["input"])]
+        return f"Invalid type for '{param}': expected {expected}, but got {actual}.", "invalid_type"
     if kind in _BOUNDS:
         return _out_of_bounds(param, error)
     if kind in _SIZES:
         return _wrong_size(param, error)
-    said = error["msg"].removeprefix("Input should be ")
-    expected = f"expected {said}" if said != error["msg"] else said
+    expected = f"expected {words}" if words != error["msg"] else words
     return f"Invalid value for '{param}': {expected}.", "invalid_value"
-
-
-def _wrong_type(param: str, error: ErrorDetails) -> tuple[str, str]:
-    expected = _KINDS[error["type"]] or error["msg"].removeprefix("Input should be ")
-    given = _JSON_KINDS[type(error["input"])]
-    return f"Invalid type for '{param}': expected {expected}, but got {given}.", "invalid_type"
 
 
 def _out_of_bounds(param: str, error: ErrorDetails) -> tuple[str, str]:
     sign, name, side = _BOUNDS[error["type"]]
     bound = error["ctx"][name]
     code = f"{'decimal' if isinstance(bound, float) else 'integer'}_{side}_value"
-    limit, given = f"{bound:g}" if isinstance(bound, float) else str(bound), str(error["input"])[:_SHOWN]
-    message = f"Invalid value for '{param}': expected a value {sign} {limit}, but got {given}."
-    return message, code
+    limit = f"{bound:g}" if isinstance(bound, float) else str(bound)
+    actual = str(error["input"])[:_MAX_VALUE_CHARS]
+    return f"Invalid value for '{param}': expected a value {sign} {limit}, but got {actual}.", code
 
 
 def _wrong_size(param: str, error: ErrorDetails) -> tuple[str, str]:
     least_or_most, name, units, code = _SIZES[error["type"]]
-    limit, given = error["ctx"][name], len(error["input"])
+    limit, size = error["ctx"][name], len(error["input"])
     if isinstance(error["input"], dict):
         units, code = "properties", "object_above_max_properties"
-    elif not given and isinstance(error["input"], list):
+    elif not size and isinstance(error["input"], list):
         code = "empty_array"
     unit = units.removesuffix("s") if limit == 1 else units
-    message = f"Invalid value for '{param}': expected {least_or_most} {limit} {unit}, but got {given}."
+    message = f"Invalid value for '{param}': expected {least_or_most} {limit} {unit}, but got {size}."
     return message, code
 
 
@@ -119,13 +114,13 @@ class Body(BaseModel):
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         schema["additionalProperties"] = cls.is_open
-        known = schema.setdefault("properties", {})
+        properties = schema.setdefault("properties", {})
         for name, hint in cls.hints.items():
-            known.setdefault(name, {"description": f"Ignored: {hint.why}.", "x-ignored": True})
+            properties.setdefault(name, {"description": f"Ignored: {hint.why}.", "x-ignored": True})
         for name, refusal in cls.refusals.items():
             described = f"Nothing else is supported: {refusal.why}."
             accepted = {"enum": [*refusal.accepted, None], "description": described, "x-refused": True}
-            known.setdefault(name, accepted)
+            properties.setdefault(name, accepted)
         return reference
 
 
@@ -206,8 +201,11 @@ def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: b
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
         at, key = match.groups() if match is not None else (name, None)
-        known = schema.model_fields.get(at)
-        value = text if known is None or _takes_text(known.annotation) else _of_json(text)
+        field = schema.model_fields.get(at)
+        value: object = text
+        if field is not None and not _takes_text(field.annotation):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(text)
         if key:
             found[at] = {**(found[at] if isinstance(found.get(at), dict) else {}), key: value}
         elif key is not None or at in found:
@@ -222,18 +220,11 @@ def _takes_text(kind: object) -> bool:
     return kind is str or isinstance(kind, str) or any(map(_takes_text, get_args(kind)))
 
 
-def _of_json(text: str) -> object:
+def _checked(validate: Callable[[], B], content: Callable[[], object], *, lenient: bool) -> tuple[B, Ignored]:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _checked(validated: Callable[[], B], given: Callable[[], object], *, lenient: bool) -> tuple[B, Ignored]:
-    try:
-        body = validated()
+        body = validate()
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)[0], given) from None
+        raise _invalid(error.errors(include_url=False)[0], content) from None
     kinds: dict[str, None] = {}
     unknown: list[str] = []
     for field in ignored_params(body):
@@ -243,47 +234,38 @@ def _checked(validated: Callable[[], B], given: Callable[[], object], *, lenient
             unknown.append(field.path)
         kinds[field.kind] = None
     if unknown and not lenient:
-        raise _unknown(unknown)
-    return body, Ignored(_named(list(kinds)))
-
-
-def _named(kinds: list[str]) -> tuple[str, ...]:
+        names = ", ".join(f"'{name}'" for name in unknown[:8])
+        message = f"Unknown parameter{'s' if len(unknown) > 1 else ''}: {names}."
+        raise InvalidRequest(message, param=unknown[0], code="unknown_parameter")
     more = ("...",) if len(kinds) > MOST_NAMED else ()
-    return (*map(header_safe, kinds[:MOST_NAMED]), *more)
+    return body, Ignored((*map(header_safe, [*kinds][:MOST_NAMED]), *more))
 
 
-def path_of(location: Sequence[int | str], given: object, *, is_missing: bool = False) -> str | None:
+def path_of(location: Sequence[int | str], content: object, *, is_missing: bool = False) -> str | None:
     """Return `messages[0].type` for `("messages", 0, "<choice>", "type")`. Parts that the body lacks are
     pydantic's own and left out. `is_missing`: the last part may be lacking."""
     path, last = "", len(location) - 1 if is_missing else None
     for at, part in enumerate(location):
         if isinstance(part, int):
             path += f"[{part}]"
-            given = given[part] if isinstance(given, list) and part < len(given) else None
-        elif at == last or (isinstance(given, dict) and part in given):
+            content = content[part] if isinstance(content, list) and part < len(content) else None
+        elif at == last or (isinstance(content, dict) and part in content):
             path += f".{part[:64]}" if path else part[:64]
-            given = given.get(part) if isinstance(given, dict) else None
+            content = content.get(part) if isinstance(content, dict) else None
     return path or None
 
 
-def _invalid(error: ErrorDetails, given: Callable[[], object]) -> InvalidRequest:
+def _invalid(error: ErrorDetails, content: Callable[[], object]) -> InvalidRequest:
     if error["type"] == "json_invalid":
         why = error["msg"].removeprefix("Invalid JSON: ")
         return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
-    param = path_of(error["loc"], given(), is_missing=error["type"] == "missing")
+    param = path_of(error["loc"], content(), is_missing=error["type"] == "missing")
     if param is None:
         return InvalidRequest("The request body must be a JSON object.", code="invalid_json")
     if error["type"] == "missing":
-        message = f"Missing required parameter: '{param}'."
-        return InvalidRequest(message, param=param, code="missing_required_parameter")
+        return missing(param)
     message, code = _complaint(param, error)
     return InvalidRequest(message, param=param, code=code)
-
-
-def _unknown(names: Sequence[str]) -> InvalidRequest:
-    listed = ", ".join(f"'{name}'" for name in names[:8])
-    message = f"Unknown parameter: {listed}." if len(names) == 1 else f"Unknown parameters: {listed}."
-    return InvalidRequest(message, param=names[0], code="unknown_parameter")
 
 
 def header_safe(name: str) -> str:

@@ -1,18 +1,19 @@
 """The table of routes, from which the router, access checks, body limits and the OpenAPI document are
-made. `api/application.py` lists its rows, each beside its handler."""
+made. Each route is a decorator on its handler; `api/application.py` lists the rooms."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Generic, TypeVar, Union
+from functools import cached_property
+from types import MethodType
+from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from openai_cpu_server.http.context import RequestContext, ticket_of
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
@@ -21,27 +22,29 @@ from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
 from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
-Handler = Union[Callable[[Request], Awaitable[ASGIApp]], Callable[[WebSocket], Awaitable[None]]]
 BatchHandler = Callable[[bytes, RequestContext], Awaitable[bytes]]
 """Answers a row of a batch job with a complete body."""
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 P = TypeVar("P")
-R = TypeVar("R")
 
 WEBSOCKET = "WEBSOCKET"
 GENERATION_ERRORS = (404, 408, 429, CLIENT_GONE, 500, 503)
 """Statuses of calls to a model, beside those of any request."""
 _CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
+_ROUTES = "api_routes"
 
 
 @dataclass(frozen=True)
-class ApiRoute(Generic[R]):
+class ApiRoute:
+    """Decorator of a handler, whose docstring's first paragraph is the summary."""
+
     method: str
     path: str
-    handler: Callable[[R], Handler]
     access: Access
     tag: str
-    summary: str
     _: KW_ONLY
+    aliases: tuple[str, ...] = ()
+    """Further paths. Batches know only the first."""
     body: type[Body] | None = None
     body_media: str = "application/json"
     form: JsonSchema | None = None
@@ -61,8 +64,22 @@ class ApiRoute(Generic[R]):
     error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
     """Statuses beside those that follow from the body, the key and the path."""
-    batched: Callable[[R], BatchHandler] | None = None
+    batched: Callable[[Any], BatchHandler] | None = None
     """Answers batch rows with this path, or None if they are not allowed."""
+    handler: Callable[..., Awaitable[Any]] | None = None
+    """Method of the room's class. Set by the decorator."""
+
+    def __call__(self, handler: Handler) -> Handler:
+        handler.__dict__[_ROUTES] = [
+            replace(self, handler=handler, aliases=()),
+            *(replace(self, handler=handler, aliases=(), path=path, batched=None) for path in self.aliases),
+        ]
+        return handler
+
+    @property
+    def summary(self) -> str:
+        first, _, _ = (inspect.getdoc(self.handler) or "").partition("\n\n")
+        return " ".join(first.split())
 
     @property
     def shown_path(self) -> str:
@@ -72,30 +89,37 @@ class ApiRoute(Generic[R]):
     def name(self) -> str:
         return f"{self.method} {self.shown_path}"
 
-    def at(self, path: str) -> ApiRoute[R]:
-        return replace(self, path=path)
+
+def routes_of(room: Callable[..., Any]) -> tuple[ApiRoute, ...]:
+    """Return the routes that decorate methods of this class."""
+    return tuple(route for method in vars(room).values() for route in getattr(method, _ROUTES, ()))
 
 
 @dataclass(frozen=True)
-class ApiRouter(Generic[P, R]):
-    make: Callable[[P], R | None]
-    """Returns None if the server lacks these routes."""
-    rows: tuple[ApiRoute[R], ...]
+class ApiRouter(Generic[P]):
+    make: Callable[[P], Any]
+    """Class with the handlers, in the order of the table."""
     _: KW_ONLY
+    is_served: Callable[[P], bool] = lambda _: True
     is_hidden: Callable[[P], bool] = lambda _: False
     shape: ErrorShape | None = None
     """Form of failures on their paths and below, or None for OpenAI's."""
 
+    @cached_property
+    def rows(self) -> tuple[ApiRoute, ...]:
+        return routes_of(self.make)
+
 
 @dataclass(frozen=True)
 class ServedRoute:
-    row: ApiRoute[Any]
+    row: ApiRoute
     of: Any
     is_hidden: bool = False
     shape: ErrorShape | None = None
 
     def guarded(self, guard: AuthMiddleware) -> BaseRoute:
-        handler = self.row.handler(self.of)
+        assert self.row.handler is not None, "a route decorates its handler"
+        handler = MethodType(self.row.handler, self.of)
         if self.row.method == WEBSOCKET:
             return GuardedSocket(self.row, handler, guard)
         return GuardedRoute(self.row, handler, guard)
@@ -105,18 +129,17 @@ class ServedRoute:
         return None if self.row.batched is None else self.row.batched(self.of)
 
 
-def served_routes(rooms: Iterable[ApiRouter[P, Any]], parts: P) -> Iterator[ServedRoute]:
+def served_routes(rooms: Iterable[ApiRouter[P]], parts: P) -> Iterator[ServedRoute]:
     for room in rooms:
-        made = room.make(parts)
-        if made is not None:
-            is_hidden = room.is_hidden(parts)
+        if room.is_served(parts):
+            made, is_hidden = room.make(parts), room.is_hidden(parts)
             yield from (ServedRoute(row, made, is_hidden=is_hidden, shape=room.shape) for row in room.rows)
 
 
 class GuardedRoute(Route):
     """Runs its guard after the router's match, so that the checked route is the served one."""
 
-    def __init__(self, row: ApiRoute[Any], handler: Handler, guard: AuthMiddleware) -> None:
+    def __init__(self, row: ApiRoute, handler: Callable[..., Any], guard: AuthMiddleware) -> None:
         super().__init__(row.path, handler, methods=[row.method])
         self._row = row
         self._guard = guard
@@ -130,7 +153,7 @@ class GuardedRoute(Route):
 
 
 class GuardedSocket(WebSocketRoute):
-    def __init__(self, row: ApiRoute[Any], handler: Handler, guard: AuthMiddleware) -> None:
+    def __init__(self, row: ApiRoute, handler: Callable[..., Any], guard: AuthMiddleware) -> None:
         super().__init__(row.path, handler)
         self._row = row
         self._guard = guard

@@ -3,7 +3,7 @@ is checked against the current keys, logged, and ended once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -25,8 +25,7 @@ from openai_cpu_server.http.context import (
     context_of,
     served,
 )
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.keys import Identity, KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.observe.ended import RequestOrigin
@@ -79,26 +78,17 @@ class OpenSocket:
         self._handshake = context_of(websocket.scope)
         self._group: TaskGroup | None = None
         self._exchange: Exchange | None = None
-        self._is_open = True
-
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
-
-    @property
-    def options(self) -> ApiOptions:
-        return self._parts.options
-
-    @property
-    def id(self) -> str:
-        return self._handshake.ticket.id
+        self.is_open = True
+        self.options = parts.options
+        self.id = self._handshake.ticket.id
 
     async def run(self, exchange: Exchange) -> None:
         self._exchange = exchange
         async with anyio.create_task_group() as self._group:
             try:
-                async for data in self._received():
-                    await exchange.take(data)
+                while (message := await self._websocket.receive())["type"] == "websocket.receive":
+                    text = message.get("text")
+                    await exchange.take(text.encode() if text is not None else message.get("bytes") or b"")
             finally:
                 self._close()
 
@@ -107,7 +97,7 @@ class OpenSocket:
         self._group.start_soon(work)
 
     async def send(self, message: bytes) -> None:
-        if not self._is_open:
+        if not self.is_open:
             return
         try:
             await self._websocket.send_text(message.decode())
@@ -116,16 +106,16 @@ class OpenSocket:
 
     def held(self, num_bytes: int) -> BodyQuota:
         """Reserve memory for a message. Raises BodiesFull."""
-        held = BodyQuota(self._parts.bodies, num_bytes)
-        held.has_grown(num_bytes)
-        return held
+        quota = BodyQuota(self._parts.bodies, num_bytes)
+        quota.has_grown(num_bytes)
+        return quota
 
     def ticket(self, *, has_headers: bool = False) -> RequestLog:
         """`has_headers`: the last message contains the headers of a response."""
         return self._handshake.ticket.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, ticket: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
-        return served(ticket, self._parts.endings.end, has_left=lambda: not self._is_open)
+        return served(ticket, self._parts.endings.end, has_left=lambda: not self.is_open)
 
     def context(self, ticket: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""
@@ -142,17 +132,12 @@ class OpenSocket:
         """Return the sender of messages. The handshake's priority is their default. Raises InvalidRequest."""
         headers, default = self._websocket.headers, self.options.default_priority
         progress = headers.get(PROGRESS_HEADER)
-        said = Caller.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
-        said.wants_progress()
-        return Caller(identity, default_priority=said.priority(), progress_header=progress)
-
-    async def _received(self) -> AsyncIterator[bytes]:
-        while (message := await self._websocket.receive())["type"] == "websocket.receive":
-            text = message.get("text")
-            yield text.encode() if text is not None else message.get("bytes") or b""
+        caller = Caller.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
+        caller.wants_progress()
+        return Caller(identity, default_priority=caller.priority(), progress_header=progress)
 
     def _close(self) -> None:
-        self._is_open = False
+        self.is_open = False
         if self._exchange is not None:
             self._exchange.cancel()
 

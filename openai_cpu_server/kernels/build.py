@@ -82,7 +82,9 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NA
 def _run(command: Sequence[str]) -> None:
     run = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if run.returncode != 0:
-        raise BuildFailed(f"{command[0]} failed: {_first_error(run.stderr)}")
+        lines = [line for line in run.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        error = next((line for line in lines if "error" in line), lines[0])
+        raise BuildFailed(f"{command[0]} failed: {error}")
 
 
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
@@ -115,9 +117,9 @@ def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequenc
     return True
 
 
-def _compiler(asked: str) -> list[str]:
+def _compiler(command_line: str) -> list[str]:
     """The command may carry options, as in `ccache g++`."""
-    candidates = [shlex.split(asked)] if asked.strip() else [["c++"], ["g++"], ["clang++"]]
+    candidates = [shlex.split(command_line)] if command_line.strip() else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:
         if shutil.which(command[0]):
             return command
@@ -140,11 +142,6 @@ def cpu_flags() -> str:
     except OSError:
         return ""
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _first_error(log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")
 
 
 def main() -> int:

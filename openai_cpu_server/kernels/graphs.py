@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlTensors, GgmlType, Ints, Packed
+from openai_cpu_server.kernels.tensors import (
+    OVERHEAD_BYTES,
+    Computing,
+    Floats,
+    GgmlTensors,
+    GgmlType,
+    Ints,
+    Packed,
+)
 
 _Layer = tuple[Any, tuple[int, ...], list[Any]]
 """Node of the results, their shape, and the nodes that write states back."""
@@ -123,12 +132,12 @@ class RecurrentCase(msgspec.Struct, frozen=True, kw_only=True):
     followed by that memory."""
 
     states: Floats
-    """(cells, values): one cell per sequence, then as many for each earlier kept state."""
+    """(cells, values): one cell per sequence, then as many for each earlier state."""
     reads: tuple[int, ...]
     """Cell read by each sequence."""
     first: int = 0
     """Cell written by the first sequence; the others follow."""
-    kept: int = 1
+    num_states: int = 1
     """States written per sequence, from the last one backwards."""
 
 
@@ -198,7 +207,9 @@ class GgmlGraphs(GgmlTensors):
         q = self._rows_by_head(context, case.q, GgmlType.F32)
         k = self._rows_by_head(context, case.k, case.cell_type)
         if case.values_in_keys:
-            v = self._first_numbers(context, k, case)
+            cells, heads, width = case.v.shape
+            row = self._ggml.ggml_row_size(case.cell_type, case.k.shape[2])
+            v = self._ggml.ggml_view_3d(context, k, width, cells, heads, heads * row, row, 0)
         else:
             v = self._rows_by_head(context, case.v, case.value_type or case.cell_type)
         node = self._ggml.ggml_flash_attn_ext(
@@ -208,11 +219,6 @@ class GgmlGraphs(GgmlTensors):
             sinks = self._tensor(context, case.sinks, GgmlType.F32)
             self._ggml.ggml_flash_attn_ext_add_sinks(node, sinks)
         return node
-
-    def _first_numbers(self, context: int, keys: Any, case: AttentionCase) -> Any:
-        cells, heads, width = case.v.shape
-        row_bytes = self._ggml.ggml_row_size(case.cell_type, case.k.shape[2])
-        return self._ggml.ggml_view_3d(context, keys, width, cells, heads, heads * row_bytes, row_bytes, 0)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
         """Result of `ggml_mul_mat`, or of `ggml_mul_mat_id` if there are experts."""
@@ -291,7 +297,7 @@ class GgmlGraphs(GgmlTensors):
         tensors = [self._tensor(context, each, GgmlType.F32) for each in inputs]
         gathered = self._ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
         states = self._ggml.ggml_reshape_4d(context, gathered, width, width, heads, sequences)
-        node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.kept)
+        node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.num_states)
         return node, case.values.shape, [self._written_back(context, case, memory, node, case.values.shape)]
 
     def _scan(self, context: int, case: ScanCase, memory: Any) -> _Layer:
@@ -301,7 +307,7 @@ class GgmlGraphs(GgmlTensors):
         width = case.b.shape[-1]
         states = self._ggml.ggml_reshape_4d(context, memory, width, rows, heads, len(case.states))
         reads = self._integers(context, np.asarray(case.reads))
-        node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.kept)
+        node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.num_states)
         return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.shape)]
 
     def _written_back(
@@ -309,8 +315,8 @@ class GgmlGraphs(GgmlTensors):
     ) -> Any:
         """States follow the results in the node's output."""
         (sequences, tokens), row = results[:2], 4 * case.states.shape[1]
-        kept, cells = min(case.kept, tokens), len(case.states) // case.kept
-        sizes, view = (row // 4, sequences, kept), self._ggml.ggml_view_3d
+        num_states, cells = min(case.num_states, tokens), len(case.states) // case.num_states
+        sizes, view = (row // 4, sequences, num_states), self._ggml.ggml_view_3d
         states = view(context, node, *sizes, row, row * sequences, 4 * math.prod(results))
         place = view(context, memory, *sizes, row, row * cells, row * case.first)
         return self._ggml.ggml_cpy(context, states, place)
@@ -323,9 +329,9 @@ class GgmlGraphs(GgmlTensors):
         states = ggml.ggml_reshape_4d(context, gathered, before, channels, sequences, 1)
         inputs = ggml.ggml_transpose(context, self._tensor(context, case.inputs, GgmlType.F32))
         matrix = ggml.ggml_concat(context, states, inputs, 0)
-        column, cells = 4 * (before + tokens), len(case.states) // case.kept
+        column, cells = 4 * (before + tokens), len(case.states) // case.num_states
         copies = []
-        for slot in range(min(case.kept, tokens)):
+        for slot in range(min(case.num_states, tokens)):
             sizes = (before, channels, sequences, column, column * channels)
             ends = ggml.ggml_view_3d(context, matrix, *sizes, 4 * (tokens - slot))
             start = row * (slot * cells + case.first)
@@ -338,22 +344,16 @@ class GgmlGraphs(GgmlTensors):
             node = ggml.ggml_silu(context, node)
         return node, case.inputs.shape, copies
 
-    @contextmanager
-    def scaling(self, rows: Floats, factors: Floats) -> Iterator[Computing]:
-        with self._of_two(self._ggml.ggml_mul, rows, factors) as compute:
-            yield compute
+    def scaling(self, rows: Floats, factors: Floats) -> AbstractContextManager[Computing]:
+        return self._of_two(self._ggml.ggml_mul, rows, factors)
 
-    @contextmanager
     def gating(
         self, gates: Floats, ups: Floats, *, alpha: float = 1.702, limit: float = 7.0
-    ) -> Iterator[Computing]:
-        with self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, alpha, limit) as compute:
-            yield compute
+    ) -> AbstractContextManager[Computing]:
+        return self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, alpha, limit)
 
-    @contextmanager
-    def gating_by_gelu(self, gates: Floats, ups: Floats) -> Iterator[Computing]:
-        with self._of_two(self._ggml.ggml_geglu_split, gates, ups) as compute:
-            yield compute
+    def gating_by_gelu(self, gates: Floats, ups: Floats) -> AbstractContextManager[Computing]:
+        return self._of_two(self._ggml.ggml_geglu_split, gates, ups)
 
     @contextmanager
     def normalising(self, rows: Floats, weights: Floats | None, epsilon: float = 1e-6) -> Iterator[Computing]:
@@ -377,3 +377,98 @@ class GgmlGraphs(GgmlTensors):
 
     def _packed(self, context: int, case: ProductCase) -> Any:
         return self._stored(context, case.weights, case.weight_shape, case.weight_type)
+
+
+_CPU_DEVICE = 0
+
+
+class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Matrix, or several experts' matrices, in bytes of a file."""
+
+    type: int
+    """`ggml_type`."""
+    depth: int
+    outputs: int
+    num_experts: int | None = None
+    """Experts, to which rows go in turn (`ggml_mul_mat_id`), or None for one matrix (`ggml_mul_mat`)."""
+    data: bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """((experts,) outputs, depth)"""
+        experts = () if self.num_experts is None else (self.num_experts,)
+        return (*experts, self.outputs, self.depth)
+
+    @property
+    def num_values(self) -> int:
+        return self.depth * self.outputs * (self.num_experts or 1)
+
+
+class LayoutGraphs(GgmlGraphs):
+    """Computes products in every layout that llama.cpp would choose from (`use_extra_bufts`)."""
+
+    @contextmanager
+    def plain(self, weights: StoredWeights, rows: Sequence[int]) -> Iterator[Mapping[int, Computing]]:
+        """Products of unchanged weights, by number of rows."""
+        with self._room(weights, rows, len(weights.data)) as context:
+            tensor = self._new_tensor(context, weights.shape, weights.type)
+            ctypes.memmove(self._ggml.ggml_get_data(tensor), weights.data, len(weights.data))
+            yield {count: self._multiplying(context, weights, tensor, count) for count in rows}
+
+    @contextmanager
+    def repacked(
+        self, weights: StoredWeights, rows: Sequence[int]
+    ) -> Iterator[Mapping[int, Computing] | None]:
+        """Products of weights repacked as at load, or None if ggml does not repack them."""
+        with ExitStack() as stack:
+            context = stack.enter_context(self._room(weights, rows, 0))
+            owner = stack.enter_context(self._memory(OVERHEAD_BYTES, holds_data=False))
+            device = self._ggml.ggml_backend_dev_by_type(_CPU_DEVICE)
+            for layout in self._layouts(device):
+                tensor = self._new_tensor(owner, weights.shape, weights.type)
+                stack.callback(self._ggml.ggml_backend_buffer_free, self._stored_in(layout, tensor))
+                node = self._node(context, weights, tensor, 1)
+                if self._ggml.ggml_backend_dev_supports_op(device, node):  # as llama.cpp tests it
+                    self._ggml.ggml_backend_tensor_set(tensor, weights.data, 0, len(weights.data))
+                    yield {count: self._multiplying(context, weights, tensor, count) for count in rows}
+                    return
+            yield None
+
+    def _layouts(self, device: int) -> Iterator[int]:
+        """Buffer types that llama.cpp tries on the CPU, in its order."""
+        registry = self._ggml.ggml_backend_dev_backend_reg(device)
+        address = self._ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+        if address is None:
+            return
+        found = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(device)
+        for layout in found or ():
+            if layout is None:
+                return
+            yield layout
+
+    def _stored_in(self, layout: int, tensor: Any) -> Any:
+        num_bytes = self._ggml.ggml_backend_buft_get_alloc_size(layout, tensor)
+        buffer = self._ggml.ggml_backend_buft_alloc_buffer(layout, num_bytes)
+        assert buffer is not None
+        self._ggml.ggml_backend_tensor_alloc(buffer, tensor, self._ggml.ggml_backend_buffer_get_base(buffer))
+        return buffer
+
+    def _multiplying(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Computing:
+        shape = rows * (weights.num_experts or 1), weights.outputs
+        return self._computing(context, [self._node(context, weights, tensor, rows)], shape)
+
+    def _node(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Any:
+        """`rows`: rows per expert."""
+        count = rows * (weights.num_experts or 1)
+        values = np.random.default_rng(0).standard_normal((count, weights.depth), np.float32)
+        if weights.num_experts is None:
+            return self._ggml.ggml_mul_mat(context, tensor, self._tensor(context, values, GgmlType.F32))
+        activations = self._tensor(context, values.reshape(count, 1, weights.depth), GgmlType.F32)
+        chosen = np.arange(count, dtype=np.int32)[:, None] % weights.num_experts
+        return self._ggml.ggml_mul_mat_id(context, tensor, activations, self._integers(context, chosen))
+
+    @contextmanager
+    def _room(self, weights: StoredWeights, rows: Sequence[int], num_bytes: int) -> Iterator[int]:
+        values = sum(rows) * (weights.num_experts or 1) * (weights.depth + weights.outputs)
+        with self._memory(num_bytes + 4 * values + OVERHEAD_BYTES) as context:
+            yield context

@@ -77,11 +77,8 @@ def _libraries(native: Path) -> list[Path]:
 
 def digest(native: Path = LIBRARY) -> str:
     """Digest of all libraries here, without loading them, or "" if there is none."""
-    found = hashlib.sha256()
-    existing = [path for path in _libraries(native) if path.exists()]
-    for path in existing:
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16] if existing else ""
+    contents = [path.read_bytes() for path in _libraries(native) if path.exists()]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else ""
 
 
 def obstacle(path: Path | None = None) -> str | None:
@@ -91,7 +88,10 @@ def obstacle(path: Path | None = None) -> str | None:
         return "the library goes in front of ggml on Linux only"
     if not path.exists():
         return "the library was not built: there was no C++ compiler"
-    version = _llama_version()
+    try:
+        version = metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        version = None
     if version != GGML_OF:
         return f"the library is made for llama-cpp-python {GGML_OF}, not {version}"
     try:
@@ -107,10 +107,3 @@ def put_in_front(path: Path | None = None) -> None:
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)
-
-
-def _llama_version() -> str | None:
-    try:
-        return metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        return None

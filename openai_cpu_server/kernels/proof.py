@@ -36,7 +36,7 @@ Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
 """Stores its inputs once, because quantizing is slow."""
 
 
-def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
+def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
     """Switch on the requested (`auto` or `off`) and proved kernels.
 
     `ggml`: loaded by llama_cpp. `pause`: called between small computations.
@@ -48,7 +48,7 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
     for kernel in Kernel:
         library.switch_off(kernel)
     library.leave(())
-    if asked == "off":
+    if mode == "off":
         return Kernels.off("--kernels off")
     for kernel, operations in (
         (Kernel.ATTENTION, attention_proofs),
@@ -193,13 +193,9 @@ def proved(
                 library.switch_off(kernel)
                 if library.num_done(kernel) == num_done:
                     return KernelState.off("ggml's calls do not reach it in this process")
-                if not _agree(found, expected):
+                if not np.max(np.abs(found - expected)) <= _TOLERANCE * np.max(np.abs(expected)):
                     return KernelState.off("its results are not ggml's")
     if num_proved == 0:
         return KernelState.off("it computes nothing on this CPU")
     library.switch_on(kernel)
     return KernelState(instruction_set=library.instruction_set)
-
-
-def _agree(found: Floats, expected: Floats) -> bool:
-    return bool(np.max(np.abs(found - expected)) <= _TOLERANCE * np.max(np.abs(expected)))

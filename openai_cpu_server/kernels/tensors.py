@@ -144,7 +144,7 @@ class GgmlTensors:
         return run
 
     def _declare(self) -> None:
-        pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+        pointer, integer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_size_t
         sizes = ctypes.POINTER(ctypes.c_int64)
         chunk = [integer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, pointer]
         for name, result, arguments in (
@@ -152,7 +152,7 @@ class GgmlTensors:
             ("ggml_free", None, [pointer]),
             ("ggml_new_tensor", pointer, [pointer, integer, integer, sizes]),
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
-            ("ggml_row_size", ctypes.c_size_t, [integer, ctypes.c_int64]),
+            ("ggml_row_size", size, [integer, ctypes.c_int64]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
             ("ggml_mul", pointer, 3 * [pointer]),
             ("ggml_swiglu_oai", pointer, [*3 * [pointer], *2 * [number]]),
@@ -162,15 +162,15 @@ class GgmlTensors:
             ("ggml_mul_mat_id", pointer, 4 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),
             ("ggml_flash_attn_ext_add_sinks", None, [pointer, pointer]),
-            ("ggml_quantize_chunk", ctypes.c_size_t, chunk),
+            ("ggml_quantize_chunk", size, chunk),
             ("ggml_get_data", pointer, [pointer]),
             ("ggml_dup_tensor", pointer, [pointer, pointer]),
-            ("ggml_nbytes", ctypes.c_size_t, [pointer]),
+            ("ggml_nbytes", size, [pointer]),
             ("ggml_new_graph", pointer, [pointer]),
             ("ggml_build_forward_expand", None, [pointer, pointer]),
             ("ggml_get_rows", pointer, 3 * [pointer]),
             ("ggml_reshape_4d", pointer, [pointer, pointer, *4 * [ctypes.c_int64]]),
-            ("ggml_view_3d", pointer, [pointer, pointer, *3 * [ctypes.c_int64], *3 * [ctypes.c_size_t]]),
+            ("ggml_view_3d", pointer, [pointer, pointer, *3 * [ctypes.c_int64], *3 * [size]]),
             ("ggml_transpose", pointer, 2 * [pointer]),
             ("ggml_concat", pointer, [*3 * [pointer], integer]),
             ("ggml_cpy", pointer, 3 * [pointer]),
@@ -183,6 +183,16 @@ class GgmlTensors:
             ("ggml_backend_free", None, [pointer]),
             ("ggml_backend_cpu_set_n_threads", None, [pointer, integer]),
             ("ggml_backend_graph_compute", integer, 2 * [pointer]),
+            ("ggml_backend_dev_by_type", pointer, [integer]),
+            ("ggml_backend_dev_backend_reg", pointer, [pointer]),
+            ("ggml_backend_reg_get_proc_address", pointer, [pointer, ctypes.c_char_p]),
+            ("ggml_backend_buft_get_alloc_size", size, 2 * [pointer]),
+            ("ggml_backend_buft_alloc_buffer", pointer, [pointer, size]),
+            ("ggml_backend_buffer_get_base", pointer, [pointer]),
+            ("ggml_backend_buffer_free", None, [pointer]),
+            ("ggml_backend_tensor_alloc", integer, 3 * [pointer]),
+            ("ggml_backend_tensor_set", None, [pointer, pointer, size, size]),
+            ("ggml_backend_dev_supports_op", ctypes.c_bool, 2 * [pointer]),
         ):
             function = getattr(self._ggml, name)
             function.restype, function.argtypes = result, arguments

@@ -93,7 +93,9 @@ class LlamaBackend:
         """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
-            self._try(adapter)
+            self._adapters.use(adapter.key)
+            if not self._steps.computes_numbers():
+                raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
         except AdapterFailed:
             self._adapters.unload(adapter.key)
             raise
@@ -118,8 +120,3 @@ class LlamaBackend:
         self._loaded.context.close()
         self._adapters.close()
         self._loaded.model.close()
-
-    def _try(self, adapter: Adapter) -> None:
-        self._adapters.use(adapter.key)
-        if not self._steps.computes_numbers():
-            raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")

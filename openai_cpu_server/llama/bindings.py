@@ -23,7 +23,7 @@ _PACKAGE = "llama_cpp"
 @contextlib.contextmanager
 def _package_not_run() -> Iterator[None]:
     spec = None if _PACKAGE in sys.modules else importlib.util.find_spec(_PACKAGE)
-    if spec is None:  # somebody has run it already, or it is not installed, which the import will tell
+    if spec is None:  # it runs already, or is not installed, which the import reports
         yield
         return
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)

@@ -19,7 +19,7 @@ _MOST_PADDING = 256
 """Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
 """A draft ends before a less probable token."""
-_KEPT_FREE = 16
+_FREE_SHARE = 16
 """One cell in this many is reserved for the growth of sequences already in the pool."""
 
 
@@ -77,7 +77,11 @@ class DraftModel:
             sure = {slot: token for slot, token in chosen.items() if token is not None}
             for slot, token in sure.items():
                 drafts.setdefault(slot, []).append(token)
-            spans = [self._next(slot, drafts[slot]) for slot in sure if len(drafts[slot]) < counts[slot]]
+            spans = [
+                Span(slot=slot, start=len(self._held[slot]), tokens=(drafts[slot][-1],), sample=True)
+                for slot in sure
+                if len(drafts[slot]) < counts[slot]
+            ]
         return {slot: ModelDraft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
@@ -112,8 +116,8 @@ class DraftModel:
     def _claim(self, one: DraftRequest) -> bool:
         needed = len(one.tokens) + one.num_tokens
         others = sum(self._claims.values()) - self._claims.get(one.slot, 0)
-        kept_free = 0 if one.slot in self._claims else self._context.kv_cells // _KEPT_FREE
-        if others + needed + kept_free > self._context.kv_cells:
+        reserve = 0 if one.slot in self._claims else self._context.kv_cells // _FREE_SHARE
+        if others + needed + reserve > self._context.kv_cells:
             return False
         self._claims[one.slot] = needed
         return True
@@ -127,9 +131,6 @@ class DraftModel:
             self._context.trim(slot, common)
             del held[common:]
         return common
-
-    def _next(self, slot: int, draft: Sequence[int]) -> Span:
-        return Span(slot=slot, start=len(self._held[slot]), tokens=(draft[-1],), sample=True)
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
         """Return {} if interrupted, and None for an unsure token."""

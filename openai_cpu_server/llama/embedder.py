@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Kernels, ModelInfo, ModelKind, WeightLayout
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
@@ -26,13 +25,12 @@ from openai_cpu_server.llama.cells.context import (
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.loading import switch_kernels
-from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
+from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
+from openai_cpu_server.llama.measure.layout import leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
 """Inputs of one step, each a sequence."""
@@ -62,10 +60,17 @@ class PoolingContext(OwnedContext):
         params.n_threads = params.n_threads_batch = threads
         params.embeddings = True
         params.offload_kqv = cells_beside_layers
-        params.pooling_type = _pooling(model)
+        if pooling_type(model.header) is not None:
+            params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED
+        elif model.generates_text:  # only the last token has seen all
+            params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_LAST
+        else:
+            params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_MEAN
         super().__init__(model, params, abort, ComputeThreads(threads))
         self._batch = TokenBatch(step_tokens)
-        self.row_size = _row_size(model, self.handle)
+        ranks = llama_cpp.llama_pooling_type(self.handle) == llama_cpp.LLAMA_POOLING_TYPE_RANK
+        size_of = llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd_out
+        self.row_size = int(size_of(model.handle))
 
     @property
     def step_tokens(self) -> int:
@@ -79,7 +84,13 @@ class PoolingContext(OwnedContext):
         self._batch.fill(spans)
         log = native_log().cleared()
         with self._computing():
-            code = self._compute()
+            if self._memory is None:
+                code = int(llama_cpp.llama_encode(self.handle, self._batch.native))
+            else:
+                try:
+                    code = int(llama_cpp.llama_decode(self.handle, self._batch.native))
+                finally:
+                    llama_cpp.llama_memory_clear(self._memory, False)
         if code == 0:
             return DecodeOutcome.DONE
         if code == 2:
@@ -93,37 +104,6 @@ class PoolingContext(OwnedContext):
             ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
             for slot in range(count)
         )
-
-    def _compute(self) -> int:
-        if self._memory is None:
-            return int(llama_cpp.llama_encode(self.handle, self._batch.native))
-        try:
-            return int(llama_cpp.llama_decode(self.handle, self._batch.native))
-        finally:
-            llama_cpp.llama_memory_clear(self._memory, False)
-
-
-def _pooling(model: Model) -> int:
-    """Without a type in the file, an encoder's vectors are averaged, and a causal model's last token is
-    the only one that has seen all."""
-    if pooling_type(model.header) is not None:
-        return int(llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
-    is_causal = model.generates_text
-    return int(llama_cpp.LLAMA_POOLING_TYPE_LAST if is_causal else llama_cpp.LLAMA_POOLING_TYPE_MEAN)
-
-
-def _row_size(model: Model, handle: object) -> int:
-    if llama_cpp.llama_pooling_type(handle) == llama_cpp.LLAMA_POOLING_TYPE_RANK:
-        return int(llama_cpp.llama_model_n_cls_out(model.handle))
-    return int(llama_cpp.llama_model_n_embd_out(model.handle))
-
-
-def _labels(model: Model, count: int) -> tuple[str, ...]:
-    """Names of the classes, or () if the file does not name them."""
-    if model_kind(model.header) is not ModelKind.RERANKS:
-        return ()
-    found = [llama_cpp.llama_model_cls_label(model.handle, index) for index in range(count)]
-    return () if None in found else tuple(label.decode(errors="replace") for label in found)
 
 
 class LlamaEmbedder:
@@ -145,17 +125,11 @@ class LlamaEmbedder:
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:
             kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
-            free_bytes = max(0, machine.free_memory() - total_bytes(model_files(header)))
-            weights = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
-            leave_to_ggml(weights, kernels)
-            places = chosen_places(options, machine.free_memory())
-            model = Model.open(
-                header,
-                repack=weights.repacked,
-                reads_weights=options.reads_weights,
-                on_progress=on_progress,
-                places=places.native,
-            )
+            memory = machine.free_memory()
+            free_bytes = max(0, memory - total_bytes(model_files(header)))
+            plan = WeightsPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
+            leave_to_ggml(plan.layout, kernels)
+            model = plan.open(options, on_progress)
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
             max_input = longest_input(options, model.context_trained, vocabulary.vocab_size, free_bytes)
@@ -166,11 +140,38 @@ class LlamaEmbedder:
                 step_tokens=embedding_tokens(max_input),
                 threads=options.threads_batch or options.threads or machine.num_threads(),
                 flash_attention=options.flash_attention,
-                cells_beside_layers=places.cells_beside_layers,
+                cells_beside_layers=plan.places.cells_beside_layers,
             )
             undo.callback(context.close)
-            info = _info(model, vocabulary, context, max_input, kernels, weights)
-            info = msgspec.structs.replace(info, placement=places.placement)
+            kind, labels = model_kind(header), []
+            if kind is ModelKind.RERANKS:
+                label = llama_cpp.llama_model_cls_label
+                labels = [label(model.handle, index) for index in range(context.row_size)]
+            info = ModelInfo(
+                path=str(model.path),
+                description=model.description,
+                architecture=header.architecture,
+                num_parameters=model.num_parameters,
+                file_bytes=model.file_bytes,
+                vocab_size=vocabulary.vocab_size,
+                context_trained=model.context_trained or max_input,
+                kv_tokens=0,
+                kv_bytes_per_token=0,
+                kv_type="f16",
+                max_seqs=INPUTS_MAX,
+                max_step_tokens=context.step_tokens,
+                max_step_outputs=INPUTS_MAX,
+                threads=context.threads,
+                end_tokens=vocabulary.end_tokens,
+                kernels=kernels,
+                weights=plan.layout,
+                placement=plan.places.placement,
+                kind=kind,
+                embedding_size=context.row_size,
+                # No names unless the file names all classes.
+                labels=() if None in labels else tuple(name.decode(errors="replace") for name in labels),
+                max_input_tokens=max_input,
+            )
             undo.pop_all()
         return cls(model, context, abort, info)
 
@@ -205,36 +206,3 @@ class LlamaEmbedder:
     def close(self) -> None:
         self._context.close()
         self._model.close()
-
-
-def _info(
-    model: Model,
-    vocabulary: Vocabulary,
-    context: PoolingContext,
-    max_input: int,
-    kernels: Kernels,
-    weights: WeightLayout,
-) -> ModelInfo:
-    return ModelInfo(
-        path=str(model.path),
-        description=model.description,
-        architecture=model.header.architecture,
-        num_parameters=model.num_parameters,
-        file_bytes=model.file_bytes,
-        vocab_size=vocabulary.vocab_size,
-        context_trained=model.context_trained or max_input,
-        kv_tokens=0,
-        kv_bytes_per_token=0,
-        kv_type="f16",
-        max_seqs=INPUTS_MAX,
-        max_step_tokens=context.step_tokens,
-        max_step_outputs=INPUTS_MAX,
-        threads=context.threads,
-        end_tokens=vocabulary.end_tokens,
-        kernels=kernels,
-        weights=weights,
-        kind=model_kind(model.header),
-        embedding_size=context.row_size,
-        labels=_labels(model, context.row_size),
-        max_input_tokens=max_input,
-    )

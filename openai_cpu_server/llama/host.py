@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -79,8 +80,8 @@ class ComputeThreads:
     def waits_s(self) -> dict[int, float]:
         """Seconds that each thread has been ready without a core; {} if unknown. Without per-thread values
         the control group's (PSI) count as the caller's."""
-        told = {thread: delay.total_s() for thread, delay in self._delays.items()}
-        waits_s = {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
+        waits = ((thread, delay.total_s()) for thread, delay in self._delays.items())
+        waits_s = {thread: waited_s for thread, waited_s in waits if waited_s is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
             return {threading.get_native_id(): pressure_s}
         return waits_s
@@ -100,7 +101,7 @@ class ComputeThreads:
         before = _native_threads()
         yield
         ran_ns = {thread: ran_ns - before.get(thread, -1) for thread, ran_ns in _native_threads().items()}
-        # ggml's may be there already, for whoever has computed in this process before.
+        # ggml's threads exist already if this process has computed before.
         computed = [thread for thread in ran_ns if ran_ns[thread] > 0 or thread in self._seen]
         computed.sort(key=ran_ns.__getitem__, reverse=True)
         self._workers = set(computed[: self.count - 1])
@@ -125,13 +126,13 @@ class ComputeThreads:
 class _RunDelay:
     def __init__(self, thread: int) -> None:
         self._thread = thread
-        told = _schedstat(thread)
-        self._before_ns = told[1] if told is not None else 0
+        times = _schedstat(thread)
+        self._before_ns = times[1] if times is not None else 0
 
     def total_s(self) -> float | None:
         """Seconds waited for a core since creation, or None if unknown."""
-        told = _schedstat(self._thread)
-        return None if told is None else (told[1] - self._before_ns) / 1e9
+        times = _schedstat(self._thread)
+        return None if times is None else (times[1] - self._before_ns) / 1e9
 
 
 def _schedstat(thread: int) -> tuple[int, int] | None:
@@ -162,8 +163,8 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
-        told = _lines(folder / "core_cpus_list") or _lines(folder / "thread_siblings_list")
-        cores.setdefault(tuple(told) or cpu, []).append(cpu)
+        siblings = _lines(folder / "core_cpus_list") or _lines(folder / "thread_siblings_list")
+        cores.setdefault(tuple(siblings) or cpu, []).append(cpu)
     return list(cores.values())
 
 
@@ -193,17 +194,10 @@ def numa_nodes(folder: Path = NODES) -> dict[int, int]:
     nodes = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
-        nodes.update(dict.fromkeys(_listed(path.read_text()), node))
+        for part in filter(None, path.read_text().strip().split(",")):
+            first, _, last = part.partition("-")
+            nodes.update(dict.fromkeys(range(int(first), int(last or first) + 1), node))
     return nodes
-
-
-def _listed(text: str) -> list[int]:
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            cpus += range(int(first), int(last or first) + 1)
-    return cpus
 
 
 def usable_nodes(folder: Path = NODES) -> dict[int, list[int]]:
@@ -224,27 +218,31 @@ _MEMORY_LIMITS = {
 the process is useless."""
 
 
+@dataclass(frozen=True)
 class Machine:
-    """Limits of machine and control groups, read at each call. Paths are arguments for tests."""
+    """Limits of machine and control groups, read at each call. Fields are for tests."""
 
-    def __init__(
-        self,
-        cgroups: Path = Path("/sys/fs/cgroup"),
-        process: Path = Path("/proc/self"),
-        topology: Path = CPUS,
-        usable: Callable[[], Collection[int]] = usable_cpus,
-        pressure: Path = Path("/proc/pressure/cpu"),
-    ) -> None:
-        """`usable`: returns the CPUs that the process may run on."""
-        self._pressure = pressure
-        self._cgroups = cgroups
-        self._process = process
-        self._topology = topology
-        self._usable = usable
+    cgroups: Path = Path("/sys/fs/cgroup")
+    process: Path = Path("/proc/self")
+    topology: Path = CPUS
+    usable: Callable[[], Collection[int]] = usable_cpus
+    """Returns the CPUs that the process may run on."""
+    pressure: Path = Path("/proc/pressure/cpu")
 
     def free_memory(self) -> int:
         """Bytes available without swapping and within the control groups' limits."""
-        return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
+        left = [psutil.virtual_memory().available]
+        for group in self._groups("memory"):
+            stat = dict(_pairs(group / "memory.stat"))
+            # Pages of files count as used, but are freed when memory is short.
+            file_pages = sum(
+                stat.get(f"total_{name}", stat.get(name, 0)) for name in ("inactive_file", "active_file")
+            )
+            for limit_name, usage_name in _MEMORY_LIMITS.items():
+                limit, usage = _number(group / limit_name), _number(group / usage_name)
+                if limit is not None and usage is not None:
+                    left.append(limit - usage + file_pages)
+        return max(0, min(left))
 
     def total_memory(self) -> int:
         """Bytes of the machine, or of a lower limit of the control groups."""
@@ -253,12 +251,12 @@ class Machine:
 
     def num_threads(self) -> int:
         """Cores that this process may use, at most its CPU quota."""
-        cores = len(cores_of(self._usable(), self._topology))
+        cores = len(cores_of(self.usable(), self.topology))
         return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
     def num_cpus(self) -> int:
         """Hardware threads that this process may use at once."""
-        return max(1, min([len(self._usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
+        return max(1, min([len(self.usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def throttled_s(self) -> float:
         """CPU seconds withheld by exhausted quotas."""
@@ -272,27 +270,22 @@ class Machine:
         """Seconds in which a task of the control group, else of the machine, waited for a core (PSI), or
         None if unknown."""
         groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
-        for file in (*groups, self._pressure):
+        for file in (*groups, self.pressure):
             for line in _lines(file):
                 kind, *fields = line.split()
-                told = dict(field.partition("=")[::2] for field in fields)
-                if kind == "some" and told.get("total", "").isdecimal():
-                    return int(told["total"]) / 1e6
+                values = dict(field.partition("=")[::2] for field in fields)
+                if kind == "some" and values.get("total", "").isdecimal():
+                    return int(values["total"]) / 1e6
         return None
-
-    def _memory_left(self) -> list[int]:
-        return [
-            limit - usage + _reclaimable(group)
-            for group in self._groups("memory")
-            for limit_name, usage_name in _MEMORY_LIMITS.items()
-            if (limit := _number(group / limit_name)) is not None
-            and (usage := _number(group / usage_name)) is not None
-        ]
 
     def _cpu_quotas(self) -> list[int]:
         quotas = []
         for group in self._groups("cpu"):
-            quota, period = _quota(group)
+            fields = " ".join(_lines(group / "cpu.max")).split()
+            if len(fields) == 2:
+                quota, period = (int(field) if field.isdecimal() else None for field in fields)
+            else:
+                quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
             if quota is not None and period and quota > 0:
                 quotas.append(quota // period)
         return quotas
@@ -300,7 +293,7 @@ class Machine:
     def _groups(self, controller: str) -> list[Path]:
         """Control group of the process and its ancestors."""
         groups: list[Path] = []
-        for line in _lines(self._process / "cgroup"):
+        for line in _lines(self.process / "cgroup"):
             _, controllers, name = line.split(":", 2)
             if controllers == "" or controller in controllers.split(","):
                 root = self._mounted(controllers.split(","), controller)
@@ -311,21 +304,13 @@ class Machine:
     def _mounted(self, together: list[str], controller: str) -> Path:
         """cgroup v1 mounts controllers together in a folder with their names in any order, or one by one."""
         if together == [""]:
-            return self._cgroups
+            return self.cgroups
         wanted = sorted(together)
-        folders = sorted(self._cgroups.iterdir()) if self._cgroups.is_dir() else []
+        folders = sorted(self.cgroups.iterdir()) if self.cgroups.is_dir() else []
         return next(
             (folder for folder in folders if sorted(folder.name.split(",")) == wanted),
-            self._cgroups / controller,
+            self.cgroups / controller,
         )
-
-
-def _quota(group: Path) -> tuple[int | None, int | None]:
-    """CPU microseconds per period of microseconds."""
-    fields = " ".join(_lines(group / "cpu.max")).split()
-    if len(fields) == 2:
-        return (int(fields[0]) if fields[0].isdecimal() else None), int(fields[1])
-    return _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
 
 
 def _throttled_s(file: Path) -> float:
@@ -339,13 +324,6 @@ def _pairs(path: Path) -> Iterator[tuple[str, int]]:
         name, _, number = line.partition(" ")
         if number.isdecimal():
             yield name, int(number)
-
-
-def _reclaimable(group: Path) -> int:
-    """Pages of files count as used, but are freed when memory is short."""
-    fields = dict(_pairs(group / "memory.stat"))
-    names = ("inactive_file", "active_file")
-    return sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in names)
 
 
 def _number(path: Path) -> int | None:

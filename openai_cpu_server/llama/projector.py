@@ -34,7 +34,7 @@ from openai_cpu_server.contract.media import (
 )
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
-from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES, MOST_SOUND_S
+from openai_cpu_server.llama.model.kv_size import MOST_SOUND_S, ROW_CACHE_BYTES
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
@@ -66,54 +66,81 @@ RowsKey = tuple[str, int]
 """Digest of a media item, and the number of its part."""
 
 
-class _Turns:
-    """Lets the encoder compute by turns. Between turns it only completes the operation it has begun."""
+class _Encoding:
+    """Encoding of one part in a thread that computes by turns. Between turns it only completes the operation
+    it has begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
+        self.key = item.digest, part
+        self.is_done = False
+        self.is_over = False
+        """True if the result is not wanted any more."""
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
         """Set while the encoder waits for a turn, or when it has ended."""
         self._until_s = 0.0
-        self.is_done = False
-        self.is_over = False
-        """True if the result is not wanted any more."""
+        self._rows: EncodedRows | None = None
+        self._error: BaseException | None = None
+        arguments = (projector, item, part)
+        self._thread = threading.Thread(target=self._work, args=arguments, name="encode", daemon=True)
+        self._thread.start()
 
     # -- the engine's thread -----------------------------------------------------------------------------
 
-    def give(self, seconds: float) -> None:
+    def go_on(self, seconds: float) -> bool:
+        """Give the encoder a turn, and return True if it is done."""
         self._until_s = time.perf_counter() + seconds
         if self._waits.is_set() and not self.is_done:
             self._waits.clear()
             self._may_go.release()
         self._waits.wait(seconds)
+        return self.is_done
 
-    def take_back(self) -> None:
+    def give_up(self) -> None:
         """End the encoder after its present operation."""
         self.is_over = True
         self._waits.clear()
         self._may_go.release()
 
+    def join(self) -> None:
+        self._thread.join()
+
+    def result(self) -> EncodedRows:
+        self._thread.join()
+        if self._error is not None:
+            raise EncodingFailed(str(self._error)) from self._error
+        assert self._rows is not None, "it was given up"
+        return self._rows
+
     # -- the encoder's -----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def wait_for_turn(self) -> None:
         self._waits.set()
         self._may_go.acquire()
 
     def pause(self) -> None:
         if time.perf_counter() >= self._until_s and not self.is_over:
-            self._waits.set()
-            self._may_go.acquire()
+            self.wait_for_turn()
 
-    def end(self) -> None:
-        self.is_done = True
-        self._waits.set()
+    def _work(self, projector: Projector, item: MediaItem, part: int) -> None:
+        # The threads that compute with this one are begun by it, and inherit that.
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        try:
+            self._rows = projector.encode(item, part, self)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.is_done = True
+            self._waits.set()
 
 
 class _Pace:
     """Adapts the number of graph nodes between two looks at the time."""
 
     def __init__(self) -> None:
-        self._turns = _Turns()
+        self._encoding: _Encoding | None = None
         self._nodes = 8
         self._left = self._nodes
         self._since_s = 0.0
@@ -127,12 +154,13 @@ class _Pace:
         took_s = time.perf_counter() - self._since_s
         self._nodes = min(2 * self._nodes, 256) if took_s < _PAUSE_S / 2 else self._nodes
         self._nodes = max(self._nodes // 2, 1) if took_s > 2 * _PAUSE_S else self._nodes
-        self._turns.pause()
+        assert self._encoding is not None, "nothing is being encoded"
+        self._encoding.pause()
         self._restart()
-        return not self._turns.is_over
+        return not self._encoding.is_over
 
-    def begin(self, turns: _Turns) -> None:
-        self._turns = turns
+    def begin(self, encoding: _Encoding) -> None:
+        self._encoding = encoding
         self._restart()
 
     def _restart(self) -> None:
@@ -170,19 +198,16 @@ class Projector(NativeObject):
         """Samples per second, or 0 without sounds."""
         self._cut: tuple[str, _Chunks] | None = None
         """Digest and chunks of the item being encoded, cut once for all parts."""
-        if (why := self._why_not()) is not None:
+        typical = [_LARGE] * self.sees + [SoundSize(self.sound_rate)] * bool(self.sound_rate)
+        why = next(filter(None, (self.measure(size).why_not for size in typical)), None)
+        if why is not None or not typical:
             self.close()
+            why = why or "it neither sees nor hears"
             raise StartupError(f"The projector {path} does not go with {model.path}: {why}.")
 
     def close(self) -> None:
         self._forget_cut()
         super().close()
-
-    def _why_not(self) -> str | None:
-        typical = [_LARGE] * self.sees + [SoundSize(self.sound_rate)] * bool(self.sound_rate)
-        if not typical:
-            return "it neither sees nor hears"
-        return next(filter(None, (self.measure(size).why_not for size in typical)), None)
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         """Return the rows and tokens that an item of this size takes in a prompt."""
@@ -222,20 +247,20 @@ class Projector(NativeObject):
             default=0,
         )
 
-    def encode(self, item: MediaItem, part: int, turns: _Turns) -> EncodedRows | None:
-        """Return the rows of a part, or None if its turns were taken back. Raises `EncodingFailed`.
+    def encode(self, item: MediaItem, part: int, encoding: _Encoding) -> EncodedRows | None:
+        """Return the rows of a part, or None if it was given up. Raises `EncodingFailed`.
 
         Scaling and cutting run before the first turn.
         """
         chunks = self._cut_of(item)
         chunk = chunks.media[part]
-        turns.begin()
-        if turns.is_over:
+        encoding.wait_for_turn()
+        if encoding.is_over:
             return None
-        self._pace.begin(turns)
+        self._pace.begin(encoding)
         log = native_log().cleared()
         code = self._mtmd.mtmd_encode_chunk(self.handle, chunk)
-        if turns.is_over:  # llama.cpp takes what was given up for a success
+        if encoding.is_over:  # llama.cpp takes what was given up for a success
             return None
         if code != 0:
             raise EncodingFailed(f"It cannot be encoded: {log.cause() or f'code {code}'}.")
@@ -287,7 +312,7 @@ class Projector(NativeObject):
             return np.tile(np.arange(count, dtype=np.int32), (4, 1))
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = [self._mtmd.mtmd_image_tokens_get_decoder_pos(tokens, 0, at) for at in range(count)]
-        return np.array([[one.t, one.y, one.x, 0] for one in places], np.int32).T.copy()
+        return np.array([[place.t, place.y, place.x, 0] for place in places], np.int32).T.copy()
 
 
 class _Chunks(NativeObject):
@@ -341,24 +366,24 @@ class RowStore:
 
     def __init__(self, projector: Projector) -> None:
         self._projector = projector
-        self._known: OrderedDict[RowsKey, EncodedRows] = OrderedDict()
+        self._rows: OrderedDict[RowsKey, EncodedRows] = OrderedDict()
         self._num_bytes = 0
-        self._job: _Job | None = None
-        self._leaving: _Job | None = None
+        self._job: _Encoding | None = None
+        self._leaving: _Encoding | None = None
         """Job that was given up and is about to end."""
         self.measure = projector.measure
 
     def get(self, key: RowsKey) -> EncodedRows | None:
-        rows = self._known.get(key)
+        rows = self._rows.get(key)
         if rows is not None:
-            self._known.move_to_end(key)
+            self._rows.move_to_end(key)
         return rows
 
-    def encode(self, item: MediaItem, part: int, seconds: float, *, kept: Collection[RowsKey]) -> bool:
+    def encode(self, item: MediaItem, part: int, seconds: float, *, wanted: Collection[RowsKey]) -> bool:
         """Continue encoding for at most `seconds`, give up any other encoding, and return True when done.
         Raises `EncodingFailed`.
 
-        `kept`: rows in use, which are not evicted.
+        `wanted`: rows in use, which are not evicted.
         """
         key = item.digest, part
         if self.get(key) is not None:
@@ -370,11 +395,16 @@ class RowStore:
         if self._leaving is not None:
             return False
         if self._job is None:
-            self._job = _Job(self._projector, item, part)
+            self._job = _Encoding(self._projector, item, part)
         if not self._job.go_on(seconds):
             return False
         job, self._job = self._job, None
-        self._keep(key, job.result(), kept)
+        rows = self._rows[key] = job.result()
+        self._num_bytes += rows.values.nbytes
+        for other in [one for one in self._rows if one != key and one not in wanted]:
+            if self._num_bytes <= ROW_CACHE_BYTES:
+                break
+            self._num_bytes -= self._rows.pop(other).values.nbytes
         return True
 
     def give_up(self, *, unless: Collection[RowsKey] = ()) -> None:
@@ -388,49 +418,3 @@ class RowStore:
         if self._leaving is not None:
             self._leaving.join()
         self._projector.close()
-
-    def _keep(self, key: RowsKey, rows: EncodedRows, kept: Collection[RowsKey]) -> None:
-        self._known[key] = rows
-        self._num_bytes += rows.values.nbytes
-        for other in [one for one in self._known if one != key and one not in kept]:
-            if self._num_bytes <= KEPT_ROWS_BYTES:
-                break
-            self._num_bytes -= self._known.pop(other).values.nbytes
-
-
-class _Job:
-    """Encoding of one part in its own thread."""
-
-    def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
-        self.key = item.digest, part
-        self._turns = _Turns()
-        self.give_up = self._turns.take_back
-        self._rows: EncodedRows | None = None
-        self._error: BaseException | None = None
-        arguments = (projector, item, part)
-        self._thread = threading.Thread(target=self._work, args=arguments, name="encode", daemon=True)
-        self._thread.start()
-        self.join = self._thread.join
-
-    def go_on(self, seconds: float) -> bool:
-        self._turns.give(seconds)
-        return self._turns.is_done
-
-    def result(self) -> EncodedRows:
-        self._thread.join()
-        if self._error is not None:
-            raise EncodingFailed(str(self._error)) from self._error
-        assert self._rows is not None, "it was given up"
-        return self._rows
-
-    def _work(self, projector: Projector, item: MediaItem, part: int) -> None:
-        # The threads that compute with this one are begun by it, and inherit that.
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        try:
-            self._rows = projector.encode(item, part, self._turns)
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._turns.end()

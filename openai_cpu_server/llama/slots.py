@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import MediaItem, is_row
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
+    POOL_BLOCK_TOKENS,
     CacheFileLimit,
     Close,
     Drop,
@@ -40,17 +42,20 @@ from openai_cpu_server.llama.cells.batch import PlacedRows
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
+    Bytes,
+    SavedCells,
     StoredBlock,
     read_cache_file,
     write_cache_file,
 )
-from openai_cpu_server.llama.cells.context import Logits
-from openai_cpu_server.llama.cells.copies import CellCopies
-from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
+from openai_cpu_server.llama.cells.context import Context, Logits
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
+
+logger = logging.getLogger(__name__)
 
 
 class SampledSpan(NamedTuple):
@@ -117,7 +122,7 @@ class OpenSlot:
             with contained():
                 return self.constrained.result().num_allowed(draft)
         except RequestFailed:
-            return 0  # it fails again, and is told, when a token is sampled
+            return 0  # it fails again, and is reported, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
         """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
@@ -174,7 +179,8 @@ class OpenSlot:
         allowed = output.allowed()
         token = self._sampler.choose(logits, allowed)
         while not output.takes(token):
-            allowed = _without(token, allowed, len(logits))
+            allowed = np.ones(len(logits), np.bool_) if allowed is None else allowed
+            allowed[token] = False
             token = self._sampler.choose(logits, allowed)
         output.accept(token)
         return token
@@ -185,13 +191,112 @@ class OpenSlot:
         return self._sampler.score(logits, token, self._top_logprobs, self._scored)
 
 
-def _without(token: int, allowed: Allowed | None, vocab_size: int) -> Allowed:
-    left = np.ones(vocab_size, np.bool_) if allowed is None else allowed
-    left[token] = False
-    return left
+class CellCopies:
+    """Saves and restores cells and states through a scratch slot, which is empty otherwise.
 
+    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them. Saving
+    takes no free cells. Restoring n cells takes as many, rounded up to whole parts within the block; the
+    excess is free again at the end.
+    """
 
-logger = logging.getLogger(__name__)
+    def __init__(
+        self,
+        context: Context,
+        store: BlockStore,
+        opened: Mapping[int, OpenSlot],
+        *,
+        window: int,
+        scratch_slot: int,
+        empty_slot: int,
+    ) -> None:
+        """`window`: see `Model`. `empty_slot`: stays empty."""
+        self._context = context
+        self._store = store
+        self._opened = opened
+        self._scratch = scratch_slot
+        self._empty = empty_slot
+        # llama.cpp leaves out what a window, or the chunk that it is, hides from the end of a part.
+        self._part = gcd(POOL_BLOCK_TOKENS, window)
+        self._sizes: dict[int, int] = {}
+        """Bytes of a part, by its number of cells."""
+
+    def save(self, slot: int, start: int, end: int) -> SavedCells:
+        """Save the cells of positions start .. end-1. Raises `DecodeFailed`."""
+        if self._context.copies_whole:  # they are in the state
+            return SavedCells(self._store.allocate(0), ())
+        parts = self._parts(start, end)
+        is_even = self._opened[slot].is_even
+        sizes = tuple(self._size(slot, first, last, is_even=is_even) for first, last in parts)
+        cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
+        for index, (first, last) in enumerate(parts):
+            self._take(slot, first, last)
+            self._context.read_cells(self._scratch, cells.part(index))
+            self._context.free_slot(self._scratch)
+        return cells
+
+    def save_state(self, slot: int) -> SavedCells:
+        """Save the slot's state. Raises `DecodeFailed`.
+
+        Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
+        windows, which must not be saved with the state.
+        """
+        if self._context.copies_whole:
+            return self._saved(slot, self._context.cells_bytes, self._context.read_cells)
+        source = slot if self._context.snapshots else self._scratch
+        self._context.share_state(slot, self._scratch)
+        state = self._saved(source, self._context.state_bytes, self._context.read_state)
+        self._context.free_slot(self._scratch)
+        return state
+
+    def restore_state(self, state: SavedCells, slot: int) -> None:
+        """Give the slot a saved state, which must belong to its cells. Raises `DecodeFailed`."""
+        if self._context.copies_whole:
+            self._context.write_cells(slot, state.data)
+            return
+        self._context.write_state(self._scratch, state.data)
+        self._context.share_state(self._scratch, slot)
+        self._context.free_slot(self._scratch)
+
+    def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
+        """Restore the first end-start cells of a block that begins at position `start`, behind which the
+        slot must have no state. Raises `DecodeFailed`."""
+        if self._context.copies_whole:
+            return
+        parts = self._parts(start, end)
+        assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
+        for index, (first, last) in enumerate(parts):
+            self._context.write_cells(self._scratch, cells.part(index))
+            position = self._opened[slot].position
+            self._context.share(self._scratch, slot, position(first), position(last))
+            self._context.free_slot(self._scratch)
+
+    def _saved(
+        self, slot: int, size_of: Callable[[int], int], read: Callable[[int, Bytes], None]
+    ) -> SavedCells:
+        size = size_of(slot)
+        state = SavedCells(self._store.allocate(size), (size,))
+        read(slot, state.data)
+        return state
+
+    def _size(self, slot: int, start: int, end: int, *, is_even: bool) -> int:
+        if is_even and end - start in self._sizes:
+            return self._sizes[end - start]
+        self._take(slot, start, end)
+        size = self._context.cells_bytes(self._scratch)
+        self._context.free_slot(self._scratch)
+        if is_even:
+            self._sizes[end - start] = size
+        return size
+
+    def _take(self, slot: int, start: int, end: int) -> None:
+        position = self._opened[slot].position
+        self._context.share(slot, self._scratch, position(start), position(end))
+        self._context.share_state(self._empty, self._scratch)
+
+    def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
+        """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
+        cells of a restored prefix to those of its last block."""
+        return [(first, min(first + self._part, end)) for first in range(start, end, self._part)]
 
 
 class SlotTable:
@@ -212,8 +317,8 @@ class SlotTable:
             self._store,
             self._open_slots,
             window=loaded.model.window,
-            scratch_slot=loaded.set_aside.scratch,
-            empty_slot=loaded.set_aside.padding,
+            scratch_slot=loaded.sequences.scratch_slot,
+            empty_slot=loaded.sequences.padding_slot,
         )
         self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)
@@ -251,9 +356,8 @@ class SlotTable:
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
         part = opened.media[encode.medium].part
-        return self._row_store.encode(
-            opened.media_item(encode.medium), part, encode.ms / 1000, kept=self._wanted_rows
-        )
+        item, seconds = opened.media_item(encode.medium), encode.ms / 1000
+        return self._row_store.encode(item, part, seconds, wanted=self._wanted_rows)
 
     @property
     def _wanted_rows(self) -> set[RowsKey]:
@@ -265,7 +369,7 @@ class SlotTable:
             return 0.0
         started = time.perf_counter()
         for verb in verbs:
-            self._do(verb)
+            self._execute(verb)
         return 1000 * (time.perf_counter() - started)
 
     def save_to(self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None) -> None:
@@ -276,7 +380,11 @@ class SlotTable:
         elif self._on_disk == _ids(blocks) and Path(path).exists():
             os.utime(path)  # it was of use
         else:
-            stored = map(self._stored, blocks)
+            saved = self._store.get
+            stored = (
+                StoredBlock(block, saved(block.number), None if block.state is None else saved(block.state))
+                for block in blocks
+            )
             num_written = write_cache_file(Path(path), self._fingerprint, stored, limit)
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
@@ -310,11 +418,7 @@ class SlotTable:
         if self._row_store is not None:
             self._row_store.close()
 
-    def _stored(self, block: SavedBlock) -> StoredBlock:
-        state = None if block.state is None else self._store.get(block.state)
-        return StoredBlock(block, self._store.get(block.number), state)
-
-    def _do(self, verb: Verb) -> None:
+    def _execute(self, verb: Verb) -> None:
         match verb:
             case Open():
                 self._open(verb)
@@ -323,16 +427,16 @@ class SlotTable:
             case ShareCells():
                 self._share(verb)
             case Save(slot, start, end, block):
-                self._require_held(slot, end)
+                self._require(slot, end, exactly=False)
                 self._store.put(block, self._copies.save(slot, start, end))
             case Restore(block, slot, start, end):
                 self._restore(slot, start, end, block)
             case SaveState(slot, end, state):
-                self._require_exactly(slot, end)
+                self._require(slot, end)
                 self._store.put(state, self._copies.save_state(slot))
             case RestoreState(state, slot, end):
                 self._copies.restore_state(self._store.get(state), slot)
-                self._require_exactly(slot, end)
+                self._require(slot, end)
             case Drop(block):
                 self._store.drop(block)
 
@@ -364,7 +468,7 @@ class SlotTable:
             self._draft_model.forget(verb.slot)
 
     def _share(self, verb: ShareCells) -> None:
-        self._require_held(verb.source, verb.end)
+        self._require(verb.source, verb.end, exactly=False)
         assert verb.slot in self._open_slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
         source = self._open_slots[verb.source]
@@ -373,23 +477,18 @@ class SlotTable:
             self._context.share(verb.source, verb.slot, 0, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
-        if not self._info.state_bytes:  # else how far it is can be told when it has its state
-            self._require_exactly(slot, start)
+        if not self._info.state_bytes:  # else its positions are known only with its state
+            self._require(slot, start)
         self._copies.restore(self._store.get(block), slot, start, end)
         if not self._info.state_bytes:
-            self._require_exactly(slot, end)
+            self._require(slot, end)
 
-    def _require_exactly(self, slot: int, end: int) -> None:
+    def _require(self, slot: int, end: int, *, exactly: bool = True) -> None:
         assert slot in self._open_slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
         wanted = self._open_slots[slot].held_at(end)
-        assert held == wanted, f"slot {slot} holds {held} positions, not {wanted}"
-
-    def _require_held(self, slot: int, end: int) -> None:
-        assert slot in self._open_slots, f"slot {slot} is not open"
-        held = self._context.num_positions(slot)
-        wanted = self._open_slots[slot].held_at(end)
-        assert held >= wanted, f"slot {slot} holds {held} positions, not {wanted}"
+        is_right = held == wanted if exactly else held >= wanted
+        assert is_right, f"slot {slot} holds {held} positions, not {wanted}"
 
 
 def _ids(blocks: Sequence[SavedBlock]) -> frozenset[tuple[int, int | None]]:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
@@ -15,10 +14,9 @@ import numpy as np
 from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
-from openai_cpu_server.llama.cells.batch import BatchLayout, OutputRows, PlacedRows, RowBatch, TokenBatch
+from openai_cpu_server.llama.cells.batch import OutputRows, PlacedRows, RowBatch, TokenBatch
 from openai_cpu_server.llama.cells.context import DecodeOutcome, Logits, PoolFull
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters
 from openai_cpu_server.llama.projector import EncodingFailed
@@ -50,8 +48,8 @@ class StepRunner:
         self._abort = loaded.abort
         self._context = loaded.context
         self._draft_model = loaded.draft_model
-        self._padding_slot = loaded.set_aside.padding
-        self._kept_slots = loaded.set_aside.kept
+        self._padding_slot = loaded.sequences.padding_slot
+        self._rollback_slots = loaded.sequences.rollback_slots
         self._computes_apart = loaded.model.is_computed_apart
         self._any_token = loaded.vocabulary.bos or 0
         self._slots = slots
@@ -85,25 +83,27 @@ class StepRunner:
         Non-finite logits fail only their own sequence while the model computes others. An interrupted step
         has executed its verbs. Padding that does not fit is dropped.
         """
-        kept = self._kept(step)
-        with contextlib.nullcontext() if kept is None else self._abort.armed():
+        rollback = self._rollback(step)
+        with contextlib.nullcontext() if rollback is None else self._abort.armed():
             verbs_ms = self._slots.apply(step.verbs)
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
                 return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
             self._adapters.use(step.adapter)
             drafts, drafting_ms = self._draft(step.spans)
-            spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
+            spans = [self._with_draft(span, drafts) for span in step.spans]
             if self._info.takes_media:
                 self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
                 spans = [self._slots.placed(span) for span in spans]
-            with self._constraints.foreseeing(self._constrained(spans)), self._keeping(spans, kept or {}):
-                is_apart = bool(kept) or self._computes_apart
+            outputs = [self._slots[span.slot].constrained for span in spans if span.sample]
+            constrained = [output for output in outputs if output is not None]
+            with self._constraints.foreseeing(constrained), self._keeping(spans, rollback or {}):
+                is_apart = bool(rollback) or self._computes_apart
                 groups = self._apart(spans) if is_apart else self._drafts_last(spans)
                 padding = 0 if is_apart else step.padding
                 computed = self._compute_groups(spans, groups, padding, is_apart=is_apart)
                 if computed is None:
-                    self._go_back(spans, kept or {})
+                    self._go_back(spans, rollback or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
         result = self._result(step.spans, spans, computed, drafts, drafting_ms)
         result = msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
@@ -121,36 +121,36 @@ class StepRunner:
         encoding_ms = 1000 * (time.perf_counter() - started)
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
-    def _kept(self, step: Step) -> dict[int, int] | None:
-        """Slot set aside for each slot's state, or None if the step may not be interrupted or a state
-        cannot be kept."""
+    def _rollback(self, step: Step) -> dict[int, int] | None:
+        """Slot that keeps each slot's state, or None if the step may not be interrupted or a state cannot
+        be kept."""
         if not step.may_be_interrupted:
             return None
         if not self._info.state_bytes:
             return {}
         slots = [span.slot for span in step.spans]
-        can_keep = len(slots) <= len(self._kept_slots) and not any(map(self._slots.is_behind, slots))
-        return dict(zip(slots, self._kept_slots, strict=False)) if can_keep else None
+        can_keep = len(slots) <= len(self._rollback_slots) and not any(map(self._slots.is_behind, slots))
+        return dict(zip(slots, self._rollback_slots, strict=False)) if can_keep else None
 
     @contextlib.contextmanager
-    def _keeping(self, spans: Sequence[Span], kept: Mapping[int, int]) -> Iterator[None]:
+    def _keeping(self, spans: Sequence[Span], rollback: Mapping[int, int]) -> Iterator[None]:
         """llama.cpp copies a shared state only when it changes."""
-        for span in spans if kept else ():
-            self._context.share(span.slot, kept[span.slot], 0, span.start)
+        for span in spans if rollback else ():
+            self._context.share(span.slot, rollback[span.slot], 0, span.start)
         try:
             yield
         finally:
-            for aside in kept.values():
-                self._context.free_slot(aside)
+            for slot in rollback.values():
+                self._context.free_slot(slot)
 
-    def _go_back(self, spans: Sequence[Span], kept: Mapping[int, int]) -> None:
+    def _go_back(self, spans: Sequence[Span], rollback: Mapping[int, int]) -> None:
         """llama.cpp keeps the finished parts of an interrupted step."""
         for span in spans:
-            if not kept:
+            if not rollback:
                 self._context.trim(span.slot, span.start)
                 continue
             self._context.free_slot(span.slot)
-            self._context.share(kept[span.slot], span.slot, 0, span.start)
+            self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def computes_numbers(self) -> bool:
         """Compute a token in the padding slot, and return True if its logits are finite or no cell is
@@ -165,10 +165,6 @@ class StepRunner:
         self._context.free_slot(slot)
         return is_finite
 
-    def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
-        sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
-        return [output for output in sampling if output is not None]
-
     def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
         requests = [
             DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
@@ -182,7 +178,10 @@ class StepRunner:
         drafts = self._draft_model.draft(requests)
         return drafts, 1000 * (time.perf_counter() - started)
 
-    def _allowed(self, span: Span) -> Span:
+    def _with_draft(self, span: Span, drafts: Drafts) -> Span:
+        if span.num_to_draft:
+            draft = drafts.get(span.slot, _NO_DRAFT)
+            span = msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)
         if not span.draft:
             return span
         most = self._info.max_draft
@@ -194,7 +193,12 @@ class StepRunner:
         """Return None if interrupted."""
         if any(span.slot in self._rows for span in spans):
             return self._compute_with_rows(spans, padding)
-        layout = self._fill([*spans, self._padding(padding)] if padding else spans)
+        if padding:
+            tokens = (self._any_token,) * padding
+            all_spans = [*spans, Span(slot=self._padding_slot, start=0, tokens=tokens, sample=False)]
+        layout = self._batch.fill(all_spans if padding else spans)
+        most = self._info.max_step_outputs
+        assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
         try:
             decoded = self._context.decode(self._batch)
         except PoolFull:
@@ -275,15 +279,6 @@ class StepRunner:
         alone = [[span] for span in drafting if span.num_tokens != most_frequent]
         return [*([others] if others else []), together, *alone]
 
-    def _padding(self, count: int) -> Span:
-        return Span(slot=self._padding_slot, start=0, tokens=(self._any_token,) * count, sample=False)
-
-    def _fill(self, spans: Sequence[Span]) -> BatchLayout:
-        layout = self._batch.fill(spans)
-        most = self._info.max_step_outputs
-        assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
-        return layout
-
     def _result(
         self,
         planned: Sequence[Span],
@@ -311,13 +306,19 @@ class StepRunner:
             if rows.samples:
                 sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
         errors |= {slot: found.error for slot, found in sampled.items() if found.error is not None}
-        if any(isinstance(error.__cause__, BadLogits) for error in errors.values()):
-            self._require_numbers()
+        is_bad = any(isinstance(error.__cause__, BadLogits) for error in errors.values())
+        if is_bad and not self.computes_numbers():  # at all: another process may do better
+            raise BadLogits("The model computes numbers that are not finite.")
         return StepResult(
             samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
             further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
             drafted={
-                span.slot: self._drafted(span, sampled[span.slot], drafts.get(span.slot, _NO_DRAFT))
+                span.slot: Drafted(
+                    len(span.draft),
+                    sampled[span.slot].num_accepted,
+                    0 if self._draft_model is None else self._draft_model.num_known(span.slot),
+                    drafts.get(span.slot, _NO_DRAFT).num_tried,
+                )
                 for plan, span in zip(planned, spans, strict=True)
                 if plan.num_drafted
             },
@@ -326,10 +327,6 @@ class StepRunner:
             failures={slot: str(error) for slot, error in errors.items() if error.is_own_fault},
             faults={slot: str(error) for slot, error in errors.items() if not error.is_own_fault},
         )
-
-    def _drafted(self, span: Span, sampled: SampledSpan, draft: ModelDraft) -> Drafted:
-        num_known = self._draft_model.num_known(span.slot) if self._draft_model is not None else 0
-        return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
     def _sample(self, span: Span, logits: Logits) -> SampledSpan:
         """An error ends only its own request."""
@@ -341,16 +338,3 @@ class StepRunner:
         if sampled.error is not None and opened.constraint is not None:
             self._constraints.give_up(opened.constraint)
         return sampled
-
-    def _require_numbers(self) -> None:
-        """Raise `BadLogits` if the model computes no finite numbers at all, because another process may do
-        better."""
-        if not self.computes_numbers():
-            raise BadLogits("The model computes numbers that are not finite.")
-
-
-def _with_draft(span: Span, drafts: Drafts) -> Span:
-    if not span.num_to_draft:
-        return span
-    draft = drafts.get(span.slot, _NO_DRAFT)
-    return msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)

@@ -1,12 +1,13 @@
-"""Connection to one MCP server, in a task of its own. It is shared by all callers and reconnects after a
-loss."""
+"""Connections to MCP servers, each in a task of its own. A connection is shared by all callers and reconnects
+after a loss."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,16 @@ from openai_cpu_server.contract.mcp import (
     JsonFields,
     McpAnswer,
     McpLimits,
+    McpServer,
     McpServerOptions,
     McpServerState,
     McpServerStatus,
     McpTool,
     McpUnavailable,
 )
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, stdio_streams
-from openai_cpu_server.mcp_servers.web import http_streams
+from openai_cpu_server.mcp_servers.web import checked_headers, checked_url, http_streams
 
 if TYPE_CHECKING:
     from mcp.client import Client, IncomingMessage
@@ -67,7 +70,7 @@ class McpConnection:
         is_public_only: bool = False,
     ) -> None:
         """`is_public_only`: True if a client named the URL."""
-        self._name = name
+        self.name = name
         self._options = options
         self._limits = limits
         self._transport: Transport = (
@@ -84,27 +87,20 @@ class McpConnection:
         self._num_losses = 0
         """Losses since the last reply."""
         self._retry_at_s = 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._alive_check: asyncio.Task[None] | None = None
         """Running liveness check."""
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def status(self) -> McpServerStatus:
+        state = McpServerState.IDLE if self._error is None else McpServerState.FAILED
+        if self._link is not None and not self._link.is_lost:
+            state = McpServerState.READY if self._link.is_ready else McpServerState.STARTING
         return McpServerStatus(
-            name=self._name,
+            name=self.name,
             transport="stdio" if self._options.command else "http",
-            state=self._state,
+            state=state,
             error=self._error,
             tools=self._tools,
         )
-
-    @property
-    def _state(self) -> McpServerState:
-        if self._link is not None and not self._link.is_lost:
-            return McpServerState.READY if self._link.is_ready else McpServerState.STARTING
-        return McpServerState.IDLE if self._error is None else McpServerState.FAILED
 
     async def tools(self) -> Sequence[McpTool]:
         """Return the tools. They are listed again when the server announces a change, or after some
@@ -123,14 +119,16 @@ class McpConnection:
                 async with self._places:
                     return await self._called(tool, arguments)
         except TimeoutError:
-            self._suspect()
+            link, is_checking = self._link, self._alive_check is not None and not self._alive_check.done()
+            if link is not None and link.is_ready and not is_checking:
+                self._alive_check = asyncio.create_task(self._check_alive(link))
             return McpAnswer(f"the tool has not answered within {self._limits.seconds:g} seconds", True)
         except McpUnavailable as error:
             return McpAnswer(f"the MCP server is not there: {error}", True)
 
     async def close(self) -> None:
         link, self._link = self._link, None
-        for task in (self._listing, self._asking):
+        for task in (self._listing, self._alive_check):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -149,7 +147,7 @@ class McpConnection:
         try:
             with anyio.fail_after(self._limits.seconds):
                 link = await self._linked()
-                link.traffic.asked()
+                link.traffic.reset_counts()
                 found = [tool async for tool in _all_tools(link.client)]
         except TimeoutError:
             self._lose(f"it has not told its tools within {self._limits.seconds:g} seconds")
@@ -157,7 +155,7 @@ class McpConnection:
         except McpUnavailable:
             raise
         except Exception as error:
-            self._lose(_told(error))
+            self._lose(_reason(error))
             raise McpUnavailable(self._error) from None
         offered = self._options.tools
         self._listed_s = time.monotonic()
@@ -167,16 +165,18 @@ class McpConnection:
 
     async def _called(self, tool: str, arguments: JsonFields) -> McpAnswer:
         link = await self._linked()
-        link.traffic.asked()
+        link.traffic.reset_counts()
         try:
             result = await _result(link.client, tool, arguments)
         except Exception as error:
-            why = link.traffic.cause or _told(error)
+            why = link.traffic.cause or _reason(error)
             if _is_lost(error) or link.is_lost:
                 self._lose(why)
             return McpAnswer(why, True)
         self._error, self._num_losses = None, 0
-        text = _text_of(result)
+        text = "\n".join(map(_words, result.content))
+        if not result.content and result.structured_content is not None:
+            text = msgspec.json.encode(result.structured_content).decode()
         if len(text.encode(errors="replace")) > self._limits.result_bytes:
             return McpAnswer(f"the result has more than {self._limits.result_bytes} bytes", True)
         return McpAnswer(text, bool(result.is_error))
@@ -188,7 +188,7 @@ class McpConnection:
             wait_s = self._retry_at_s - time.monotonic()
             if wait_s > 0:
                 raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
-            traffic = ServerTraffic(self._name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
+            traffic = ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
             self._link = _Link(self._transport, self._options, traffic, self._heard)
         link = self._link
         try:
@@ -198,11 +198,6 @@ class McpConnection:
                 self._lose(str(error))
             raise
         return link
-
-    def _suspect(self) -> None:
-        link, is_asking = self._link, self._asking is not None and not self._asking.done()
-        if link is not None and link.is_ready and not is_asking:
-            self._asking = asyncio.create_task(self._check_alive(link))
 
     async def _check_alive(self, link: _Link) -> None:
         try:
@@ -218,7 +213,7 @@ class McpConnection:
         self._num_losses += 1
         pause_s = 2.0 ** min(self._num_losses - 2, 6) if self._num_losses > 1 else 0.0
         self._retry_at_s = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
-        logger.warning("MCP server %s: %s", self._name, self._error)
+        logger.warning("MCP server %s: %s", self.name, self._error)
         if link is not None:
             link.traffic.cause = link.traffic.cause or why
             self._leave(link)
@@ -289,7 +284,7 @@ class _Link:
                 self._is_up.set()
                 await self.traffic.ended.wait()
         except Exception as error:
-            self._failure = self.traffic.cause or _told(error)
+            self._failure = self.traffic.cause or _reason(error)
         finally:
             self._failure = self._failure or self.traffic.cause or "the connection was closed"
             self._is_up.set()
@@ -331,21 +326,14 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
     return await client.session.send_request(request, CallToolResult)
 
 
-def _text_of(result: CallToolResult) -> str:
-    if not result.content and result.structured_content is not None:
-        return msgspec.json.encode(result.structured_content).decode()
-    return "\n".join(_words(part) for part in result.content)
-
-
 def _words(part: Any) -> str:
-    """Describe a part that is not text."""
     if part.type == "text":
         return str(part.text)
     if part.type == "resource":
         text = getattr(part.resource, "text", None)
-        return (
-            str(text) if text is not None else f"[{part.resource.mime_type or 'data'}: {part.resource.uri}]"
-        )
+        if text is not None:
+            return str(text)
+        return f"[{part.resource.mime_type or 'data'}: {part.resource.uri}]"
     if part.type == "resource_link":
         return f"[{part.name}: {part.uri}]"
     return f"[{part.type}: {getattr(part, 'mime_type', 'unknown')}, which cannot be shown]"
@@ -357,10 +345,10 @@ def _is_lost(error: Exception) -> bool:
 
     if isinstance(error, MCPError):
         return error.error.code == _CLOSED or error.error.message == "Session terminated"
-    return not isinstance(error, ValueError)  # pydantic's: the answer is nonsense, and ends here
+    return not isinstance(error, ValueError)  # pydantic's, for an invalid reply
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Return one line. A group is represented by its first error."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
@@ -371,3 +359,52 @@ def _told(error: BaseException) -> str:
         return "it has answered what is no result"
     text = " ".join(str(error).split())
     return (text or name)[:_SHOWN_CHARS]
+
+
+_NEEDED = ("mcp.client", "mcp.client.streamable_http", "httpx2")
+_OF_URLS = "url"
+"""Label of all URLs in counters."""
+
+
+class ConfiguredServers:
+    """`McpServers` as an async context manager, which closes all connections at its end."""
+
+    def __init__(
+        self, options: Mapping[str, McpServerOptions], limits: McpLimits, *, allowed_hosts: Sequence[str]
+    ) -> None:
+        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for
+        any. Raises StartupError without the extra `mcp`, which is imported here so that no request waits
+        for the import."""
+        try:
+            for name in _NEEDED:
+                importlib.import_module(name)
+        except ImportError:
+            raise StartupError(
+                "[mcp] and --mcp-allow-url need: pip install 'openai-cpu-server[mcp]'"
+            ) from None
+        self._options = options
+        self.limits = limits
+        self._allowed_hosts = allowed_hosts
+        self._servers: dict[str, McpConnection] = {}
+
+    async def __aenter__(self) -> ConfiguredServers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._options)
+
+    def named(self, name: str) -> McpServer:
+        """Return the server of this name. Raises KeyError."""
+        if name not in self._servers:
+            self._servers[name] = McpConnection(name, self._options[name], self.limits)
+        return self._servers[name]
+
+    def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
+        """Return the server at this URL. Raises InvalidRequest."""
+        url = checked_url(url, self._allowed_hosts)
+        options = McpServerOptions(url=url, headers=checked_headers(headers))
+        return McpConnection(_OF_URLS, options, self.limits, is_public_only=True)

@@ -55,7 +55,7 @@ class ServerTraffic:
         """Reason for the end."""
         self._num_bytes = self._num_messages = 0
 
-    def asked(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts, because a caller has sent a request."""
         self._num_bytes = self._num_messages = 0
 
@@ -136,7 +136,10 @@ async def _read(
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the session is gone
     finally:
-        traffic.cause = traffic.cause or await _cause(process)
+        if not traffic.cause:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.5)
+            traffic.cause = f"it has ended ({death_cause(process.returncode)})"
         traffic.ended.set()
         to_session.close()
 
@@ -147,14 +150,8 @@ def _message(line: bytes) -> SessionMessage | Exception:
 
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError as error:  # nonsense; the session says so to whoever listens
+    except ValueError as error:  # the session reports invalid messages
         return error
-
-
-async def _cause(process: Process) -> str:
-    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-        await asyncio.wait_for(process.wait(), 0.5)
-    return f"it has ended ({death_cause(process.returncode)})"
 
 
 async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:
@@ -168,26 +165,23 @@ async def _write(process: Process, from_session: MemoryObjectReceiveStream[Sessi
 
 async def _log(process: Process, traffic: ServerTraffic) -> None:
     assert process.stderr is not None
-    window_s, said, left_out = time.monotonic(), 0, 0
+    window_s, num_logged, num_left_out = time.monotonic(), 0, 0
     rest = b""
     while chunk := await process.stderr.read(_CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         rest = rest[-_CHUNK_BYTES:]
         if time.monotonic() - window_s > _LINES_S:
-            if left_out:
-                logger.info("MCP server %s: %d more lines", traffic.name, left_out)
-            window_s, said, left_out = time.monotonic(), 0, 0
+            if num_left_out:
+                logger.info("MCP server %s: %d more lines", traffic.name, num_left_out)
+            window_s, num_logged, num_left_out = time.monotonic(), 0, 0
         for line in lines:
-            if said >= _MOST_LINES:
-                left_out += 1
+            if num_logged >= _MOST_LINES:
+                num_left_out += 1
                 continue
-            said += 1
-            logger.info("MCP server %s: %s", traffic.name, _shown(line))
-
-
-def _shown(line: bytes) -> str:
-    text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS]
-    return "".join(char if char.isprintable() else "?" for char in text.strip())
+            num_logged += 1
+            text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS].strip()
+            shown = "".join(char if char.isprintable() else "?" for char in text)
+            logger.info("MCP server %s: %s", traffic.name, shown)
 
 
 async def _stopped(process: Process, *, leave_s: float) -> None:

@@ -26,19 +26,14 @@ def write_gguf(file: BinaryIO, values: Mapping[str, NewValue], tensors: Mapping[
     unsigned alone and signed in arrays."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
     head += b"".join(_string(key) + _value(value) for key, value in values.items())
-    file.write(_padded(head + _descriptions(tensors)))
-    for tensor in tensors.values():
-        file.write(_padded(np.ascontiguousarray(tensor).tobytes()))
-
-
-def _descriptions(tensors: Mapping[str, NewTensor]) -> bytes:
-    described, start = b"", 0
+    start = 0
     for name, tensor in tensors.items():
         shape = tensor.shape[::-1]  # ggml counts from the innermost dimension
-        described += _string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        described += struct.pack("<IQ", _TYPES[tensor.dtype], start)
-        start += _aligned(tensor.nbytes)
-    return described
+        head += _string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        head += struct.pack("<IQ", _TYPES[tensor.dtype], start)
+        start += tensor.nbytes + -tensor.nbytes % _ALIGNMENT
+    for data in (head, *(np.ascontiguousarray(tensor).tobytes() for tensor in tensors.values())):
+        file.write(data + bytes(-len(data) % _ALIGNMENT))
 
 
 def _value(value: NewValue) -> bytes:
@@ -50,27 +45,15 @@ def _value(value: NewValue) -> bytes:
         return struct.pack("<If", _FLOAT32, value)
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
-    return struct.pack("<I", _ARRAY) + _elements(value)
-
-
-def _elements(array: Sequence[str] | Sequence[int]) -> bytes:
-    texts = [element for element in array if isinstance(element, str)]
+    texts = [element for element in value if isinstance(element, str)]
     if texts:
-        return struct.pack("<IQ", _STRING, len(array)) + b"".join(map(_string, texts))
-    return struct.pack(f"<IQ{len(array)}i", _INT32, len(array), *array)
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_string, texts))
+    return struct.pack(f"<IIQ{len(value)}i", _ARRAY, _INT32, len(value), *value)
 
 
 def _string(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(_aligned(len(data)) - len(data))
 
 
 _POOLING_MEAN, _POOLING_CLS = 1, 2
@@ -160,21 +143,13 @@ def write_bert(read: ReadFile, file: BinaryIO, *, name: str) -> None:
         raise NotConvertible(f"{error.args[0]} is missing") from None
     except (msgspec.MsgspecError, struct.error, ValueError) as error:
         raise NotConvertible(str(error)) from None
-    _require_known(config, tokenizer)
-    write_gguf(file, {**_facts(config, pooling, name), **_vocabulary(tokenizer)}, tensors)
-
-
-def _require_known(config: _Config, tokenizer: _Tokenizer) -> None:
     if (config.model_type, config.hidden_act) != ("bert", "gelu"):
         raise NotConvertible(f"it is {config.model_type} with {config.hidden_act}, not BERT with gelu")
     if tokenizer.model.type != "WordPiece":
         raise NotConvertible(f"its tokenizer is {tokenizer.model.type}, not WordPiece")
-
-
-def _facts(config: _Config, pooling: _Pooling, name: str) -> dict[str, NewValue]:
     if pooling.pooling_mode_cls_token == pooling.pooling_mode_mean_tokens:
         raise NotConvertible("it pools neither by the mean nor by the first token")
-    return {
+    facts: dict[str, NewValue] = {
         "general.architecture": "bert",
         "general.name": name,
         "general.file_type": _MOSTLY_F16,
@@ -188,6 +163,7 @@ def _facts(config: _Config, pooling: _Pooling, name: str) -> dict[str, NewValue]
         "bert.pooling_type": _POOLING_MEAN if pooling.pooling_mode_mean_tokens else _POOLING_CLS,
         "tokenizer.ggml.token_type_count": config.type_vocab_size,
     }
+    write_gguf(file, facts | _vocabulary(tokenizer), tensors)
 
 
 def _vocabulary(tokenizer: _Tokenizer) -> dict[str, NewValue]:
@@ -199,10 +175,14 @@ def _vocabulary(tokenizer: _Tokenizer) -> dict[str, NewValue]:
         raise NotConvertible("its vocabulary has gaps")
     normalizer = tokenizer.normalizer
     strips = normalizer.lowercase if normalizer.strip_accents is None else normalizer.strip_accents
+
+    def marked(token: str) -> str:
+        return token[len(prefix) :] if token.startswith(prefix) else _WORD_START + token
+
     return {
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": [t if t in special else _marked(t, prefix) for t in tokens],
+        "tokenizer.ggml.tokens": [token if token in special else marked(token) for token in tokens],
         "tokenizer.ggml.token_type": [_CONTROL if token in special else _NORMAL for token in tokens],
         "tokenizer.ggml.normalizer.lowercase": normalizer.lowercase,
         "tokenizer.ggml.normalizer.strip_accents": strips,
@@ -221,10 +201,6 @@ def _vocabulary(tokenizer: _Tokenizer) -> dict[str, NewValue]:
     }
 
 
-def _marked(token: str, prefix: str) -> str:
-    return token[len(prefix) :] if token.startswith(prefix) else _WORD_START + token
-
-
 def _tensors(safetensors: bytes, num_layers: int) -> dict[str, NewTensor]:
     (length,) = struct.unpack_from("<Q", safetensors)
     header = msgspec.json.decode(safetensors[8 : 8 + length], type=dict[str, msgspec.Raw])
@@ -233,17 +209,13 @@ def _tensors(safetensors: bytes, num_layers: int) -> dict[str, NewTensor]:
     data = memoryview(safetensors)[8 + length :]
     if not 0 < num_layers <= len(described):
         raise NotConvertible(f"it counts {num_layers:,} layers, and has {len(described):,} tensors")
-    names = {**_EMBEDDINGS, **_layer_names(num_layers)}
-    return {ours: _converted(ours, described[theirs], data) for theirs, ours in names.items()}
-
-
-def _layer_names(num_layers: int) -> Mapping[str, str]:
-    return {
+    names = _EMBEDDINGS | {
         f"encoder.layer.{layer}.{theirs}.{part}": f"blk.{layer}.{ours}.{part}"
         for layer in range(num_layers)
         for theirs, ours in _LAYER.items()
         for part in ("weight", "bias")
     }
+    return {ours: _converted(ours, described[theirs], data) for theirs, ours in names.items()}
 
 
 def _converted(name: str, described: _Described, data: memoryview) -> NewTensor:

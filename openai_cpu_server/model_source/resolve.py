@@ -60,10 +60,10 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
                 return model
         if not self.generator.is_file():
             raise StartupError("this installation has no demo model: name another with --model")
-        return self._random_model()
-
-    def _random_model(self) -> Path:
-        path = self.cache / f"random-{self._generator_digest()}.gguf"
+        digest = hashlib.sha256()
+        for source in sorted(self.generator.parent.rglob("*.py")):
+            digest.update(source.read_bytes())
+        path = self.cache / f"random-{digest.hexdigest()[:12]}.gguf"
         if not path.is_file():
             self._make(path)
         logger.warning("there is no demo model here: %s has random weights and says nothing sensible", path)
@@ -73,33 +73,26 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                made = Path(folder) / path.name
-                _run(self.generator, made)
-                made.replace(path)
+                output = Path(folder) / path.name
+                options = ("--shape", "tiny", "--quant", "f16", "--output", str(output))
+                command = [sys.executable, str(self.generator), *options]
+                run = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+                if run.returncode != 0:
+                    lines = run.stderr.strip().splitlines() or [f"exit code {run.returncode}"]
+                    raise StartupError(f"cannot make a random model: {lines[-1]}")
+                output.replace(path)
         except OSError as error:
             raise StartupError(f"cannot make a random model in {path.parent}: {error.strerror}") from None
         except KeyboardInterrupt:
             raise StartupError("interrupted while making a random model") from None
 
-    def _generator_digest(self) -> str:
-        digest = hashlib.sha256()
-        for source in sorted(self.generator.parent.rglob("*.py")):
-            digest.update(source.read_bytes())
-        return digest.hexdigest()[:12]
-
-
-def _run(generator: Path, output: Path) -> None:
-    command = [sys.executable, str(generator), "--shape", "tiny", "--quant", "f16", "--output", str(output)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise StartupError(f"cannot make a random model: {lines[-1]}")
-
 
 _DEMO = "demo"
 _DEFAULT = "smollm2"
 _FETCH = "openai_cpu_server.model_source.hub:fetch"
+_FETCH_PROJECTOR = "openai_cpu_server.model_source.hub:fetch_projector"
 _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
+_HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
 """Imported late, because the hub's library takes a quarter of a start."""
 
 
@@ -112,16 +105,17 @@ class FoundModel(msgspec.Struct, frozen=True):
 
 def model_to_serve(name: str | None) -> FoundModel:
     """Find a model, or the default for None. Raises StartupError."""
-    if name is None:
-        return _default_model()
-    name = without_tag(name)
-    path = resolve_model(name)
-    is_file = "/" in name or ":" in name or name.endswith(".gguf")
-    return FoundModel(path.stem if is_file else name, path, _hub_name(name))
-
-
-def _hub_name(name: str) -> HubName | None:
-    return hub_name(name) if name not in PACKAGED else None
+    if name is not None:
+        name = without_tag(name)
+        path = resolve_model(name)
+        is_file = "/" in name or ":" in name or name.endswith(".gguf")
+        hub = hub_name(name) if name not in PACKAGED else None
+        return FoundModel(path.stem if is_file else name, path, hub)
+    try:
+        return FoundModel(_DEFAULT, PACKAGED[_DEFAULT].path())
+    except StartupError as error:  # a default must not wait for a hub
+        logger.warning("serving the demo model, which is a toy, in place of %s: %s", _DEFAULT, error)
+        return FoundModel(_DEMO, resolve_model(_DEMO))
 
 
 def hub_name(name: str) -> HubName | None:
@@ -132,42 +126,31 @@ def hub_name(name: str) -> HubName | None:
     return parse_hub_name(source) if source is not None else None
 
 
-def _default_model() -> FoundModel:
-    """A default must not wait for a hub."""
-    try:
-        return FoundModel(_DEFAULT, PACKAGED[_DEFAULT].path())
-    except StartupError as error:
-        logger.warning("serving the demo model, which is a toy, in place of %s: %s", _DEFAULT, error)
-        return FoundModel(_DEMO, resolve_model(_DEMO))
-
-
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
     """Return the GGUF file, downloaded if needed. Raises StartupError. `demo` and aliases precede files of
     the same name (write `./demo`), and `hf:` precedes everything."""
-    return _with_utf8_name(_resolved(name, _FETCH, demo or DemoFiles()))
+    return _resolved(name, _FETCH, demo or DemoFiles())
 
 
 def local_model(name: str) -> Path:
     """Return the GGUF file without downloading. Raises StartupError."""
-    return _with_utf8_name(_resolved(name, _FIND_CACHED, DemoFiles()))
-
-
-def _with_utf8_name(path: Path) -> Path:
-    require_utf8(path)
-    return path
+    return _resolved(name, _FIND_CACHED, DemoFiles())
 
 
 def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
     name = without_tag(name)
     if name.startswith(PREFIX):
-        return _at_hub(on_hub, parse_hub_name(name))
-    if name == _DEMO:
-        return demo.path()
-    if name in PACKAGED:
-        return _packaged(name, on_hub)
-    if name in ALIASES:
-        return _at_hub(on_hub, parse_hub_name(ALIASES[name]))
-    return _local_file(name)
+        path = _at_hub(on_hub, parse_hub_name(name))
+    elif name == _DEMO:
+        path = demo.path()
+    elif name in PACKAGED:
+        path = _packaged(name, on_hub)
+    elif name in ALIASES:
+        path = _at_hub(on_hub, parse_hub_name(ALIASES[name]))
+    else:
+        path = _local_file(name)
+    require_utf8(path)
+    return path
 
 
 def _packaged(alias: str, on_hub: str) -> Path:
@@ -202,42 +185,32 @@ def _local_file(name: str) -> Path:
     if is_folder:
         raise StartupError(f"{name} is a folder, not a GGUF file")
     if any(separator in name for separator in (os.sep, os.altsep) if separator) or path.suffix == ".gguf":
-        raise StartupError(f"there is no file {name}{_hub_hint(name)}")
-    raise StartupError(_unknown(name))
-
-
-def _hub_hint(name: str) -> str:
-    return f" (a repository on the hub is {PREFIX}{name})" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
-
-
-def _unknown(name: str) -> str:
-    known = sorted({*ALIASES, *PACKAGED, _DEMO})
-    close = difflib.get_close_matches(name.lower(), known, n=2)
+        is_like_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+        hint = f" (a repository on the hub is {PREFIX}{name})" if is_like_repository else ""
+        raise StartupError(f"there is no file {name}{hint}")
+    close = difflib.get_close_matches(name.lower(), sorted({*ALIASES, *PACKAGED, _DEMO}), n=2)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    return (
+    raise StartupError(
         f"unknown model {name!r}{hint}: PATH, {PREFIX}OWNER/REPO[/FILE], {_DEMO}, or a name that "
         "`openai-cpu-server models` lists"
     )
 
 
-_FETCH_PROJECTOR = "openai_cpu_server.model_source.hub:fetch_projector"
-
-
 def projector_of(
     model: Path,
-    asked: str,
+    source: str,
     hub: HubName | None = None,
     *,
     find: Callable[[str], Path] = resolve_model,
 ) -> Path | None:
     """Return a projector, downloaded if needed, or None for text only. Raises StartupError for a named one
-    that is missing or unsupported. `asked`: `off`, a name, or `auto` for one whose rows have the model's
+    that is missing or unsupported. `source`: `off`, a name, or `auto` for one whose rows have the model's
     width, beside the model or else in its repository."""
-    if asked == "off":
+    if source == "off":
         return None
-    if asked != "auto":
+    if source != "auto":
         try:
-            path = find(asked)
+            path = find(source)
         except StartupError as error:
             raise StartupError(f"--mmproj: {error}") from None
         if not _takes_media():
@@ -247,7 +220,14 @@ def projector_of(
     if (found is not None or hub is not None) and not _takes_media():
         logger.warning("%s: serving text only, if %s takes anything else at all", _NO_MTMD, model.name)
         return None
-    return found or (_of_repository(model, hub) if hub is not None else None)
+    if found is not None or hub is None:
+        return found
+    try:
+        path = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
+    except StartupError as error:  # the hub is away, but the model itself is here
+        logger.warning("%s: serving text only, if %s takes anything else at all", error, hub)
+        return None
+    return path if path is not None and _fitting(model, [path]) else None
 
 
 _NO_MTMD = "llama-cpp-python was built without libmtmd, which takes pictures and sounds"
@@ -257,7 +237,7 @@ def _takes_media() -> bool:
     """A build may leave out libmtmd, which is checked without loading it."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
-        return True  # whoever loads it says what is wrong
+        return True  # loading it reports what is wrong
     return any(Path(spec.origin).with_name("lib").glob("*mtmd.*"))
 
 
@@ -273,23 +253,13 @@ def projector_beside(model: Path) -> Path | None:
     return None if chosen is None else beside[chosen]
 
 
-def _of_repository(model: Path, hub: HubName) -> Path | None:
-    """Text only if the hub is away, because the model itself is here."""
-    try:
-        path: Path | None = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
-    except StartupError as error:
-        logger.warning("%s: serving text only, if %s takes anything else at all", error, hub)
-        return None
-    return path if path is not None and _fitting(model, [path]) else None
-
-
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
     if not found:
         return []
     try:
         header = GgufHeader(model)
     except StartupError:
-        return []  # whoever loads it says so
+        return []  # loading it reports this
     width = header.get_int(header.for_architecture("embedding_length"))
     return [path for path in found if _rows_width(path) == width]
 
@@ -304,7 +274,7 @@ def _rows_width(projector: Path) -> int | None:
 def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
     """Mark files as in use until the result is closed or the process ends. No effect on disks without
     locks."""
-    held = []
+    files = []
     for path in paths:
         try:
             file = path.open("rb")
@@ -315,11 +285,8 @@ def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
         except OSError:
             file.close()
         else:
-            held.append(file)
-    return held
-
-
-_HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
+            files.append(file)
+    return files
 
 
 def hub_cache() -> Path:
@@ -355,27 +322,25 @@ class AdapterFiles:
                 "This server loads no adapters over the API; start it with --adapter-dir DIR."
             )
         if not source.path.startswith(PREFIX):
-            return _adapter(source, self._within(self._folder, source.path))
+            return _adapter(source, _within(self._folder.resolve(), source.path))
         try:
             return _adapter(source, resolve_model(source.path))
         except StartupError as error:
             raise AdapterFailed(f"{error}.") from None
 
-    def _within(self, folder: Path, name: str) -> Path:
-        root = folder.resolve()
-        try:
-            path = (root / name).resolve()
-            is_file = path.is_file()
-        except (OSError, RuntimeError, ValueError):  # too long a name, a loop of links, a zero byte
-            raise AdapterNotAllowed(_OUTSIDE) from None
-        if not path.is_relative_to(root):
-            raise AdapterNotAllowed(_OUTSIDE)
-        if not is_file:
-            raise AdapterFailed(f"There is no file {name} in the server's --adapter-dir.")
-        return path
 
-
-_OUTSIDE = "The path leads out of the server's --adapter-dir."
+def _within(root: Path, name: str) -> Path:
+    outside = AdapterNotAllowed("The path leads out of the server's --adapter-dir.")
+    try:
+        path = (root / name).resolve()
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # too long a name, a loop of links, a zero byte
+        raise outside from None
+    if not path.is_relative_to(root):
+        raise outside
+    if not is_file:
+        raise AdapterFailed(f"There is no file {name} in the server's --adapter-dir.")
+    return path
 
 
 def _adapter(source: AdapterSource, path: Path) -> Adapter:

@@ -131,7 +131,7 @@ class ModelGrammars:
         """`is_flexible`: JSON may have whitespace between its tokens."""
         self.is_flexible = is_flexible
         self._make = make
-        self._known: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
+        self._cache: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
 
     def of_schema(
         self, schema: Mapping[str, object], param: str, *, strict: bool = True, pointer: str = ""
@@ -203,7 +203,7 @@ class ModelGrammars:
             text_end=text_end,
             parts=parts,
         )
-        made = self._known.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
+        made = self._cache.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
         if isinstance(made, RefusedGrammar):
             place = param if made.path is None else _param(param, made.path)
             raise InvalidRequest(made.message, param=place, code=made.code or "invalid_value")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,17 +46,17 @@ class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_bytes: int
     last_use_s: float
-    may_go: bool
+    is_evictable: bool
     """True if it is not pinned and has no requests."""
 
 
+@dataclass(frozen=True)
 class MemoryBudget:
     """Limit of memory for all models together."""
 
-    def __init__(self, limit_bytes: int, *, option: str = "--memory") -> None:
-        """`option`: name of the option that sets the limit."""
-        self.limit_bytes = limit_bytes
-        self._option = option
+    limit_bytes: int
+    option: str = "--memory"
+    """Option that sets the limit."""
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
         """Return the arithmetic if the model cannot be loaded even alone beside the pinned ones, or None."""
@@ -67,7 +67,7 @@ class MemoryBudget:
         beside = "".join(f" - {_mib(one.num_bytes)} of '{one.name}', which is pinned" for one in stay)
         return (
             f"the model '{name}' needs {need}, and there are {_mib(max(0, left))} "
-            f"({self._option} {self.limit_bytes // _MIB} MiB{beside})"
+            f"({self.option} {self.limit_bytes // _MIB} MiB{beside})"
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:
@@ -77,7 +77,7 @@ class MemoryBudget:
         chosen: list[int] = []
         for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
             one = residents[index]
-            if missing > 0 and one.may_go and one.num_bytes > 0:
+            if missing > 0 and one.is_evictable and one.num_bytes > 0:
                 chosen.append(index)
                 missing -= one.num_bytes
         if missing > 0:
@@ -152,7 +152,7 @@ class UnloadableEngine(Protocol):
 
 
 @dataclass(eq=False)
-class KeptModel:
+class KeeperEntry:
     """A model that the keeper manages."""
 
     name: str
@@ -169,7 +169,7 @@ class KeptModel:
     """True if it finishes its requests and is then unloaded for another model."""
     is_replaced: bool = False
     """True if another model has its name, and it is unloaded after its last request."""
-    comes_back: bool = False
+    reloads_itself: bool = False
     """True for the only model, which is reloaded after a failure without waiting for a request."""
     num_tries: int = 0
     """Consecutive loads after failures."""
@@ -182,25 +182,22 @@ class KeptModel:
         return self.engine.process_state not in _OUT_OF_MEMORY
 
     @property
-    def may_go(self) -> bool:
+    def is_evictable(self) -> bool:
         is_busy = self.engine.is_at_work if self.is_held_back else self.engine.has_requests
         return self.engine.process_state is EngineState.READY and not self.is_pinned and not is_busy
 
     @property
     def resident(self) -> ResidentModel:
         return ResidentModel(
-            name=self.name, num_bytes=self.need.total, last_use_s=self.engine.last_use_s, may_go=self.may_go
+            name=self.name,
+            num_bytes=self.need.total,
+            last_use_s=self.engine.last_use_s,
+            is_evictable=self.is_evictable,
         )
 
-    def is_idle(self, now_s: float) -> bool:
-        return self.keep_alive_s is not None and now_s - self.engine.last_use_s >= self.keep_alive_s
-
     def tries(self, now_s: float) -> int:
-        is_series = self.comes_back and now_s - self.last_try_s < _CALM_S
+        is_series = self.reloads_itself and now_s - self.last_try_s < _CALM_S
         return self.num_tries if is_series else 0
-
-    def note_try(self, now_s: float) -> None:
-        self.num_tries, self.last_try_s = self.tries(now_s) + 1, now_s
 
 
 class ModelKeeper:
@@ -222,22 +219,19 @@ class ModelKeeper:
         self._observer = observer
         self._clock = clock
         self._patience_s = patience_s
-        self._models: list[KeptModel] = []
+        self._models: list[KeeperEntry] = []
         self._news = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         """Held while models are unloaded."""
 
-    def __iter__(self) -> Iterator[KeptModel]:
-        return iter(list(self._models))
-
-    def add(self, model: KeptModel) -> None:
+    def add(self, model: KeeperEntry) -> None:
         self._models.append(model)
 
-    def remove(self, model: KeptModel) -> None:
+    def remove(self, model: KeeperEntry) -> None:
         self._models.remove(model)
 
-    def why_never(self, model: KeptModel) -> str | None:
+    def why_never(self, model: KeeperEntry) -> str | None:
         """Return the arithmetic if the model can never be loaded, or None."""
         if model.limit_bytes is not None:
             own = MemoryBudget(model.limit_bytes, option="its 'memory':")
@@ -246,25 +240,22 @@ class ModelKeeper:
         pinned = [one.resident for one in self._models if one.is_pinned and one is not model]
         return self.budget.why_never(model.name, model.need, pinned)
 
-    def require_room(self, model: KeptModel) -> None:
+    def require_room(self, model: KeeperEntry) -> None:
         """Check that the model can be loaded at all. Raises ModelTooLarge."""
         if (why := self.why_never(model)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
 
-    def fits_beside(self, model: KeptModel) -> bool:
+    def fits_beside(self, model: KeeperEntry) -> bool:
         """Return True if it can be loaded now, after unloading idle models if necessary."""
         return self._to_unload(model) is not None
 
-    def may_retry(self, model: KeptModel) -> bool:
+    def may_retry(self, model: KeeperEntry) -> bool:
         """Return True if it failed long enough ago for another try."""
-        failed_s = model.engine.failed_s
-        if failed_s is None:
-            return False
-        now_s = self._clock()
+        failed_s, now_s = model.engine.failed_s, self._clock()
         wait_s = min(RETRY_S * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
-        return now_s - failed_s >= wait_s
+        return failed_s is not None and now_s - failed_s >= wait_s
 
-    def want(self, model: KeptModel) -> None:
+    def want(self, model: KeeperEntry) -> None:
         """Request the model. Raises ModelTooLarge, and EngineUnavailable if it has just failed or was
         replaced."""
         if model.is_replaced:
@@ -274,7 +265,7 @@ class ModelKeeper:
             raise unavailable(model.engine.status())
         self._want(model)
 
-    async def load(self, model: KeptModel) -> None:
+    async def load(self, model: KeeperEntry) -> None:
         """Load the model and wait for it. Raises ModelTooLarge, ModelNotLoaded."""
         self.require_room(model)
         if not model.is_in_memory:
@@ -286,7 +277,7 @@ class ModelKeeper:
                 f"The model '{model.name}' is not loaded: {status.reason or status.state.value}."
             )
 
-    async def unload(self, model: KeptModel) -> None:
+    async def unload(self, model: KeeperEntry) -> None:
         """Unload the model and wait for its process to end. Raises ModelInUse while it has requests."""
         async with self._turn:
             if not model.is_in_memory:
@@ -319,7 +310,7 @@ class ModelKeeper:
             alarm.cancel()
         self._news.clear()
 
-    def _want(self, model: KeptModel) -> None:
+    def _want(self, model: KeeperEntry) -> None:
         if model.wanted_s is None:
             model.wanted_s = self._clock()
             model.begun.clear()
@@ -332,28 +323,28 @@ class ModelKeeper:
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
             await self._load_if_room(model)
         if all(model.wanted_s is None for model in self._models):
-            self._release_all()
+            for model in self._models:
+                if model.is_held_back:
+                    model.is_held_back = False
+                    model.engine.release()
 
     def _bring_back(self) -> None:
         for model in self._models:
-            may_come = model.comes_back and not model.is_replaced and self.why_never(model) is None
+            may_come = model.reloads_itself and not model.is_replaced and self.why_never(model) is None
             if may_come and model.engine.process_state is EngineState.FAILED and self.may_retry(model):
                 self._want(model)
 
-    def _release_all(self) -> None:
-        for model in self._models:
-            if model.is_held_back:
-                model.is_held_back = False
-                model.engine.release()
-
     async def _unload_idle(self) -> None:
         for model in list(self._models):
-            if model.is_replaced and model.may_go:
+            if not model.is_evictable:
+                continue
+            idle_s = self._clock() - model.engine.last_use_s
+            if model.is_replaced:
                 await self._sleep(model, "replaced")
-            elif model.may_go and model.is_idle(self._clock()):
+            elif model.keep_alive_s is not None and idle_s >= model.keep_alive_s:
                 await self._sleep(model, "idle")
 
-    async def _load_if_room(self, model: KeptModel) -> None:
+    async def _load_if_room(self, model: KeeperEntry) -> None:
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
             return
@@ -362,17 +353,17 @@ class ModelKeeper:
             self._hold_one_back(model)
             return
         for one in going:
-            if not one.may_go:  # a request has come while another ended
+            if not one.is_evictable:  # a request has come while another ended
                 return
             await self._sleep(one, "room")
         self._load(model)
 
-    def _to_unload(self, model: KeptModel) -> list[KeptModel] | None:
+    def _to_unload(self, model: KeeperEntry) -> list[KeeperEntry] | None:
         residents = [one for one in self._models if one.is_in_memory and one is not model]
         chosen = self.budget.to_unload(model.need.total, [one.resident for one in residents])
         return None if chosen is None else [residents[index] for index in chosen]
 
-    def _hold_one_back(self, model: KeptModel) -> None:
+    def _hold_one_back(self, model: KeeperEntry) -> None:
         """Hold back the least recently used busy model after `patience_s`."""
         assert model.wanted_s is not None
         busy = [
@@ -383,16 +374,14 @@ class ModelKeeper:
         held = [one for one in busy if one.is_held_back]
         for one in held:
             one.engine.hold_back()  # again: its process may be a new one since
-        if not busy or held:
-            return
-        if self._clock() - model.wanted_s < self._patience_s:
+        if not busy or held or self._clock() - model.wanted_s < self._patience_s:
             return
         one = min(busy, key=lambda one: one.engine.last_use_s)
         logger.info("%s is to make room for %s when it has ended what it computes", one.name, model.name)
         one.is_held_back = True
         one.engine.hold_back()
 
-    async def _sleep(self, model: KeptModel, why: str) -> None:
+    async def _sleep(self, model: KeeperEntry, why: str) -> None:
         logger.info("unloading %s (%s)", model.name, why)
         model.is_held_back = False
         await model.engine.sleep()
@@ -400,24 +389,25 @@ class ModelKeeper:
         if model.engine.has_requests:  # they were held back, or have come meanwhile
             self._want(model)
 
-    def _load(self, model: KeptModel) -> None:
+    def _load(self, model: KeeperEntry) -> None:
         if model.engine.process_state not in (EngineState.ASLEEP, EngineState.FAILED):
             self._begun(model)
             return
         logger.info("loading %s: %s", model.name, model.need)
         if model.engine.process_state is EngineState.FAILED:
-            model.note_try(self._clock())
+            now_s = self._clock()
+            model.num_tries, model.last_try_s = model.tries(now_s) + 1, now_s
         model.engine.wake()
         self._begun(model)
-        task = asyncio.create_task(self._tell_how_it_went(model))
+        task = asyncio.create_task(self._observe_load(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
-    def _begun(self, model: KeptModel) -> None:
+    def _begun(self, model: KeeperEntry) -> None:
         model.wanted_s = None
         model.begun.set()
 
-    async def _tell_how_it_went(self, model: KeptModel) -> None:
+    async def _observe_load(self, model: KeeperEntry) -> None:
         started_s = self._clock()
         state = await model.engine.settled()
         if state is EngineState.READY:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.model_info import AdapterState, ModelKind
@@ -16,7 +18,6 @@ from openai_cpu_server.errors import (
     RouterNotModel,
     WrongModelKind,
 )
-from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -30,6 +31,40 @@ _WORST_FIRST = (
     EngineState.ASLEEP,
     EngineState.READY,
 )
+
+
+class PresetMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """Defaults for requests that use a derived name."""
+
+    base: str
+    """Name of the underlying model, never another derived name."""
+    system: str = ""
+    """System message for conversations without one, or ""."""
+    template: str = ""
+    """Ollama template that replaces the model's own, or ""."""
+    messages: tuple[PresetMessage, ...] = ()
+    """Messages before those of each conversation."""
+    parameters: Mapping[str, int | float] = {}
+    """Sampling parameters by the contract's names."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def over(self, below: Preset) -> Preset:
+        """Merge presets, because a name derived from a derived name refers to its model."""
+        return Preset(
+            base=below.base,
+            system=self.system or below.system,
+            template=self.template or below.template,
+            messages=self.messages or below.messages,
+            parameters={**below.parameters, **self.parameters},
+            max_tokens=below.max_tokens if self.max_tokens is None else self.max_tokens,
+            stop=self.stop or below.stop,
+        )
 
 
 class ChosenModel(NamedTuple):
@@ -66,7 +101,7 @@ class ModelCatalog(Protocol):
     """Source of models that are served on request."""
 
     @property
-    def known(self) -> Sequence[AvailableModel]:
+    def available(self) -> Sequence[AvailableModel]:
         """Return the models of the last scan that are not served yet."""
         ...
 
@@ -105,7 +140,7 @@ class ModelRegistry:
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.names}
         self._presets: dict[str, Preset] = {}
-        self.shelf: ModelCatalog | None = None
+        self.catalog: ModelCatalog | None = None
         """Source of further models, or None."""
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -138,18 +173,18 @@ class ModelRegistry:
         adapters."""
         name = self.meant(name)
         if name is None:
-            name = self._first(allowed)
+            name = self.default.name if allowed is None else next(iter(self.names(allowed)), None)
         if (router := self.router(name, allowed)) is not None:
             raise RouterNotModel(router.name, tuple(router.options.routes.values()))
         chosen = None
         if name is not None:
             chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
         if chosen is None or (allowed is not None and chosen.name not in allowed):
-            shelved = [one.name for one in _on_shelf(self, allowed)]
-            there_is = (*self.names(allowed), *self.router_names(allowed), *shelved)
+            available_models = [one.name for one in _available(self, allowed)]
+            there_is = (*self.names(allowed), *self.router_names(allowed), *available_models)
             raise ModelNotFound(name, there_is)  # only a name that the client has sent
         if chosen.adapter is not None:
-            _check_there(chosen, param=None if adapter is None else "lora")
+            _require_adapter(chosen.adapter, chosen.model, param=None if adapter is None else "lora")
         return chosen
 
     def meant(self, name: str | None) -> str | None:
@@ -161,9 +196,6 @@ class ModelRegistry:
         """Return True if the name is served, without regard to `takes_any_name`."""
         return name in self._routers or self._named(name) is not None
 
-    def _first(self, allowed: Collection[str] | None) -> str | None:
-        return self.default.name if allowed is None else next(iter(self.names(allowed)), None)
-
     def _named(self, name: str) -> ChosenModel | None:
         if name in self._by_name:
             return ChosenModel(name, self._by_name[name])
@@ -173,7 +205,9 @@ class ModelRegistry:
         if not colon:
             return None
         if base not in self._by_name:
-            return self._tagged(name)
+            alike = [each for each in self._by_name if _letters(each) == _letters(name)]
+            models = {id(self._by_name[each]) for each in alike}
+            return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
         model = self._by_name[base]
         if adapter == LATEST and name not in _adapted_names(model):
             return ChosenModel(base, model)
@@ -183,12 +217,6 @@ class ModelRegistry:
         preset = self._presets[name]
         chosen = self._named(preset.base)
         return None if chosen is None else chosen._replace(name=name, preset=preset)
-
-    def _tagged(self, name: str) -> ChosenModel | None:
-        """Match names by their letters and digits, if only one model has them."""
-        alike = [known for known in self._by_name if _letters(known) == _letters(name)]
-        models = {id(self._by_name[known]) for known in alike}
-        return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
 
     def _adapted(self, name: str, adapter: str) -> ChosenModel | None:
         chosen = self._named(name)
@@ -294,29 +322,35 @@ class ModelRegistry:
 _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
 
 
-async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
+async def available_models(
+    models: ModelRegistry, allowed: Collection[str] | None
+) -> Sequence[AvailableModel]:
     """Return models of the folder that are not served yet."""
-    if models.shelf is None:
+    if models.catalog is None:
         return ()
-    await models.shelf.look()
-    return _on_shelf(models, allowed)
+    await models.catalog.look()
+    return _available(models, allowed)
 
 
 async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
     """Serve the model of the folder that the name means. Call this before `choose`. Raises ModelNotLoaded."""
-    shelf = models.shelf
-    if shelf is None or (name is not None and models.has(name)):
+    catalog = models.catalog
+    if catalog is None or (name is not None and models.has(name)):
         return
     if name is not None:
-        meant = _meant(name, [one.name for one in await shelved(models, allowed)])
+        meant = _meant(name, [one.name for one in await available_models(models, allowed)])
         if meant is not None:
-            await shelf.bring(meant)
-    elif allowed is not None and not models.names(allowed) and (there := await shelved(models, allowed)):
-        await shelf.bring(there[0].name)
+            await catalog.bring(meant)
+    elif (
+        allowed is not None
+        and not models.names(allowed)
+        and (there := await available_models(models, allowed))
+    ):
+        await catalog.bring(there[0].name)
 
 
-def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
-    there = () if models.shelf is None else models.shelf.known
+def _available(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[AvailableModel]:
+    there = () if models.catalog is None else models.catalog.available
     return [one for one in there if allowed is None or one.name in allowed]
 
 
@@ -337,13 +371,13 @@ def _adapted_names(model: ServedModel) -> Iterator[str]:
             yield f"{model.name}:{status.adapter.name}"
 
 
-def _check_there(chosen: ChosenModel, *, param: str | None) -> None:
-    statuses = {status.adapter.name: status for status in chosen.model.engine.adapters()}
-    status = statuses.get(chosen.adapter or "")
+def _require_adapter(name: str, model: ServedModel, *, param: str | None) -> None:
+    statuses = {status.adapter.name: status for status in model.engine.adapters()}
+    status = statuses.get(name)
     if status is None or status.state is AdapterState.FAILED:
-        known = [name for name, one in statuses.items() if one.state is not AdapterState.FAILED]
+        usable = [other for other, one in statuses.items() if one.state is not AdapterState.FAILED]
         reason = None if status is None else status.reason
-        raise AdapterNotFound(chosen.adapter or "", known, reason=reason, param=param)
+        raise AdapterNotFound(name, usable, reason=reason, param=param)
 
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -11,7 +11,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from functools import partial
+from typing import NoReturn
 
 import msgspec
 
@@ -20,9 +21,8 @@ from openai_cpu_server.contract.media import BLIND, DEAF, Picture, Sound
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import EngineUnavailable, InvalidRequest, wrong
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker
+from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker, RerankPrompts
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
-from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 LOWEST = -9999.0
@@ -36,24 +36,18 @@ class ShownPiece(msgspec.Struct, frozen=True):
     bytes: tuple[int, ...] | None
 
 
-class ShownPieces:
+class ShownPieces(dict[int, ShownPiece]):
     """Cache of shown tokens, because top log-probabilities repeat the same ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self.tokenizer = tokenizer
-        self._known: dict[int, ShownPiece] = {}
 
-    def __getitem__(self, token: int) -> ShownPiece:
-        piece = self._known.get(token)
-        if piece is None:
-            piece = self._known[token] = self._look_up(token)
-        return piece
-
-    def _look_up(self, token: int) -> ShownPiece:
+    def __missing__(self, token: int) -> ShownPiece:
         raw = self.tokenizer.piece(token)
-        if not raw:
-            return ShownPiece(_text(self.tokenizer.piece(token, special=True)), None)
-        return ShownPiece(_text(raw), tuple(raw))
+        text = _text(raw or self.tokenizer.piece(token, special=True))
+        self[token] = piece = ShownPiece(text, tuple(raw) if raw else None)
+        return piece
 
 
 def finite(logprob: float) -> float:
@@ -91,22 +85,14 @@ class ServedTemplate(msgspec.Struct, frozen=True):
     thinking: ModelThinking | None
 
 
-def _opens_none(data: bytes, most_pixels: int, most_side: int) -> NoReturn:
-    raise InvalidRequest(BLIND)
+def _refuse(message: str, param: str | None, *_: object) -> NoReturn:
+    raise InvalidRequest(message, param=param)
 
 
-def _hears_none(data: bytes, rate: int, most_samples: int, most_at_once: int) -> NoReturn:
-    raise InvalidRequest(DEAF)
-
-
-def _writes_none(*_: object) -> NoReturn:
-    raise InvalidRequest("this server has no templates but the model's own", param="template")
-
-
-def _reads_none(data: bytes, most_chars: int) -> NoReturn:
-    raise InvalidRequest("this server reads no files; send their text")
-
-
+_NO_PICTURES = partial(_refuse, BLIND, None)
+_NO_SOUND = partial(_refuse, DEAF, None)
+_NO_DOCUMENTS = partial(_refuse, "this server reads no files; send their text", None)
+_NO_TEMPLATES = partial(_refuse, "this server has no templates but the model's own", "template")
 _TOOL_USE = "tool_use"
 """Name of a separate template for conversations with tools."""
 
@@ -135,20 +121,20 @@ class ServedModel:
     """Text of its chat template, or None."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     """Further chat templates by name."""
-    open_picture: Callable[[bytes, int, int], Picture] = _opens_none
+    open_picture: Callable[[bytes, int, int], Picture] = _NO_PICTURES
     """Decoder of pictures. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
     InvalidRequest, DeadlyInput and other errors of readers."""
-    open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _hears_none
+    open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _NO_SOUND
     """Decodes a sound. Arguments: data, sample rate, maximum of samples in all and per piece (0: one
     piece). As `open_picture`."""
-    read_document: Callable[[bytes, int], str] = _reads_none
+    read_document: Callable[[bytes, int], str] = _NO_DOCUMENTS
     """Extracts text. Arguments: data, maximum of characters. As `open_picture`."""
-    write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _writes_none
+    write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _NO_TEMPLATES
     """Renders a client's template. Arguments: template, messages, suffix, context size in tokens. As
     `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file. Returns None if it was replaced after the model was opened. Blocks."""
-    let_go: Callable[[], object] = lambda: None
+    release_files: Callable[[], object] = lambda: None
     """Permits removing its files."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
@@ -167,9 +153,9 @@ class ServedModel:
         if name in ("", "default"):
             return ServedTemplate("", self.tool_format, self.thinking)
         if name not in self.named:
-            known = ", ".join(f"'{each}'" for each in ("default", *self.named))
+            names = ", ".join(f"'{each}'" for each in ("default", *self.named))
             raise wrong(
-                f"'chat_template' is the name of one of the model's templates: {known}.", "chat_template"
+                f"'chat_template' is the name of one of the model's templates: {names}.", "chat_template"
             )
         return self.named[name]
 
@@ -214,28 +200,25 @@ WAIT_S = 2.0
 _NICE = 19
 
 
-class _Reading(NamedTuple):
-    digest: asyncio.Future[str | None]
-    until_s: float
-    """End of waiting on the monotonic clock."""
-
-
 class FileDigests:
     """Digests of models' files, computed once each. Its methods belong to one event loop's thread."""
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
-        self._known: weakref.WeakKeyDictionary[ServedModel, _Reading] = weakref.WeakKeyDictionary()
+        self._digests: weakref.WeakKeyDictionary[ServedModel, tuple[asyncio.Future[str | None], float]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """The digest to come, and the end of waiting on the monotonic clock."""
 
     def begin(self, model: ServedModel) -> None:
         """Start reading the file, once."""
-        if model not in self._known:
-            self._known[model] = _Reading(_read(model), time.monotonic() + self._wait_s)
+        if model not in self._digests:
+            self._digests[model] = (_read(model), time.monotonic() + self._wait_s)
 
     async def of(self, model: ServedModel) -> str | None:
         """Return the digest, or None if it is not known yet or the file was replaced."""
         self.begin(model)
-        digest, until_s = self._known[model]
+        digest, until_s = self._digests[model]
         if digest.done():
             return digest.result()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -244,27 +227,21 @@ class FileDigests:
 
 
 def _read(model: ServedModel) -> asyncio.Future[str | None]:
-    """Use a daemon thread, so that the server's end does not wait for it."""
+    """Use a daemon thread, so that the server's end does not wait for it, with a low priority, so that
+    threads that compute tokens go first. Linux has priorities per thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str | None] = loop.create_future()
 
+    def deliver(digest: str | None) -> None:
+        if not future.done():
+            future.set_result(digest)
+
     def read() -> None:
-        _step_back()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         digest = model.content_digest()
         with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(_tell, future, digest)
+            loop.call_soon_threadsafe(deliver, digest)
 
     threading.Thread(target=read, name="digest", daemon=True).start()
     return future
-
-
-def _tell(future: asyncio.Future[str | None], digest: str | None) -> None:
-    if not future.done():
-        future.set_result(digest)
-
-
-def _step_back() -> None:
-    """Lower this thread's priority, so that threads that compute tokens go first. Linux has priorities per
-    thread."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -20,13 +20,11 @@ BOUNDS_S = (
 _PARTS = 8
 """Parts of each bucket, for quantiles."""
 _LOWEST_S = 0.0001
-
-
-def _fine(low: float, high: float) -> list[float]:
-    return [low * (high / low) ** (part / _PARTS) for part in range(1, _PARTS)] + [high]
-
-
-_FINE_S = tuple(bound for low, high in pairwise((_LOWEST_S, *BOUNDS_S)) for bound in _fine(low, high))
+_FINE_S = tuple(
+    low * (high / low) ** (part / _PARTS) if part < _PARTS else high
+    for low, high in pairwise((_LOWEST_S, *BOUNDS_S))
+    for part in range(1, _PARTS + 1)
+)
 
 
 class Distribution:
@@ -63,8 +61,11 @@ class Distribution:
         wanted = share * self.num
         below = 0
         for index, count in sorted(self._counts.items()):
+            if below + count >= wanted and index == len(_FINE_S):
+                return _FINE_S[-1]
             if below + count >= wanted:
-                return _between(index, (wanted - below) / count)
+                low = _FINE_S[index - 1] if index else 0.0
+                return low + (wanted - below) / count * (_FINE_S[index] - low)
             below += count
         return None
 
@@ -77,13 +78,6 @@ class Distribution:
                 below += entries[position][1]
                 position += 1
             yield bound, below
-
-
-def _between(index: int, share: float) -> float:
-    if index == len(_FINE_S):
-        return _FINE_S[-1]
-    low = _FINE_S[index - 1] if index else 0.0
-    return low + share * (_FINE_S[index] - low)
 
 
 class RequestOrigin(enum.Enum):

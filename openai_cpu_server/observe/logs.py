@@ -34,10 +34,6 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps({**entry, **_fields(record)}, default=str)
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    fields = getattr(record, "fields", {})
-    assert isinstance(fields, Mapping)
-    return fields
+        fields = getattr(record, "fields", {})
+        assert isinstance(fields, Mapping)
+        return json.dumps({**entry, **fields}, default=str)

@@ -26,20 +26,29 @@ from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.ended import (
     BOUNDS_S,
-    AnswerUse,
     Distribution,
     EndedCall,
     EndedRequest,
     RequestOrigin,
 )
 
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
+_ROUNDS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
+
 
 class DistributionHistogram(Collector):
-    def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
+    def __init__(
+        self, name: str, documentation: str, labels: tuple[str, ...], *, registry: CollectorRegistry
+    ) -> None:
         self._name = name
         self._documentation = documentation
         self._labels = labels
         self._series: dict[tuple[str, ...], Distribution] = {}
+        registry.register(self)
 
     def merge(self, labels: tuple[str, ...], distribution: Distribution) -> None:
         self._series.setdefault(labels, Distribution()).merge(distribution)
@@ -52,286 +61,185 @@ class DistributionHistogram(Collector):
         yield family
 
 
-_LABELS = ("route", "priority")
+class _Family(NamedTuple):
+    kind: type[Counter | Gauge | Histogram | DistributionHistogram]
+    documentation: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = BOUNDS_S
+    """Upper bounds, for histograms."""
 
 
-class CallMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, said: str, *more: str) -> Counter:
-            return Counter(f"ocs_{name}", said, ("priority", *more), registry=registry)
+_ROUTE_LABELS = ("route", "priority")
+_KEY_LABELS = ("key", "model")
+_FAMILIES = {
+    "requests": _Family(
+        Counter,
+        "Requests that have ended; status 499: the client left. Origin: http, batch, websocket or "
+        "background.",
+        ("origin", "method", "route", "priority", "status"),
+    ),
+    "refusals": _Family(
+        Counter,
+        "Requests that ended with an error, by the code of the error object, else its type.",
+        ("code",),
+    ),
+    "routed_requests": _Family(
+        Counter,
+        "Requests that a router has sent to this model, by why: rule, classified, similar, share, "
+        "otherwise, unavailable (what decides), sure, unsure, cut, stream, too_long or failed.",
+        ("router", "model", "why"),
+    ),
+    "sequences": _Family(
+        Counter,
+        "Choices by how they ended: stop, length, cancelled or unfinished.",
+        ("priority", "reason"),
+    ),
+    "prompt_tokens": _Family(Counter, "Tokens of the prompts of ended requests.", ("priority",)),
+    "cached_tokens": _Family(
+        Counter,
+        "Prompt tokens of ended requests that were not computed, because another request had.",
+        ("priority",),
+    ),
+    "audio_seconds": _Family(Counter, "Seconds of sound in the prompts of ended requests.", ("priority",)),
+    "output_tokens": _Family(Counter, "Output tokens of ended requests.", ("priority",)),
+    "adapter_tokens": _Family(
+        Counter,
+        "Tokens of ended requests with a LoRA adapter, by MODEL:NAME; kind: prompt or output.",
+        ("adapter", "kind"),
+    ),
+    "embedded_inputs": _Family(
+        Counter, "Inputs of ended requests that were embedded or scored.", ("priority",)
+    ),
+    "embedded_tokens": _Family(Counter, "Tokens of these inputs.", ("priority",)),
+    "queue_seconds": _Family(Histogram, "Seconds from submission to the first step.", _ROUTE_LABELS),
+    "time_to_first_token_seconds": _Family(
+        Histogram, "Seconds from arrival to the first token.", _ROUTE_LABELS
+    ),
+    "request_seconds": _Family(
+        Histogram, "Seconds from arrival to the end, of requests that were submitted.", _ROUTE_LABELS
+    ),
+    "inter_token_seconds": _Family(
+        DistributionHistogram,
+        "Seconds between tokens of a sequence as they leave the engine, one observation a token.",
+        _ROUTE_LABELS,
+    ),
+    "answer_cache_requests": _Family(
+        Counter,
+        "Requests by what the cache of answers did for them: exact, semantic, miss or bypass (they want "
+        "none of it, or each answer is drawn anew).",
+        ("result",),
+    ),
+    "answer_cache_output_tokens": _Family(
+        Counter,
+        "Output tokens that were told from it and not computed; ocs_output_tokens counts them too.",
+    ),
+    "answer_cache_stores": _Family(Counter, "Answers that this server has put into it."),
+    "answer_cache_entries": _Family(Gauge, "Answers in it when it was last written."),
+    "answer_cache_bytes": _Family(Gauge, "Their bytes."),
+    "batch_rows": _Family(
+        Counter,
+        "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
+        ("outcome",),
+    ),
+    "batch_rows_running": _Family(Gauge, "Rows of batches that run or wait in the queue."),
+    "engine_restarts": _Family(
+        Counter,
+        "Deaths of the engine process after its first start, by cause: a signal's name, hang, ...",
+        ("cause",),
+    ),
+    "reader_restarts": _Family(
+        Counter,
+        "Deaths of the processes that read texts, by cause: of what they read, or killed by somebody.",
+        ("cause",),
+    ),
+    "reader_work": _Family(
+        Gauge,
+        "Clients' pieces of work by kind (quick, program or media) and state (waiting or running).",
+        ("kind", "state"),
+    ),
+    "reader_share_seconds": _Family(
+        Gauge, "Seconds of computing that a piece of work may take in a reader before it is refused."
+    ),
+    "model_loads": _Family(
+        Counter, "Loads of models on demand, by outcome: loaded or failed.", ("model", "outcome")
+    ),
+    "model_load_seconds": _Family(
+        Histogram,
+        "Seconds from the start of a process to a loaded model, of models that are loaded on demand.",
+        ("model",),
+    ),
+    "model_unloads": _Family(
+        Counter,
+        "Models that were unloaded, by why: idle, room (for another), asked, or replaced.",
+        ("model", "why"),
+    ),
+    "step_seconds": _Family(Histogram, "Seconds that steps took.", buckets=_STEP_S),
+    "step_predicted_seconds": _Family(
+        Histogram, "Seconds that the cost model had predicted for them.", buckets=_STEP_S
+    ),
+    "step_real_to_predicted_ratio": _Family(
+        Histogram, "The real time of steps divided by the predicted one.", buckets=_RATIOS
+    ),
+    "step_tokens": _Family(Histogram, "Tokens that steps computed, padding not counted.", buckets=_TOKENS),
+    "step_sequences": _Family(Histogram, "Sequences that had a part in steps.", buckets=_TOKENS),
+    "computed_tokens": _Family(Counter, "Tokens that steps computed, of prompts and outputs."),
+    "padding_tokens": _Family(Counter, "Throw-away tokens that made steps faster."),
+    "encoding_seconds": _Family(
+        Counter, "Time in which media were encoded, by kind: picture or sound.", ("kind",)
+    ),
+    "encoded_media": _Family(
+        Counter, "Pictures and sounds, or parts of large ones, that were encoded, by kind.", ("kind",)
+    ),
+    "sampled_tokens": _Family(Counter, "Output tokens, counted when they are sampled."),
+    "forced_tokens": _Family(Counter, "Output tokens that a constraint left no alternative to."),
+    "drafted_tokens": _Family(
+        Counter,
+        "Tokens computed ahead, in the hope that they are what comes; part of the computed ones.",
+    ),
+    "accepted_draft_tokens": _Family(Counter, "Draft tokens that came; part of the sampled and forced ones."),
+    "preemptions": _Family(Counter, "Times that a sequence gave up its cells for another."),
+    "interruptions": _Family(Counter, "Steps thrown away for an interactive newcomer."),
+    "key_requests": _Family(
+        Counter,
+        "Ended calls and rows of batches by the name of their API key; answer: computed, or recalled "
+        "from the cache of answers.",
+        (*_KEY_LABELS, "answer"),
+    ),
+    "key_tokens": _Family(
+        Counter,
+        "Their tokens; kind: input (cached ones included), cached, output, recalled_input or "
+        "recalled_output.",
+        (*_KEY_LABELS, "kind"),
+    ),
+    "key_cpu_seconds": _Family(
+        Counter, "CPU seconds of steps, shared among the keys of each step by their tokens.", _KEY_LABELS
+    ),
+    "key_audio_seconds": _Family(
+        Counter, "Seconds of sound in the prompts of their computed calls.", _KEY_LABELS
+    ),
+    "mcp_calls": _Family(
+        Counter,
+        "Calls of tools of MCP servers that this server has made, by server (url: one that a request has "
+        "named) and outcome: completed or failed.",
+        ("server", "outcome"),
+    ),
+    "mcp_call_seconds": _Family(Histogram, "Seconds that they took.", ("server",)),
+    "mcp_rounds": _Family(Histogram, "Generations of responses that could call such tools.", buckets=_ROUNDS),
+    "kept_streams": _Family(
+        Gauge, "Streams that can be taken up again, by state: running or ended.", ("state",)
+    ),
+    "kept_stream_bytes": _Family(Gauge, "Bytes of their events in memory."),
+    "streams_taken_up": _Family(Counter, "How often a client has taken up one of them."),
+}
+"""All metrics but those of `gauges`, by name without `ocs_`, in the order of the page."""
 
-        def histogram(name: str, said: str) -> Histogram:
-            return Histogram(f"ocs_{name}_seconds", said, _LABELS, registry=registry, buckets=BOUNDS_S)
 
-        self._sequences = counter(
-            "sequences", "Choices by how they ended: stop, length, cancelled or unfinished.", "reason"
-        )
-        self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
-        self._cached = counter(
-            "cached_tokens",
-            "Prompt tokens of ended requests that were not computed, because another request had.",
-        )
-        self._audio = counter("audio_seconds", "Seconds of sound in the prompts of ended requests.")
-        self._output = counter("output_tokens", "Output tokens of ended requests.")
-        self._adapters = Counter(
-            "ocs_adapter_tokens",
-            "Tokens of ended requests with a LoRA adapter, by MODEL:NAME; kind: prompt or output.",
-            ("adapter", "kind"),
-            registry=registry,
-        )
-        self._inputs = counter("embedded_inputs", "Inputs of ended requests that were embedded or scored.")
-        self._input_tokens = counter("embedded_tokens", "Tokens of these inputs.")
-        self._queue = histogram("queue", "Seconds from submission to the first step.")
-        self._ttft = histogram("time_to_first_token", "Seconds from arrival to the first token.")
-        self._total = histogram(
-            "request", "Seconds from arrival to the end, of requests that were submitted."
-        )
-        self._gaps = DistributionHistogram(
-            "ocs_inter_token_seconds",
-            "Seconds between tokens of a sequence as they leave the engine, one observation a token.",
-            _LABELS,
-        )
-        registry.register(self._gaps)
-
-    def ended(self, request: EndedRequest, call: EndedCall) -> None:
-        priority, labels = request.priority, (request.route, request.priority)
-        for reason in call.finish_reasons:
-            self._sequences.labels(priority, reason).inc()
-        if call.inputs is None:
-            self._prompt.labels(priority).inc(call.figures.prompt_tokens)
-            self._cached.labels(priority).inc(call.figures.cached_tokens)
-            self._output.labels(priority).inc(call.figures.output_tokens)
-            self._audio.labels(priority).inc(call.figures.audio_s)
-        elif call.inputs:
-            self._inputs.labels(priority).inc(call.inputs)
-            self._input_tokens.labels(priority).inc(call.figures.prompt_tokens)
-        if call.adapter is not None:
-            self._adapters.labels(call.adapter, "prompt").inc(call.figures.prompt_tokens)
-            self._adapters.labels(call.adapter, "output").inc(call.figures.output_tokens)
-        self._queue.labels(*labels).observe(call.figures.queue_ms / 1000)
-        self._total.labels(*labels).observe(request.seconds)
-        if call.ttft_s is not None:
-            self._ttft.labels(*labels).observe(call.ttft_s)
-        self._gaps.merge(labels, call.gaps)
-
-
-class AnswerMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        self._requests = counter(
-            "ocs_answer_cache_requests",
-            "Requests by what the cache of answers did for them: exact, semantic, miss or bypass (they want "
-            "none of it, or each answer is drawn anew).",
-            ("result",),
-        )
-        self._tokens = counter(
-            "ocs_answer_cache_output_tokens",
-            "Output tokens that were told from it and not computed; ocs_output_tokens counts them too.",
-        )
-        self._kept = counter("ocs_answer_cache_stores", "Answers that this server has put into it.")
-        self._entries = gauge("ocs_answer_cache_entries", "Answers in it when it was last written.")
-        self._bytes = gauge("ocs_answer_cache_bytes", "Their bytes.")
-
-    def ended(self, use: AnswerUse, call: EndedCall | None) -> None:
-        self._requests.labels(use.value).inc()
-        if use.is_hit and call is not None:
-            self._tokens.inc(call.figures.output_tokens)
-
-    def answer_kept(self) -> None:
-        self._kept.inc()
-
-    def answers_held(self, entries: int, num_bytes: int) -> None:
-        self._entries.set(entries)
-        self._bytes.set(num_bytes)
-
-
-class McpMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._calls = Counter(
-            "ocs_mcp_calls",
-            "Calls of tools of MCP servers that this server has made, by server (url: one that a request has "
-            "named) and outcome: completed or failed.",
-            ("server", "outcome"),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "ocs_mcp_call_seconds",
-            "Seconds that they took.",
-            ("server",),
-            registry=registry,
-            buckets=BOUNDS_S,
-        )
-        self._rounds = Histogram(
-            "ocs_mcp_rounds",
-            "Generations of responses that could call such tools.",
-            registry=registry,
-            buckets=(1, 2, 3, 4, 6, 8, 11, 16, 32),
-        )
-
-    def mcp_called(self, server: str, *, failed: bool, seconds: float) -> None:
-        self._calls.labels(server, "failed" if failed else "completed").inc()
-        self._seconds.labels(server).observe(seconds)
-
-    def mcp_rounds(self, rounds: int) -> None:
-        self._rounds.observe(rounds)
-
-
-class KeptAmounts(NamedTuple):
+class StreamAmounts(NamedTuple):
     """Sizes of resumable streams, running or finished."""
 
     running: int
     ended: int
     num_bytes: int
-
-
-class StreamMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._kept = Gauge(
-            "ocs_kept_streams",
-            "Streams that can be taken up again, by state: running or ended.",
-            ("state",),
-            registry=registry,
-        )
-        self._bytes = Gauge("ocs_kept_stream_bytes", "Bytes of their events in memory.", registry=registry)
-        self._taken_up = Counter(
-            "ocs_streams_taken_up", "How often a client has taken up one of them.", registry=registry
-        )
-
-    def show(self, amounts: Callable[[], KeptAmounts]) -> None:
-        """Read the amounts from this function at each scrape."""
-        self._kept.labels("running").set_function(lambda: amounts().running)
-        self._kept.labels("ended").set_function(lambda: amounts().ended)
-        self._bytes.set_function(lambda: amounts().num_bytes)
-
-    def taken_up(self) -> None:
-        self._taken_up.inc()
-
-
-_KEY_LABELS = ("key", "model")
-
-
-class KeyMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        self._requests = counter(
-            "ocs_key_requests",
-            "Ended calls and rows of batches by the name of their API key; answer: computed, or recalled "
-            "from the cache of answers.",
-            (*_KEY_LABELS, "answer"),
-        )
-        self._tokens = counter(
-            "ocs_key_tokens",
-            "Their tokens; kind: input (cached ones included), cached, output, recalled_input or "
-            "recalled_output.",
-            (*_KEY_LABELS, "kind"),
-        )
-        self._cpu = counter(
-            "ocs_key_cpu_seconds",
-            "CPU seconds of steps, shared among the keys of each step by their tokens.",
-            _KEY_LABELS,
-        )
-
-        self._audio = counter(
-            "ocs_key_audio_seconds", "Seconds of sound in the prompts of their computed calls.", _KEY_LABELS
-        )
-
-    def used(self, key: str, model: str, amounts: Amounts) -> None:
-        answers = {"computed": amounts.requests, "recalled": amounts.recalled_requests}
-        kinds = {
-            "input": amounts.input_tokens,
-            "cached": amounts.cached_tokens,
-            "output": amounts.output_tokens,
-            "recalled_input": amounts.recalled_input_tokens,
-            "recalled_output": amounts.recalled_output_tokens,
-        }
-        for answer, count in answers.items():
-            if count:
-                self._requests.labels(key, model, answer).inc(count)
-        for kind, count in kinds.items():
-            if count:
-                self._tokens.labels(key, model, kind).inc(count)
-        if amounts.audio_seconds:
-            self._audio.labels(key, model).inc(amounts.audio_seconds)
-        if amounts.cpu_ms:
-            self._cpu.labels(key, model).inc(amounts.cpu_ms / 1000)
-
-
-_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
-
-
-class StepMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, said: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"ocs_step_{name}", said, registry=registry, buckets=buckets)
-
-        def counter(name: str, said: str) -> Counter:
-            return Counter(f"ocs_{name}", said, registry=registry)
-
-        self._seconds = histogram("seconds", "Seconds that steps took.", _STEP_S)
-        self._predicted = histogram(
-            "predicted_seconds", "Seconds that the cost model had predicted for them.", _STEP_S
-        )
-        self._ratio = histogram(
-            "real_to_predicted_ratio", "The real time of steps divided by the predicted one.", _RATIOS
-        )
-        self._tokens = histogram("tokens", "Tokens that steps computed, padding not counted.", _TOKENS)
-        self._sequences = histogram("sequences", "Sequences that had a part in steps.", _TOKENS)
-        self._computed = counter("computed_tokens", "Tokens that steps computed, of prompts and outputs.")
-        self._padding = counter("padding_tokens", "Throw-away tokens that made steps faster.")
-        self._encoding_s = Counter(
-            "ocs_encoding_seconds",
-            "Time in which media were encoded, by kind: picture or sound.",
-            ["kind"],
-            registry=registry,
-        )
-        self._encoded = Counter(
-            "ocs_encoded_media",
-            "Pictures and sounds, or parts of large ones, that were encoded, by kind.",
-            ["kind"],
-            registry=registry,
-        )
-        self._sampled = counter("sampled_tokens", "Output tokens, counted when they are sampled.")
-        self._forced = counter("forced_tokens", "Output tokens that a constraint left no alternative to.")
-        self._drafted = counter(
-            "drafted_tokens",
-            "Tokens computed ahead, in the hope that they are what comes; part of the computed ones.",
-        )
-        self._accepted = counter(
-            "accepted_draft_tokens", "Draft tokens that came; part of the sampled and forced ones."
-        )
-        self._preemptions = counter("preemptions", "Times that a sequence gave up its cells for another.")
-        self._interruptions = counter("interruptions", "Steps thrown away for an interactive newcomer.")
-
-    def step_done(self, figures: StepFigures) -> None:
-        """Count a step. The time of an interrupted step does not count, because it computed nothing."""
-        if figures.preemptions:
-            self._preemptions.inc(figures.preemptions)
-        if figures.forced:
-            self._forced.inc(figures.forced)
-        if figures.encoded or figures.encoding_ms:
-            self._encoding_s.labels(figures.encodes).inc(figures.encoding_ms / 1000)
-            self._encoded.labels(figures.encodes).inc(figures.encoded)
-        if figures.is_interrupted:
-            self._interruptions.inc()
-        elif figures.tokens:
-            self._computed_step(figures)
-
-    def _computed_step(self, figures: StepFigures) -> None:
-        self._seconds.observe(figures.elapsed_ms / 1000)
-        self._predicted.observe(figures.predicted_ms / 1000)
-        self._ratio.observe(figures.elapsed_ms / max(figures.predicted_ms, 1e-3))
-        self._tokens.observe(figures.tokens)
-        self._sequences.observe(figures.sequences)
-        self._computed.inc(figures.tokens)
-        self._padding.inc(figures.padding)
-        self._sampled.inc(figures.sampled)
-        self._drafted.inc(figures.drafted)
-        self._accepted.inc(figures.accepted)
-
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
@@ -340,76 +248,20 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
         """`model`: served name of the default model."""
         self._registry = registry
-        counter = partial(Counter, registry=registry)
-        self._requests = counter(
-            "ocs_requests",
-            "Requests that have ended; status 499: the client left. Origin: http, batch, websocket or "
-            "background.",
-            ("origin", "method", "route", "priority", "status"),
-        )
-        self._refusals = counter(
-            "ocs_refusals",
-            "Requests that ended with an error, by the code of the error object, else its type.",
-            ("code",),
-        )
-        self._routed = counter(
-            "ocs_routed_requests",
-            "Requests that a router has sent to this model, by why: rule, classified, similar, share, "
-            "otherwise, unavailable (what decides), sure, unsure, cut, stream, too_long or failed.",
-            ("router", "model", "why"),
-        )
-        self._calls = CallMetrics(registry)
-        self.answers = AnswerMetrics(registry)
-        self._rows = counter(
-            "ocs_batch_rows",
-            "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
-            ("outcome",),
-        )
-        self.rows_running = Gauge(
-            "ocs_batch_rows_running", "Rows of batches that run or wait in the queue.", registry=registry
-        )
-        self._deaths = counter(
-            "ocs_engine_restarts",
-            "Deaths of the engine process after its first start, by cause: a signal's name, hang, ...",
-            ("cause",),
-        )
-        self._reader_deaths = counter(
-            "ocs_reader_restarts",
-            "Deaths of the processes that read texts, by cause: of what they read, or killed by somebody.",
-            ("cause",),
-        )
-        self._reader_work = Gauge(
-            "ocs_reader_work",
-            "Clients' pieces of work by kind (quick, program or media) and state (waiting or running).",
-            ("kind", "state"),
-            registry=registry,
-        )
-        self.reader_share = Gauge(
-            "ocs_reader_share_seconds",
-            "Seconds of computing that a piece of work may take in a reader before it is refused.",
-            registry=registry,
-        )
-        self._loads = counter(
-            "ocs_model_loads",
-            "Loads of models on demand, by outcome: loaded or failed.",
-            ("model", "outcome"),
-        )
-        self._load_seconds = Histogram(
-            "ocs_model_load_seconds",
-            "Seconds from the start of a process to a loaded model, of models that are loaded on demand.",
-            ("model",),
-            registry=registry,
-            buckets=BOUNDS_S,
-        )
-        self._unloads = counter(
-            "ocs_model_unloads",
-            "Models that were unloaded, by why: idle, room (for another), asked, or replaced.",
-            ("model", "why"),
-        )
-        self.steps = StepMetrics(registry)
-        self.keys = KeyMetrics(registry)
-        self.mcp = McpMetrics(registry)
-        self.streams = StreamMetrics(registry)
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for name, (kind, documentation, labels, buckets) in _FAMILIES.items():
+            texts = (f"ocs_{name}", documentation, labels)
+            if kind is Counter:
+                self._counters[name] = Counter(*texts, registry=registry)
+            elif kind is Gauge:
+                self._gauges[name] = Gauge(*texts, registry=registry)
+            elif kind is Histogram:
+                self._histograms[name] = Histogram(*texts, registry=registry, buckets=buckets)
+            else:
+                self._gaps = DistributionHistogram(*texts, registry=registry)
+        self.rows_running = self._gauges["batch_rows_running"]
         ProcessCollector(namespace="ocs", registry=registry)
         Info("ocs_build", "What runs here: always 1.", registry=registry).info(
             {
@@ -427,50 +279,144 @@ class Metrics:
         """Return the text of `/metrics`, of type `CONTENT_TYPE`."""
         return text_of(_WithoutCreated(self._registry))
 
+    def count(self, name: str, *labels: object, amount: float = 1.0) -> None:
+        """Add to a counter of `_FAMILIES`."""
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def _observe(self, name: str, value: float, *labels: str) -> None:
+        histogram = self._histograms[name]
+        (histogram.labels(*labels) if labels else histogram).observe(value)
+
+    # -- requests -----------------------------------------------------------------------------------------
+
     def ended(self, request: EndedRequest) -> None:
-        self._requests.labels(
-            request.origin.value, request.method, request.route, request.priority, request.status
-        ).inc()
+        self.count(
+            "requests", request.origin.value, request.method, request.route, request.priority, request.status
+        )
         if request.code is not None:
-            self._refusals.labels(request.code).inc()
+            self.count("refusals", request.code)
         if (routed := request.routed) is not None:
-            self._routed.labels(routed.router, routed.model, routed.reason).inc()
+            self.count("routed_requests", routed.router, routed.model, routed.reason)
         if request.origin is RequestOrigin.BATCH:
-            self._rows.labels("answered" if request.status < 300 else "failed").inc()
+            self.count("batch_rows", "answered" if request.status < 300 else "failed")
         if request.answer is not None:
-            self.answers.ended(request.answer, request.call)
+            self.count("answer_cache_requests", request.answer.value)
+            if request.answer.is_hit and request.call is not None:
+                self.count("answer_cache_output_tokens", amount=request.call.figures.output_tokens)
         if request.call is not None:
-            self._calls.ended(request, request.call)
+            self._call_ended(request, request.call)
 
-    def row_put_off(self) -> None:
-        self._rows.labels("put_off").inc()
+    def _call_ended(self, request: EndedRequest, call: EndedCall) -> None:
+        figures, priority, labels = call.figures, request.priority, (request.route, request.priority)
+        for reason in call.finish_reasons:
+            self.count("sequences", priority, reason)
+        if call.inputs is None:
+            self.count("prompt_tokens", priority, amount=figures.prompt_tokens)
+            self.count("cached_tokens", priority, amount=figures.cached_tokens)
+            self.count("output_tokens", priority, amount=figures.output_tokens)
+            self.count("audio_seconds", priority, amount=figures.audio_s)
+        elif call.inputs:
+            self.count("embedded_inputs", priority, amount=call.inputs)
+            self.count("embedded_tokens", priority, amount=figures.prompt_tokens)
+        if call.adapter is not None:
+            self.count("adapter_tokens", call.adapter, "prompt", amount=figures.prompt_tokens)
+            self.count("adapter_tokens", call.adapter, "output", amount=figures.output_tokens)
+        self._observe("queue_seconds", figures.queue_ms / 1000, *labels)
+        self._observe("request_seconds", request.seconds, *labels)
+        if call.ttft_s is not None:
+            self._observe("time_to_first_token_seconds", call.ttft_s, *labels)
+        self._gaps.merge(labels, call.gaps)
 
-    def engine_died(self, cause: str) -> None:
-        self._deaths.labels(cause).inc()
+    def key_used(self, key: str, model: str, amounts: Amounts) -> None:
+        uses = (
+            ("key_requests", ("computed",), amounts.requests),
+            ("key_requests", ("recalled",), amounts.recalled_requests),
+            ("key_tokens", ("input",), amounts.input_tokens),
+            ("key_tokens", ("cached",), amounts.cached_tokens),
+            ("key_tokens", ("output",), amounts.output_tokens),
+            ("key_tokens", ("recalled_input",), amounts.recalled_input_tokens),
+            ("key_tokens", ("recalled_output",), amounts.recalled_output_tokens),
+            ("key_audio_seconds", (), amounts.audio_seconds),
+            ("key_cpu_seconds", (), amounts.cpu_ms / 1000),
+        )
+        for name, labels, amount in uses:
+            if amount:
+                self.count(name, key, model, *labels, amount=amount)
+
+    def answer_kept(self) -> None:
+        self.count("answer_cache_stores")
+
+    def answers_held(self, entries: int, num_bytes: int) -> None:
+        self._gauges["answer_cache_entries"].set(entries)
+        self._gauges["answer_cache_bytes"].set(num_bytes)
+
+    def mcp_called(self, server: str, *, failed: bool, seconds: float) -> None:
+        self.count("mcp_calls", server, "failed" if failed else "completed")
+        self._observe("mcp_call_seconds", seconds, server)
+
+    def mcp_rounds(self, rounds: int) -> None:
+        self._observe("mcp_rounds", rounds)
+
+    def watch_streams(self, amounts: Callable[[], StreamAmounts]) -> None:
+        """Read the amounts from this function at each scrape."""
+        streams = self._gauges["kept_streams"]
+        streams.labels("running").set_function(lambda: amounts().running)
+        streams.labels("ended").set_function(lambda: amounts().ended)
+        self._gauges["kept_stream_bytes"].set_function(lambda: amounts().num_bytes)
+
+    # -- engines and readers ------------------------------------------------------------------------------
+
+    def step_done(self, figures: StepFigures) -> None:
+        """Count a step. The time of an interrupted step does not count, because it computed nothing."""
+        if figures.preemptions:
+            self.count("preemptions", amount=figures.preemptions)
+        if figures.forced:
+            self.count("forced_tokens", amount=figures.forced)
+        if figures.encoded or figures.encoding_ms:
+            self.count("encoding_seconds", figures.encodes, amount=figures.encoding_ms / 1000)
+            self.count("encoded_media", figures.encodes, amount=figures.encoded)
+        if figures.is_interrupted:
+            self.count("interruptions")
+        elif figures.tokens:
+            self._observe("step_seconds", figures.elapsed_ms / 1000)
+            self._observe("step_predicted_seconds", figures.predicted_ms / 1000)
+            self._observe(
+                "step_real_to_predicted_ratio", figures.elapsed_ms / max(figures.predicted_ms, 1e-3)
+            )
+            self._observe("step_tokens", figures.tokens)
+            self._observe("step_sequences", figures.sequences)
+            self.count("computed_tokens", amount=figures.tokens)
+            self.count("padding_tokens", amount=figures.padding)
+            self.count("sampled_tokens", amount=figures.sampled)
+            self.count("drafted_tokens", amount=figures.drafted)
+            self.count("accepted_draft_tokens", amount=figures.accepted)
 
     def reader_died(self, cause: str) -> None:
         """Count a death. Any thread may call this."""
-        self._reader_deaths.labels(cause).inc()
+        self.count("reader_restarts", cause)
 
-    def watch_readers(self, load: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
-        """`load`: number of waiting and of running pieces, by kind of work."""
+    def watch_readers(self, load: Callable[[], Mapping[str, tuple[int, int]]], share_s: float) -> None:
+        """`load`: number of waiting and of running pieces, by kind of work. `share_s`: most seconds of a
+        piece."""
+
+        def pieces(kind: str, place: int) -> float:
+            return load()[kind][place]
+
+        self._gauges["reader_share_seconds"].set(share_s)
         for kind in load():
             for place, state in enumerate(("waiting", "running")):
-                self._reader_work.labels(kind, state).set_function(partial(_of_kind, load, kind, place))
+                self._gauges["reader_work"].labels(kind, state).set_function(partial(pieces, kind, place))
 
     def model_loaded(self, model: str, seconds: float) -> None:
-        self._loads.labels(model, "loaded").inc()
-        self._load_seconds.labels(model).observe(seconds)
+        self.count("model_loads", model, "loaded")
+        self._observe("model_load_seconds", seconds, model)
 
     def model_not_loaded(self, model: str) -> None:
-        self._loads.labels(model, "failed").inc()
+        self.count("model_loads", model, "failed")
 
     def model_unloaded(self, model: str, why: str) -> None:
-        self._unloads.labels(model, why).inc()
-
-
-def _of_kind(load: Callable[[], Mapping[str, tuple[int, int]]], kind: str, place: int) -> float:
-    return load()[kind][place]
+        self.count("model_unloads", model, why)
 
 
 def text_of(collector: Collector) -> bytes:

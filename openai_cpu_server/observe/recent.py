@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -15,26 +15,28 @@ from openai_cpu_server.observe.ended import AnswerUse, Distribution, EndedCall, 
 S = TypeVar("S")
 
 
+@dataclass
 class SlicedWindow(Generic[S]):
-    """Values of the last time slices; empty slices are missing. `new` makes a slice; slices are numbered
-    from `origin_s`."""
+    """Values of the last time slices; empty slices are missing."""
 
-    def __init__(
-        self, new: Callable[[], S], *, slice_s: float, num_slices: int, origin_s: float = 0.0
-    ) -> None:
-        self._new = new
-        self._slice_s = slice_s
-        self._origin_s = origin_s
-        self._slices: deque[tuple[int, S]] = deque(maxlen=num_slices)
+    new: Callable[[], S]
+    """Makes a slice."""
+    slice_s: float
+    num_slices: int
+    origin_s: float = 0.0
+    """Beginning of slice 0."""
+
+    def __post_init__(self) -> None:
+        self._slices: deque[tuple[int, S]] = deque(maxlen=self.num_slices)
 
     def number(self, now_s: float) -> int:
-        return math.floor((now_s - self._origin_s) / self._slice_s)
+        return math.floor((now_s - self.origin_s) / self.slice_s)
 
     def at(self, now_s: float) -> S:
         """Return the slice of this moment for adding to it."""
         number = self.number(now_s)
         if not self._slices or self._slices[-1][0] != number:
-            self._slices.append((number, self._new()))
+            self._slices.append((number, self.new()))
         return self._slices[-1][1]
 
     def between(self, first: int, end: int) -> list[S]:
@@ -133,14 +135,10 @@ class RecentActivity:
         now = self._slices.number(self._clock())
         first = max(0, now - num_slices + 1)
         seconds = max(self.uptime_s - first * SLICE_S, 1e-9)
-        return TimeSpan(seconds, _sum(self._slices.between(first, now + 1)))
+        sums = RecentSums()
+        for part in self._slices.between(first, now + 1):
+            sums.merge(part)
+        return TimeSpan(seconds, sums)
 
     def _now(self) -> RecentSums:
         return self._slices.at(self._clock())
-
-
-def _sum(parts: Iterable[RecentSums]) -> RecentSums:
-    total = RecentSums()
-    for part in parts:
-        total.merge(part)
-    return total

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from openai_cpu_server import __version__
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.observe.ended import EndedCall, EndedRequest, TraceParent
+from openai_cpu_server.observe.ended import EndedCall, EndedRequest
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.util.types import AttributeValue
 
@@ -72,54 +71,42 @@ class Tracing:
         if request.is_quiet:
             return
         epoch_s = time.time() - time.monotonic()
+        parent = None
+        if (trace := request.trace) is not None:
+            parent = self._extract({"traceparent": trace.parent, "tracestate": trace.state})
         span = self._tracer.start_span(
             f"{request.method} {request.route}",
-            context=self._parent(request.trace),
+            context=parent,
             kind=self._server,
             attributes=dict(_of_request(request)),
             start_time=_ns(epoch_s + request.started_s),
         )
         if request.call is not None:
             below = self._below(span)
-            for phase in _phases(request.call):
-                self._add(phase, below, epoch_s)
+            for name, start_s, seconds, attributes in _phases(request.call):
+                start_ns = _ns(epoch_s + start_s)
+                phase = self._tracer.start_span(
+                    name, context=below, attributes=attributes, start_time=start_ns
+                )
+                phase.end(_ns(epoch_s + start_s + seconds))
         if request.status >= _SERVER_ERROR:
             span.set_status(self._error, request.code)
         span.end(_ns(epoch_s + request.ended_s))
 
-    def _add(self, phase: Phase, below: Context, epoch_s: float) -> None:
-        start_s = epoch_s + phase.start_s
-        span = self._tracer.start_span(
-            phase.name, context=below, attributes=phase.attributes, start_time=_ns(start_s)
-        )
-        span.end(_ns(start_s + phase.seconds))
 
-    def _parent(self, trace: TraceParent | None) -> Context | None:
-        if trace is None:
-            return None
-        return self._extract({"traceparent": trace.parent, "tracestate": trace.state})
-
-
-class Phase(NamedTuple):
-    name: str
-    start_s: float
-    """Start on the monotonic clock."""
-    seconds: float
-    attributes: dict[str, AttributeValue]
-
-
-def _phases(call: EndedCall) -> Iterator[Phase]:
+def _phases(call: EndedCall) -> Iterator[tuple[str, float, float, dict[str, AttributeValue]]]:
+    """Yield the name of each phase, its start on the monotonic clock, its seconds and its attributes."""
     figures, start_s = call.figures, call.submitted_s
     queue_s, prefill_s, decode_s = (
         ms / 1000 for ms in (figures.queue_ms, figures.prefill_ms, figures.generation_ms)
     )
-    yield Phase("queue", start_s, queue_s, {})
+    yield ("queue", start_s, queue_s, {})
     if prefill_s or decode_s:
         tokens = {"ocs.prompt_tokens": figures.prompt_tokens, "ocs.cached_tokens": figures.cached_tokens}
-        yield Phase("prefill", start_s + queue_s, prefill_s, {**tokens})
+        yield ("prefill", start_s + queue_s, prefill_s, {**tokens})
     if call.ttft_s is not None:
         start_s += queue_s + prefill_s
-        yield Phase("decode", start_s, decode_s, {"ocs.output_tokens": figures.output_tokens})
+        yield ("decode", start_s, decode_s, {"ocs.output_tokens": figures.output_tokens})
 
 
 def _of_request(request: EndedRequest) -> Iterator[tuple[str, AttributeValue]]:

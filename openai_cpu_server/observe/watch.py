@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
@@ -13,77 +14,60 @@ from openai_cpu_server.observe.metrics import Metrics
 from openai_cpu_server.observe.recent import RecentActivity
 from openai_cpu_server.observe.tracing import Tracing
 
-Book = Callable[[str, str, Amounts], None]
-"""Records usage: name of the key, model, amounts."""
 
-
+@dataclass(eq=False)
 class Watch:
     """Root observer. All methods belong to one event loop's thread."""
 
-    def __init__(self, metrics: Metrics, recent: RecentActivity, tracing: Tracing | None) -> None:
-        self.metrics = metrics
-        self.recent = recent
-        self._tracing = tracing
-        self._key_of: Callable[[str], str] = lambda client: ""
-        self._book: Book | None = None
+    metrics: Metrics
+    recent: RecentActivity
+    tracing: Tracing | None
+    key_of: Callable[[str], str] = lambda client: ""
+    """Returns the name of a client's key by its label, or ""."""
+    book: Callable[[str, str, Amounts], None] | None = None
+    """Records the usage of keys: name of the key, model, amounts."""
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
         """Return an observer with a registry of its own. `model`: name of the default model."""
         return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing)
 
-    def know_keys(self, key_of: Callable[[str], str], book: Book | None) -> None:
-        """`key_of`: name of a client's key by its label, or "". `book`: records the usage of keys, or
-        None."""
-        self._key_of = key_of
-        self._book = book
-
     def ended(self, request: EndedRequest) -> None:
         """Record a finished request. Call this once per request, however it ended."""
         self.metrics.ended(request)
         self.recent.ended(request)
-        if self._tracing is not None:
-            self._tracing.ended(request)
+        if self.tracing is not None:
+            self.tracing.ended(request)
         if request.call is not None:
-            self._used(request.key, request.call.model, amounts_of(request, request.call))
+            self.used(request.key, request.call.model, amounts_of(request, request.call))
 
     def close(self) -> None:
         """Close the observers. Nothing may be recorded afterwards."""
-        if self._tracing is not None:
-            self._tracing.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
-    def of_model(self, model: str) -> ModelWatch:
-        return ModelWatch(self, model)
-
-    def model_step(self, model: str, figures: StepFigures) -> None:
-        self.metrics.steps.step_done(figures)
-        self.recent.step_done(figures)
-        self.model_spent(model, figures.spent_ms)
-
-    def model_spent(self, model: str, spent_ms: dict[str, float]) -> None:
-        """Record CPU time of the model's engine by client label."""
-        for client, cpu_ms in spent_ms.items():
-            self._used(self._key_of(client), model, Amounts(cpu_ms=cpu_ms))
-
-    def _used(self, key: str, model: str, amounts: Amounts) -> None:
-        self.metrics.keys.used(key, model, amounts)
-        if self._book is not None:
-            self._book(key, model, amounts)
+    def used(self, key: str, model: str, amounts: Amounts) -> None:
+        self.metrics.key_used(key, model, amounts)
+        if self.book is not None:
+            self.book(key, model, amounts)
 
 
+@dataclass(frozen=True)
 class ModelWatch:
     """`EngineObserver` of one model."""
 
-    def __init__(self, watch: Watch, model: str) -> None:
-        self._watch = watch
-        self._model = model
+    watch: Watch
+    model: str
 
     def step_done(self, figures: StepFigures) -> None:
-        self._watch.model_step(self._model, figures)
+        self.watch.metrics.step_done(figures)
+        self.watch.recent.step_done(figures)
+        self.spent(figures.spent_ms)
 
     def spent(self, spent_ms: dict[str, float]) -> None:
-        """Record CPU time of a remote engine, whose steps are not reported."""
-        self._watch.model_spent(self._model, spent_ms)
+        """Record CPU time by client label. Engines without reported steps call this themselves."""
+        for client, cpu_ms in spent_ms.items():
+            self.watch.used(self.watch.key_of(client), self.model, Amounts(cpu_ms=cpu_ms))
 
     def engine_died(self, cause: str) -> None:
-        self._watch.metrics.engine_died(cause)
+        self.watch.metrics.count("engine_restarts", cause)

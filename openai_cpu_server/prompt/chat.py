@@ -62,7 +62,7 @@ class ControlNames:
                 behind = found
                 yield _Place(start, found, self._tokens[text[start:found]])
 
-    def spelt(self, text: str) -> list[tuple[int, int]]:
+    def risky_spans(self, text: str) -> list[tuple[int, int]]:
         """Return parts that may become control tokens, alone or with the template's text beside them."""
         found = [(place.start, place.end) for place in self.places(text)]
         head = next((n for n in range(min(self._reach, len(text)), 0, -1) if text[:n] in self._tails), 0)
@@ -85,7 +85,7 @@ class Literals:
     def __init__(self, names: ControlNames) -> None:
         self._names = names
         self._stem = f"{secrets.randbits(96):029d}"  # digits pass through all that templates do to texts
-        self._spelt: list[str] = []
+        self._hidden_texts: list[str] = []
         self._stand_in = re.compile(self._stem + r"(\d{6})")
 
     def hidden(self, value: Any) -> Any:
@@ -99,25 +99,25 @@ class Literals:
 
     def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
         """Hide names, also in parsed arguments of calls, because JSON's escapes can conceal one."""
-        return [self.hidden(self._plainly_called(message)) for message in messages]
+        found = []
+        for message in messages:
+            calls = message.get("tool_calls")
+            if isinstance(calls, Sequence):
+                message = {**message, "tool_calls": [self._plain_call(call) for call in calls]}
+            found.append(self.hidden(message))
+        return found
 
     def shown(self, text: str) -> str:
-        return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
+        return self._stand_in.sub(lambda found: self._hidden_texts[int(found[1])], text)
 
     def encode(self, text: str, tokenizer: Tokenizer, *, add_special: bool) -> list[int]:
-        if not self._spelt or self._stem not in text:
+        if not self._hidden_texts or self._stem not in text:
             return tokenizer.encode(text, add_special=add_special, parse_special=True)
         around = tokenizer.marks if add_special else SequenceMarks()
         tokens = list(around.begin)
         for part, is_literal in self._stretches(text):
             tokens += tokenizer.encode(self.shown(part), add_special=False, parse_special=not is_literal)
         return [*tokens, *around.end]
-
-    def _plainly_called(self, message: Mapping[str, object]) -> Mapping[str, object]:
-        calls = message.get("tool_calls")
-        if not isinstance(calls, Sequence):
-            return message
-        return {**message, "tool_calls": [self._plain_call(call) for call in calls]}
 
     def _plain_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call.get("function")
@@ -134,9 +134,9 @@ class Literals:
 
     def _hidden_text(self, text: str) -> str:
         parts, behind = [], 0
-        for start, end in self._names.spelt(text):
-            parts += [text[behind:start], f"{self._stem}{len(self._spelt):06d}"]
-            self._spelt.append(text[start:end])
+        for start, end in self._names.risky_spans(text):
+            parts += [text[behind:start], f"{self._stem}{len(self._hidden_texts):06d}"]
+            self._hidden_texts.append(text[start:end])
             behind = end
         return "".join([*parts, text[behind:]])
 
@@ -147,16 +147,14 @@ class Literals:
             if self._stem in text[behind:end]:
                 if behind > begun:
                     yield text[begun:behind], False
-                yield _stripped(text[behind:end], before=strips, behind=place), True
+                literal = text[behind:end].lstrip() if strips else text[behind:end]
+                if place is not None and place.token.strips_before:
+                    literal = literal.rstrip()
+                yield literal, True
                 begun = end
             behind, strips = (end, False) if place is None else (place.end, place.token.strips_behind)
         if begun < len(text):
             yield text[begun:], False
-
-
-def _stripped(text: str, *, before: bool, behind: _Place | None) -> str:
-    text = text.lstrip() if before else text
-    return text.rstrip() if behind is not None and behind.token.strips_before else text
 
 
 class ChatText(NamedTuple):
@@ -164,7 +162,7 @@ class ChatText(NamedTuple):
     stage: ThinkingStage
 
 
-class _Begun(NamedTuple):
+class _Prefill(NamedTuple):
     reasoning: str
     content: str
 
@@ -186,9 +184,11 @@ def render_chat(
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
-    told = template_messages(finished, as_parts=template.shape.wants_parts, shape=template.shape.calls)
+    rendered_messages = template_messages(
+        finished, as_parts=template.shape.wants_parts, shape=template.shape.calls
+    )
     text = template.render(
-        [with_echo(message, echo) for message in told],
+        [with_echo(message, echo) for message in rendered_messages],
         tools=tools or None,
         add_generation_prompt=add_generation_prompt,
         extra=extra,
@@ -198,7 +198,10 @@ def render_chat(
     rendered = ChatText(text, stage_behind(text, reasoning.form))
     if thinks_not:
         rendered = _closed(rendered, reasoning)
-    return rendered if prefill is None else _continued(rendered, prefill, reasoning)
+    if prefill is None:
+        return rendered
+    begun = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
+    return ChatText(rendered.text + begun, stage_within(rendered.stage, begun, reasoning.form))
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
@@ -215,12 +218,7 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     return rendered
 
 
-def _continued(rendered: ChatText, prefill: _Begun, reasoning: TemplateReasoning) -> ChatText:
-    begun = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
-    return ChatText(rendered.text + begun, stage_within(rendered.stage, begun, reasoning.form))
-
-
-def _prefill(messages: Sequence[Message]) -> _Begun | None:
+def _prefill(messages: Sequence[Message]) -> _Prefill | None:
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
@@ -228,4 +226,4 @@ def _prefill(messages: Sequence[Message]) -> _Begun | None:
         raise InvalidRequest(message, code="invalid_value")
     content = content_text(messages[-1].get("content"), f"messages[{len(messages) - 1}].content")
     reasoning = messages[-1].get("reasoning_content")
-    return _Begun(reasoning if isinstance(reasoning, str) else "", content)
+    return _Prefill(reasoning if isinstance(reasoning, str) else "", content)

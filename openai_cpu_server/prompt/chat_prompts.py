@@ -1,4 +1,4 @@
-"""Prompt tokens of a conversation, rendered by its template."""
+"""Prompt tokens of a conversation, rendered by its template, and of a reranker that answers yes or no."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, TemplateF
 from openai_cpu_server.prompt.chat import ChatText, ControlNames, Literals, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.conversation import adapted, in_words, lost, with_bound_results
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage, ThoughtsField
-from openai_cpu_server.prompt.template import Message, PromptTemplate, TemplateShape
+from openai_cpu_server.prompt.template import Message, PromptTemplate, tried
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 Written = Mapping[int, Sequence[int]]
@@ -60,17 +60,17 @@ def marked_chat(messages: Sequence[Message], written: Written, render: Render) -
     those sampled. So a mark is rendered and replaced."""
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
-    told = list(messages)
+    marked = list(messages)
     for place, mark in zip(places, marks, strict=True):
-        told[place] = {"role": "assistant", "content": mark}
+        marked[place] = {"role": "assistant", "content": mark}
     try:
-        text, opening = render(told), render(told[: places[0]])
+        text, opening = render(marked), render(marked[: places[0]])
     except (TemplateFailed, InvalidRequest):
         return None
     if re.findall("|".join(marks), text) != [*marks]:
         return None
     first, _, _ = text.partition(next(iter(marks)))
-    return MarkedChat(told, text, marks, _blanks(first, opening))
+    return MarkedChat(marked, text, marks, _blanks(first, opening))
 
 
 def _blanks(before: str, opening: str) -> str:
@@ -103,8 +103,8 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
 def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
     """The common beginning, and all before another last text of the user."""
     yield _common_length(chat.text, other)
-    _, said, behind = other.rpartition(_ELSE)
-    if said and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
+    _, mark, behind = other.rpartition(_ELSE)
+    if mark and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
         yield len(chat.text) - len(behind)
 
 
@@ -120,7 +120,7 @@ def _common_length(one: str, other: str) -> int:
     return least
 
 
-class ChatPrompt(msgspec.Struct, frozen=True):
+class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
     """At least one token."""
     stage: ThinkingStage
@@ -182,7 +182,7 @@ class ChatPrompts:
             )
         literals = Literals(self.names)
         bound = with_bound_results(conversation.messages)
-        asked = msgspec.structs.replace(
+        hidden = msgspec.structs.replace(
             conversation,
             messages=literals.hidden_messages([each.message for each in bound]),
             tools=literals.hidden(conversation.tools),
@@ -194,44 +194,63 @@ class ChatPrompts:
             },
         )
         try:
-            return self._prompt(asked, partial(self._rendered, self.template, asked), literals)
+            return self._prompt(hidden, partial(self._rendered, self.template, hidden), literals)
         except TemplateFailed as error:
             raise TemplateFailed(literals.shown(str(error))) from None
 
     def _prompt(
-        self, asked: Conversation, rendered: Callable[[Sequence[Message]], ChatText], literals: Literals
+        self, chat: Conversation, rendered: Callable[[Sequence[Message]], ChatText], literals: Literals
     ) -> ChatPrompt:
-        messages = asked.messages
         # Templates leave out what a model thought before earlier answers, and the tokens that it wrote have
         # that, too.
-        written = asked.written if self.reasoning is None else {}
-        chat = marked_chat(messages, written, lambda those: rendered(those).text) if written else None
+        written = chat.written if self.reasoning is None else {}
+        marked = marked_chat(chat.messages, written, lambda turns: rendered(turns).text) if written else None
         stage, wants_thoughts = ThinkingStage.BEHIND, False
-        if chat is not None:
-            chat = replace(chat, shown=asked.shown)
+        if marked is not None:
+            marked = replace(marked, shown=chat.shown)
         else:
-            text, stage = rendered(messages)
-            chat = MarkedChat(messages, text, shown=asked.shown)
+            text, stage = rendered(chat.messages)
+            marked = MarkedChat(chat.messages, text, shown=chat.shown)
             wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
-        require_room(self.tokenizer, chat.plain, asked.most_tokens)
-        parts = self._borders(chat, rendered) if asked.marks_borders else []
-        has_marks = asked.has_marks
+        require_room(self.tokenizer, marked.plain, chat.most_tokens)
+        borders = self._borders(marked, rendered) if chat.marks_borders else []
+        has_marks = chat.has_marks
         if has_marks is None:
-            has_marks = needs_special_tokens(chat.text, bos_text=self.tokenizer.bos_text)
+            has_marks = needs_special_tokens(marked.text, bos_text=self.tokenizer.bos_text)
         around = self.tokenizer.marks if has_marks else SequenceMarks()
-        tokens, borders = self._encoded(chat, parts, literals, around)
+        tokens, lengths = [*around.begin], []
+        for start, end in pairwise((0, *borders, len(marked.text))):
+            for part in marked.parts(start, end):
+                if isinstance(part, str):
+                    part = literals.encode(part, self.tokenizer, add_special=False)
+                tokens += part
+            lengths.append(len(tokens))
+        tokens += around.end
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
-        return ChatPrompt(tokens, stage, wants_thoughts and not asked.thinks_not, borders)
+        return ChatPrompt(tuple(tokens), stage, wants_thoughts and not chat.thinks_not, tuple(lengths[:-1]))
 
     def _rendered(
-        self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message]
+        self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
         """If the template rejects or loses a message, write all but plain chat in words."""
+        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ThoughtsField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         for shape in (template.shape, in_words(template.shape)):
             try:
-                ways.append(self._told(template, asked, messages, shape))
+                turns, tools = adapted(
+                    messages, chat.tools, shape, self.tool_format, shows_thoughts=shows_thoughts
+                )
+                text = render_chat(
+                    template,
+                    turns,
+                    tools=tools,
+                    extra=chat.variables,
+                    reasoning=self.reasoning,
+                    thinks_not=chat.thinks_not,
+                    add_generation_prompt=chat.begins_answer,
+                )
+                ways.append(text)
             except TemplateFailed as failure:
                 failures.append(failure)
             if ways and not lost(messages, ways[-1].text):
@@ -240,21 +259,6 @@ class ChatPrompts:
             raise failures[0]
         return min(ways, key=lambda way: lost(messages, way.text))
 
-    def _told(
-        self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message], shape: TemplateShape
-    ) -> ChatText:
-        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ThoughtsField.NOWHERE
-        told, shown = adapted(messages, asked.tools, shape, self.tool_format, shows_thoughts=shows_thoughts)
-        return render_chat(
-            template,
-            told,
-            tools=shown,
-            extra=asked.variables,
-            reasoning=self.reasoning,
-            thinks_not=asked.thinks_not,
-            add_generation_prompt=asked.begins_answer,
-        )
-
     def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
         """Tokenisers cut behind a control token anyway, unless it takes the white space behind it."""
         names = self.names.places(chat.text)
@@ -262,24 +266,12 @@ class ChatPrompts:
         borders = set()
         for other in parting_conversations(chat.messages) if ends else ():
             try:
-                told = rendered(other).text
+                text = rendered(other).text
             except (TemplateFailed, InvalidRequest):
-                continue  # the template refuses it: nobody will get that far
-            for length in _shared_lengths(chat, told):
+                continue  # no conversation gets that far
+            for length in _shared_lengths(chat, text):
                 borders.update(ends[: bisect_right(ends, length)][-1:])
         return sorted(borders)
-
-    def _encoded(
-        self, chat: MarkedChat, borders: Sequence[int], literals: Literals, around: SequenceMarks
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        tokens, lengths = [*around.begin], []
-        for start, end in pairwise((0, *borders, len(chat.text))):
-            for part in chat.parts(start, end):
-                if isinstance(part, str):
-                    part = literals.encode(part, self.tokenizer, add_special=False)
-                tokens += part
-            lengths.append(len(tokens))
-        return (*tokens, *around.end), tuple(lengths[:-1])
 
 
 def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:
@@ -295,3 +287,76 @@ def whole_prompt(
     require_room(tokenizer, text, most_tokens)
     needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
     return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))
+
+
+_PLACE = re.compile(r"(\{query\}|\{document\})")
+_YES_OR_NO = re.compile(r"\b(yes)\b.*\b(no)\b", re.IGNORECASE | re.DOTALL)
+_QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
+
+
+class RerankTemplate:
+    """For any thread."""
+
+    def __init__(self, source: str | PromptTemplate) -> None:
+        """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
+        (vLLM)."""
+        self._parts = _PLACE.split(source) if isinstance(source, str) else None
+        self._template = None if isinstance(source, str) else source
+        answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))
+        self.yes, self.no = (answers[1], answers[2]) if answers else ("yes", "no")
+
+    def render(self, query: str, document: str) -> str:
+        """Return the prompt's text, for `encode` with `parse_special`. Raises TemplateFailed."""
+        if self._parts is not None:
+            texts = {"{query}": query, "{document}": document}
+            return "".join(texts.get(part, part) for part in self._parts)
+        assert self._template is not None, "it has one of the two"
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        return self._template.render(messages)
+
+
+class RerankPrompts(Protocol):
+    """Not for event loops, because prompts take milliseconds."""
+
+    @property
+    def yes(self) -> str: ...
+
+    @property
+    def no(self) -> str: ...
+
+    def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the tokens for each document. Raises TemplateFailed."""
+
+
+class TemplatePrompts:
+    """`RerankPrompts` of this process."""
+
+    def __init__(self, template: RerankTemplate, tokenizer: Tokenizer, names: ControlNames) -> None:
+        self.yes, self.no = template.yes, template.no
+        self._template = template
+        self._tokenizer = tokenizer
+        self._names = names
+
+    def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
+        return [self._prompt(query, document) for document in documents]
+
+    def _prompt(self, query: str, document: str) -> tuple[int, ...]:
+        literals, tokenizer = Literals(self._names), self._tokenizer
+        text = self._template.render(literals.hidden(query), literals.hidden(document))
+        needs_begin = needs_special_tokens(text, bos_text=tokenizer.bos_text)
+        tokens = literals.encode(text, tokenizer, add_special=False)
+        return (*tokenizer.marks.begin * needs_begin, *tokens)
+
+
+def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTemplate | None:
+    """Return None if neither reranks. `own`: the file's template, preferred to `chat`."""
+    if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
+        return RerankTemplate(own)
+    return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
+
+
+def _asks_yes_or_no(template: PromptTemplate) -> bool:
+    """Only a reranker's template names the answers."""
+    messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
+    text = tried(lambda: template.render(messages))
+    return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None

@@ -73,7 +73,7 @@ class ChatTemplate:
             return self._template.render(variables)
         except _Refused as error:
             raise TemplateFailed(str(error)) from None
-        except Exception as error:  # somebody else's program: it can raise anything
+        except Exception as error:  # an untrusted program can raise anything
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
 
     def _takes_as(self, no_tools: Sequence[Message] | None) -> bool:
@@ -143,8 +143,8 @@ class _Trial:
         return _NEEDLE in self._tried(messages, tools)
 
     def _tried(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
-        told = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
-        return tried(lambda: self._render(told, tools=tools))
+        shaped = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
+        return tried(lambda: self._render(shaped, tools=tools))
 
 
 def _turn(kind: str, text: str, at: int) -> Message:

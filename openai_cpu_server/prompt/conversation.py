@@ -1,11 +1,12 @@
 """Conversations as a template can show them: results behind their calls, turns where it accepts them.
-Nothing that was said is left out."""
+No text is left out."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -44,10 +45,10 @@ class PlacedMessage(NamedTuple):
     """True for a result without a call, which became a user's turn."""
 
 
+@dataclass
 class _Call:
-    def __init__(self, call: Mapping[str, Any], call_id: str) -> None:
-        self.call = {**call, "id": call_id}
-        self.result: PlacedMessage | None = None
+    call: Mapping[str, Any]
+    result: PlacedMessage | None = None
 
     @property
     def name(self) -> object:
@@ -62,13 +63,17 @@ class _OpenCalls:
     def __init__(self) -> None:
         self._by_id: dict[object, list[deque[_Call]]] = {}
         self._latest: list[_Call] = []
-        self._ids: dict[str, int] = {}
+        self._ids: Counter[str] = Counter()
 
     def of(self, calls: Sequence[Mapping[str, Any]]) -> list[_Call]:
-        self._latest = [_Call(call, self._own_id(str(call.get("id") or ""))) for call in calls]
+        self._latest = []
         new: dict[object, deque[_Call]] = {}
-        for sent, call in zip(calls, self._latest, strict=True):
-            new.setdefault(sent.get("id"), deque()).append(call)
+        for sent in calls:
+            name = str(sent.get("id") or "")
+            self._ids[name] += 1
+            own_id = name if name and self._ids[name] == 1 else f"{name}-{self._ids[name]}"
+            self._latest.append(_Call({**sent, "id": own_id}))
+            new.setdefault(sent.get("id"), deque()).append(self._latest[-1])
         for call_id, waiting in new.items():
             self._by_id.setdefault(call_id, []).append(waiting)
         return self._latest
@@ -77,22 +82,15 @@ class _OpenCalls:
         """A result without an id belongs to the latest message's next call, unless it names another."""
         call_id, name = result.get("tool_call_id"), result.get("name")
         if call_id:
-            return self._next_of(call_id)
+            messages = self._by_id.get(call_id, [])
+            while messages:
+                while messages[-1]:
+                    if (call := messages[-1].popleft()).result is None:
+                        return call
+                messages.pop()
+            return None
         open_calls = (call for call in self._latest if call.result is None and name in (None, call.name))
         return next(open_calls, None)
-
-    def _next_of(self, call_id: object) -> _Call | None:
-        messages = self._by_id.get(call_id, [])
-        while messages:
-            while messages[-1]:
-                if (call := messages[-1].popleft()).result is None:
-                    return call
-            messages.pop()
-        return None
-
-    def _own_id(self, call_id: str) -> str:
-        count = self._ids[call_id] = self._ids.get(call_id, 0) + 1
-        return call_id if count == 1 and call_id else f"{call_id}-{count}"
 
 
 def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
@@ -106,8 +104,8 @@ def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
         elif (call := open_calls.taken(message)) is not None:
             call.answer(message, place)
         else:
-            told = {"role": "user", "content": f"{_RESULTS}\n{content_text(message.get('content'))}"}
-            found.append((PlacedMessage(told, place, is_stray=True), []))
+            stray = {"role": "user", "content": f"{_RESULTS}\n{content_text(message.get('content'))}"}
+            found.append((PlacedMessage(stray, place, is_stray=True), []))
     return [each for placed, calls in found for each in (placed, *_results(placed, calls))]
 
 
@@ -152,22 +150,33 @@ def adapted(
     """Return bound messages as the template can show them, and the tools left for it to show. Raises
     InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
-    said = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    said, tools = _with_tools(said, tools, shape, form)
+    turns: list[Message] = []
+    for index, message in enumerate(messages):
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        text = content_text(message.get("content"), f"messages[{index}].content")
+        turns.append({**message, "role": role, "content": text})
+    turns, tools = _with_tools(turns, tools, shape, form)
     if not shape.takes_empty:
-        said = [one for one in said[:-1] if not _is_empty(one, shows_thoughts)] + said[-1:]
-    said = _with_system(said, shape.system)
+        turns = [one for one in turns[:-1] if not _is_empty(one, shows_thoughts)] + turns[-1:]
+    turns = _with_system(turns, shape.system)
     if shape.alternates:
-        said = _joined(said)
-    said = [turn for exchange in _exchanges(said) for turn in _told(exchange, form, calls, shape.alternates)]
-    return (_taking_turns(said) if shape.alternates else said), tools
+        turns = _joined(turns)
+    turns = [
+        turn for exchange in _exchanges(turns) for turn in _shown(exchange, form, calls, shape.alternates)
+    ]
+    if shape.alternates:
+        turns = _joined(turns)
+        first = next((at for at, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+        if turns and (first == len(turns) or turns[first]["role"] != "user"):
+            turns.insert(first, {"role": "user", "content": _SILENT})
+    return turns, tools
 
 
 def lost(messages: Sequence[Message], text: str) -> int:
     """Count missing texts and calls by their longest words, because templates trim texts and write JSON."""
     num_lost = at = 0
-    for said in (said for message in messages for said in _said(message)):
-        word = max(_WORD.findall(said), key=len, default="")
+    for part in (part for message in messages for part in _texts(message)):
+        word = max(_WORD.findall(part), key=len, default="")
         found = text.find(word, at)  # they stand there in their order, nearly always
         if found < 0 and word not in text:
             num_lost += 1
@@ -175,14 +184,9 @@ def lost(messages: Sequence[Message], text: str) -> int:
     return num_lost
 
 
-def _said(message: Message) -> Iterator[str]:
+def _texts(message: Message) -> Iterator[str]:
     yield content_text(message.get("content"))[:_LOOKED_AT]
     yield from (str(call["function"]["name"]) for call in _calls(message))
-
-
-def _plain(message: Message, param: str) -> Message:
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    return {**message, "role": role, "content": content_text(message.get("content"), f"{param}.content")}
 
 
 def _is_empty(message: Message, shows_thoughts: bool) -> bool:
@@ -198,19 +202,16 @@ def _with_tools(
 ) -> tuple[list[Message], Tools]:
     if not tools or (shape.shows_tools and not form.replaces_template):
         return messages, tools
-    head, rest = (messages[:1], messages[1:]) if _is_system(messages[:1]) else ([], messages)
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    head, rest = (messages[:1], messages[1:]) if has_system else ([], messages)
     if shape.shows_system_tools and not form.replaces_template:
         listed = to_json([tool["function"] for tool in tools])
         first = head[0] if head else _system("You are a helpful assistant with some tools.")
         return [{**first, "tools": listed}, *rest], ()
-    instructions = _instructions(tools, form)
-    return [*_joined([*head, _system(instructions)]), *rest], ()
-
-
-def _instructions(tools: Tools, form: ToolFormat) -> str:
     listed = "\n".join(to_json(tool["function"]) for tool in tools)
     example = form.written([WrittenCall("NAME", {"PARAMETER": "VALUE"})])
-    return f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
+    text = f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
+    return [*_joined([*head, _system(text)]), *rest], ()
 
 
 # -- the system's messages -------------------------------------------------------------------------------
@@ -220,31 +221,27 @@ def _system(text: str) -> Message:
     return {"role": "system", "content": text}
 
 
-def _is_system(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "system" for message in messages)
-
-
 def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
-    """Rejected system messages are said by the user, joined to the last text, else to the next."""
+    """Rejected system messages become text of the user, joined to the last text, else to the next."""
     if place is SystemPlace.ANYWHERE:
         return messages
     head = [*takewhile(lambda message: message["role"] == "system", messages)]
     rest = messages[len(head) :]
-    told: list[Message] = []
+    turns: list[Message] = []
     if place is SystemPlace.HEAD:
-        told = head
+        turns = head
     elif place is SystemPlace.FIRST:
-        told = _joined(head)
+        turns = _joined(head)
     else:
         rest = messages
     is_waiting = False
     for message in rest:
         is_systems = message["role"] == "system"
-        said = {"role": "user", "content": message["content"]} if is_systems else message
-        joins = bool(told) and told[-1]["role"] == said["role"] == "user" and (is_systems or is_waiting)
-        told[-1:] = [_both(told[-1], said)] if joins else [*told[-1:], said]
+        turn = {"role": "user", "content": message["content"]} if is_systems else message
+        joins = bool(turns) and turns[-1]["role"] == turn["role"] == "user" and (is_systems or is_waiting)
+        turns[-1:] = [_both(turns[-1], turn)] if joins else [*turns[-1:], turn]
         is_waiting = is_systems and (is_waiting or not joins)
-    return told
+    return turns
 
 
 # -- calls -----------------------------------------------------------------------------------------------
@@ -269,7 +266,7 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
         yield _Exchange(message, results, not is_last and messages[at]["role"] == "user", is_last)
 
 
-def _told(
+def _shown(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
 ) -> Iterator[Message]:
     """Alternating templates do not count calls and results, so a user's text behind them is one turn too
@@ -278,7 +275,7 @@ def _told(
     calls = _calls(message)
     if not calls:
         yield message
-        yield from results if shape is not None or not results else [_told_results(results)]
+        yield from results if shape is not None or not results else [_results_turn(results)]
         return
     is_apart = shape is not None and shape.text_apart and bool(message["content"])
     is_refused = alternates and (is_asked_on or is_apart)
@@ -287,12 +284,15 @@ def _told(
     elif is_last and not results:
         yield message  # that it calls is an error anyway
     else:
-        written = form.written([_written_call(call["function"]) for call in calls])
+        functions = [call["function"] for call in calls]
+        written = form.written(
+            [WrittenCall(str(x["name"]), arguments_object(x.get("arguments"))) for x in functions]
+        )
         text = f"{message['content']}\n{written}" if message["content"] else written
-        kept = {name: value for name, value in message.items() if name != "tool_calls"}
-        yield {**kept, "content": text}
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        yield {**rest, "content": text}
         if results:
-            yield _told_results(results)
+            yield _results_turn(results)
 
 
 def _called(
@@ -316,33 +316,21 @@ def _called(
         yield from answers[index : index + 1]
 
 
-def _written_call(function: Mapping[str, object]) -> WrittenCall:
-    return WrittenCall(str(function["name"]), arguments_object(function.get("arguments")))
-
-
-def _told_results(results: Sequence[Message]) -> Message:
-    told = "\n".join(str(result["content"]) for result in results)
-    return {"role": "user", "content": f"{_RESULTS}\n{told}"}
+def _results_turn(results: Sequence[Message]) -> Message:
+    texts = "\n".join(str(result["content"]) for result in results)
+    return {"role": "user", "content": f"{_RESULTS}\n{texts}"}
 
 
 # -- turns -----------------------------------------------------------------------------------------------
 
 
-def _taking_turns(messages: Sequence[Message]) -> list[Message]:
-    told = _joined(messages)
-    first = next((at for at, message in enumerate(told) if message["role"] != "system"), len(told))
-    if told and (first == len(told) or told[first]["role"] != "user"):
-        told.insert(first, {"role": "user", "content": _SILENT})
-    return told
-
-
 def _joined(messages: Sequence[Message]) -> list[Message]:
     """An answer joins the calls directly behind it, too."""
-    told: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
-        joins = bool(told) and told[-1]["role"] == message["role"] != "tool" and not _calls(told[-1])
-        told[-1:] = [_both(told[-1], message)] if joins else [*told[-1:], message]
-    return told
+        joins = bool(turns) and turns[-1]["role"] == message["role"] != "tool" and not _calls(turns[-1])
+        turns[-1:] = [_both(turns[-1], message)] if joins else [*turns[-1:], message]
+    return turns
 
 
 def _both(one: Message, other: Message) -> Message:

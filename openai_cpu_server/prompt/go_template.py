@@ -65,10 +65,6 @@ class _Constant(NamedTuple):
 _Expression = Union[_Path, _Call, _Field, _Constant]
 
 
-class _Print(NamedTuple):
-    value: _Expression
-
-
 class _Set(NamedTuple):
     variable: str
     value: _Expression
@@ -84,7 +80,8 @@ class _Branch(NamedTuple):
     otherwise: list[_Node]
 
 
-_Node = Union[str, _Print, _Set, _Branch]
+_Node = Union[str, _Set, _Branch, _Expression]
+"""An expression is printed."""
 
 
 class _ResponseIsNext(Exception): ...
@@ -101,7 +98,7 @@ class GoTemplate:
         self._nodes = _Parser(source, path).nodes()
         self._uses = set(re.findall(r"\.(Messages|Response|Suffix)\b", source))
         if not self._uses & {"Messages", "Response"}:
-            self._nodes.append(_Print(_Path("", ("Response",))))
+            self._nodes.append(_Path("", ("Response",)))
 
     @property
     def has_suffix(self) -> bool:
@@ -112,7 +109,9 @@ class GoTemplate:
     ) -> str:
         """Write the prompt up to the model's answer. Raises InvalidRequest, also for more than
         `most_chars`."""
-        run, turns = _Run(self._path, min(most_chars, _MOST_CHARS)), _collated(messages)
+        run = _Run(self._path, min(most_chars, _MOST_CHARS))
+        by_role = itertools.groupby(messages, lambda message: message["role"])
+        turns = [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
         system = "\n\n".join(text for role, text in turns if role == "system")
         values: dict[str, object] = {
             "System": system,
@@ -128,27 +127,22 @@ class GoTemplate:
         if "Messages" in self._uses:
             run.turn(self._nodes, values, ends=False)
             return run.text
-        said = {"System": "", "Prompt": "", "Response": ""}
+        fields = {"System": "", "Prompt": "", "Response": ""}
         for role, text in turns:
             name = _FIELDS.get(role)
             if name is None:
                 continue
-            if said["Response"] or (name == "System" and said["Prompt"]):
-                run.turn(self._nodes, values | said, ends=False)
-                said = dict.fromkeys(said, "")
-            said[name] = text
-        run.turn(self._nodes, values | said, ends=True)
+            if fields["Response"] or (name == "System" and fields["Prompt"]):
+                run.turn(self._nodes, values | fields, ends=False)
+                fields = dict.fromkeys(fields, "")
+            fields[name] = text
+        run.turn(self._nodes, values | fields, ends=True)
         return run.text
 
 
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
 """For templates that write one turn."""
 _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
-
-
-def _collated(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    by_role = itertools.groupby(messages, lambda message: message["role"])
-    return [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
 
 
 class _Parser:
@@ -206,7 +200,11 @@ class _Parser:
                 case "define" | "template" | "block" | "break" | "continue" as word:
                     raise self._wrong(f"'{word}' is not known here")
                 case _:
-                    nodes.append(self._print_or_set(piece))
+                    variables, rest = _assigned(piece)
+                    if len(variables) > 1:
+                        raise self._wrong("only 'range' sets two variables")
+                    value = self._expression(rest)
+                    nodes.append(_Set(variables[0], value) if variables else value)
         return nodes, []
 
     def _branch(self, word: str, tokens: list[_Token]) -> _Branch:
@@ -228,13 +226,6 @@ class _Parser:
             raise self._wrong(f"'{word}' has no 'end'")
         self._depth -= 1
         return _Branch(word, variables, value, body, otherwise)
-
-    def _print_or_set(self, tokens: list[_Token]) -> _Print | _Set:
-        variables, rest = _assigned(tokens)
-        if len(variables) > 1:
-            raise self._wrong("only 'range' sets two variables")
-        value = self._expression(rest)
-        return _Set(variables[0], value) if variables else _Print(value)
 
     def _expression(self, tokens: list[_Token]) -> _Expression:
         rest = list(reversed(tokens))
@@ -333,14 +324,14 @@ class _Run:
             match node:
                 case str(text):
                     self._write(text)
-                case _Print(value):
-                    self._write(_printed(self._value(value, dot)))
-                    if self._ends and isinstance(value, _Path) and value.fields[-1:] == ("Response",):
-                        raise _ResponseIsNext
                 case _Set(variable, value):
                     self._variables[variable] = self._value(value, dot)
                 case _Branch(value=value):
                     self._branch(node, self._value(value, dot), dot)
+                case _:
+                    self._write(_printed(self._value(node, dot)))
+                    if self._ends and isinstance(node, _Path) and node.fields[-1:] == ("Response",):
+                        raise _ResponseIsNext
 
     def _step(self, num_chars: int) -> None:
         self._steps += 1 + num_chars // _CHARS_A_STEP
@@ -376,7 +367,9 @@ class _Run:
             case _Constant(value):
                 return value
             case _Path(variable, fields):
-                return self._field(self._variable(variable) if variable else dot, fields)
+                if variable and variable not in self._variables:
+                    raise wrong(f"Invalid template: there is no variable '{variable}'.", self._path)
+                return self._field(self._variables[variable] if variable else dot, fields)
             case _Field(value, fields):
                 return self._field(self._value(value, dot), fields)
             case _Call("and" | "or" as function, arguments):
@@ -393,11 +386,6 @@ class _Run:
                     return _FUNCTIONS[function](*values)
                 except (TypeError, ValueError, LookupError):
                     raise wrong(f"Invalid template: '{function}' takes other values.", self._path) from None
-
-    def _variable(self, name: str) -> object:
-        if name not in self._variables:
-            raise wrong(f"Invalid template: there is no variable '{name}'.", self._path)
-        return self._variables[name]
 
     def _field(self, value: object, names: Sequence[str]) -> object:
         for name in names:

@@ -113,8 +113,7 @@ REASONING_FORMATS = {each.name: each for each in _ALL}
 
 def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
     """Return the format that the template teaches, or None."""
-    source = template.source
-    return next((each for each in _ALL if all(sign in source for sign in each.signs)), None)
+    return next((each for each in _ALL if all(sign in template.source for sign in each.signs)), None)
 
 
 class ThinkingStage(enum.Enum):
@@ -136,7 +135,7 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
     """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
     on."""
-    if form.begin in content or form.end in content:  # whoever writes the marks knows what they do
+    if form.begin in content or form.end in content:  # marks in the text are intended
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
         return form.answer_alone + content if content and stage is ThinkingStage.BEFORE else content
@@ -181,26 +180,24 @@ def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
         return fields
     content = fields.get("content")
     if echo is ThoughtsField.PARTS:
-        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
-        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *_list(said)]}
+        parts = content if isinstance(content, list) else []
+        if isinstance(content, str) and content:
+            parts = [{"type": "text", "text": content}]
+        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
     if echo is ThoughtsField.THINKING and content and fields.get("tool_calls"):
         # gpt-oss' template refuses both beside calls, and shows either of them as thoughts.
         return {**fields, "content": "", "thinking": f"{reasoning}\n\n{content_text(content)}"}
     return {**fields, echo.value: reasoning}
 
 
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
 def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
     call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}
-    asked = {"role": "user", "content": "a"}
+    question = {"role": "user", "content": "a"}
     thoughts = {"role": "assistant", "reasoning_content": _NEEDLE}
     answered = with_echo({**thoughts, "content": "b"}, echo)
     called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
     result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
-    conversations: tuple[list[Message], ...] = ([asked, answered], [asked, called, result])
+    conversations: tuple[list[Message], ...] = ([question, answered], [question, called, result])
     shown = (partial(template.render, each, add_generation_prompt=False) for each in conversations)
     return any(_NEEDLE in tried(each) for each in shown)
 
@@ -232,8 +229,8 @@ def template_reasoning(
     if form is None:
         return None
     unasked, on, off = (
-        tried(partial(template.render, [{"role": "user", "content": "a"}], extra=said))
-        for said in ({}, switch(on=True), switch(on=False))
+        tried(partial(template.render, [{"role": "user", "content": "a"}], extra=variables))
+        for variables in ({}, switch(on=True), switch(on=False))
     )
     return TemplateReasoning(
         form=form,

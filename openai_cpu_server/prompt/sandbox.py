@@ -6,6 +6,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
@@ -64,7 +65,6 @@ def check_brace_format(template: str) -> None:
 
 
 def _check_widths(specs: list[str]) -> None:
-    """Computed widths are rejected."""
     if any("*" in spec or "{" in spec for spec in specs):
         raise LimitExceeded("a format with a computed width")
     check_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))
@@ -88,13 +88,13 @@ MAX_STEPS = 2_000_000
 _STEPS_OF_A_CALL = 10
 
 
+@dataclass
 class _Steps:
-    def __init__(self, steps: int) -> None:
-        self._left = steps
+    num_left: int
 
     def spend(self, steps: int) -> None:
-        self._left -= steps
-        if self._left < 0:
+        self.num_left -= steps
+        if self.num_left < 0:
             raise LimitExceeded("too many loop iterations and calls")
 
 
@@ -138,13 +138,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
     def concat(self, parts: Iterable[str]) -> str:
-        kept: list[str] = []
+        pieces: list[str] = []
         total = 0
         for part in parts:
             total += len(part)
             check_size(total)
-            kept.append(part)
-        return "".join(kept)
+            pieces.append(part)
+        return "".join(pieces)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(__context, StepContext)

@@ -87,7 +87,13 @@ def content_text(content: object, param: str = "messages") -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
-        return joined(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
+        texts = []
+        for index, part in enumerate(content):
+            text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+            if not isinstance(text, str):
+                raise _no_text(f"{param}[{index}]")
+            texts.append(text)
+        return joined(texts)
     raise _no_text(param)
 
 
@@ -104,13 +110,6 @@ def _message(message: Message, param: str, as_parts: bool, shape: CallShape) -> 
         if shape.no_content and not text:
             fields["content"] = None
     return fields
-
-
-def _part_text(part: object, param: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise _no_text(param)
-    return text
 
 
 def _tool_call(call: object, shape: CallShape) -> object:

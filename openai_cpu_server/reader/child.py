@@ -61,7 +61,11 @@ class ReaderChild:
     def receive(self) -> bytes:
         """Return the next message. Raises ReaderDied."""
         try:
-            self._wait()
+            computed_s = self._computed_s()
+            while not select.select([self._socket], [], [], self._patience_s)[0]:
+                before_s, computed_s = computed_s, self._computed_s()
+                if computed_s - before_s < self._patience_s * _PROGRESS:
+                    raise TimeoutError
             message = read_frame(self._stream)
         except OSError as error:
             raise self._death(error) from None
@@ -69,18 +73,11 @@ class ReaderChild:
             raise self._death()
         return message
 
-    def _wait(self) -> None:
-        computed_s = self._computed_s()
-        while not select.select([self._socket], [], [], self._patience_s)[0]:
-            before_s, computed_s = computed_s, self._computed_s()
-            if computed_s - before_s < self._patience_s * _PROGRESS:
-                raise TimeoutError
-
     def _computed_s(self) -> float:
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
-            return 0.0  # the socket says what has become of it
+            return 0.0  # the socket will report its death
         return float(times.user + times.system)
 
     def kill(self) -> None:

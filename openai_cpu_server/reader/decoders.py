@@ -62,7 +62,7 @@ def load_decoders() -> None:
     needed = BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
     needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
     assert all((*needed, *needed_by_them, miniaudio))
-    Image.MAX_IMAGE_PIXELS = None  # `decoded` is told how many
+    Image.MAX_IMAGE_PIXELS = None  # `decoded` has a limit of its own
 
 
 def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
@@ -220,7 +220,7 @@ def document_text(data: bytes, *, most_chars: int) -> str:
 def _pages(data: bytes, most_chars: int) -> Iterator[str]:
     import pypdf
 
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of each file
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it logs each oddity of a file
     num_chars, has_text = 0, False
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))

@@ -11,7 +11,8 @@ from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
-from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
+from openai_cpu_server.prompt.reasoning import TemplateReasoning
 
 SHARE_S = 10.0
 """CPU seconds for one piece of work. The longest that should pass takes two."""
@@ -33,7 +34,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"
 
 
-# -- what a reader is asked to do ----------------------------------------------------------------------------
+# -- work -------------------------------------------------------------------------------------------------
 
 
 class OpenModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -56,21 +57,14 @@ class EncodeTexts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     parse_special: bool
 
 
-class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RenderChat(msgspec.Struct, frozen=True, tag=True):
     """Render a conversation. Raises InvalidRequest, TemplateFailed."""
 
     key: int
-    conversation: bytes
-    """JSON: messages, tools, variables."""
-    written: Mapping[int, Sequence[int]]
-    thinks_not: bool
-    most_tokens: int | None
-    template: str = ""
-    """Name of a further template, or "" for the one for chats."""
-    begins_answer: bool = True
-    has_marks: Union[bool, None] = None
-    shown: Mapping[str, Sequence[int]] = {}
-    """Same as in `Conversation`, like the two fields above."""
+    conversation: Conversation
+    """Without the fields in `texts`."""
+    texts: bytes
+    """JSON of messages, tools and variables, because they may have lone surrogates."""
 
 
 class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -129,7 +123,7 @@ class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     options: EngineOptions
     profile_dir: str
-    given: frozenset[str]
+    user_options: frozenset[str]
     """Options set by the user, which stay."""
 
 
@@ -148,7 +142,7 @@ Work = Union[
 ]
 
 
-# -- what comes of it ----------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------
 
 
 class ReadTemplate(msgspec.Struct, frozen=True):
@@ -186,36 +180,14 @@ class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     facts: VocabularyFacts | None = None
 
 
-class EncodedTexts(msgspec.Struct, frozen=True, tag=True):
-    tokens: Sequence[Sequence[int]]
-
-
-class Rendered(msgspec.Struct, frozen=True, tag=True):
-    tokens: tuple[int, ...]
-    stage: ThinkingStage
-    wants_thoughts: bool
-    borders: tuple[int, ...]
-
-
-class PictureOpened(msgspec.Struct, frozen=True, tag=True):
-    picture: Picture
-
-
 class SoundOpened(msgspec.Struct, frozen=True, tag=True):
     pieces: tuple[Sound, ...]
-
-
-class DocumentRead(msgspec.Struct, frozen=True, tag=True):
-    text: str
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
     """Profile in words."""
-
-
-class ModelClosed(msgspec.Struct, frozen=True, tag=True): ...
 
 
 class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -228,17 +200,18 @@ class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Result = Union[
+    None,
+    str,
+    list[list[int]],
     ModelOpened,
-    EncodedTexts,
-    Rendered,
+    ChatPrompt,
     GrammarAnswer,
-    PictureOpened,
+    Picture,
     SoundOpened,
-    DocumentRead,
     Profiled,
-    ModelClosed,
     WorkRefused,
 ]
+"""Texts of documents and templates are plain, and so are lists of tokens."""
 
 
 class WorkReply(msgspec.Struct, frozen=True):

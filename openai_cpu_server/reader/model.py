@@ -6,32 +6,17 @@ import functools
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
-from openai_cpu_server.prompt.rerank_template import RerankPrompts
-from openai_cpu_server.reader.messages import (
-    DocumentRead,
-    EncodedTexts,
-    EncodeTexts,
-    FindProfile,
-    MakeGrammar,
-    ModelSource,
-    OpenPicture,
-    OpenSound,
-    PictureOpened,
-    Profiled,
-    ReadDocument,
-    RenderChat,
-    Rendered,
-    RenderRerank,
-    SoundOpened,
-    VocabularyFacts,
-    WriteTemplate,
-)
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, RerankPrompts
+from openai_cpu_server.reader import messages as wire
+from openai_cpu_server.reader.messages import ModelSource, VocabularyFacts
 from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkKind
 
 _LONG_CHARS = 128 * 1024
@@ -60,21 +45,21 @@ class ReadModel:
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
         """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
-        result = self._pool.do(OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
-        assert isinstance(result, PictureOpened)
-        return result.picture
+        result = self._pool.do(wire.OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
+        assert isinstance(result, Picture)
+        return result
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
         """Decode a client's sound. Raises the same as `picture`."""
-        result = self._pool.do(OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
-        assert isinstance(result, SoundOpened)
+        result = self._pool.do(wire.OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
+        assert isinstance(result, wire.SoundOpened)
         return result.pieces
 
     def document(self, data: bytes, most_chars: int) -> str:
         """Return the text of a client's file. Raises the same as `picture`."""
-        result = self._pool.do(ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
-        assert isinstance(result, DocumentRead)
-        return result.text
+        result = self._pool.do(wire.ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
+        assert isinstance(result, str)
+        return result
 
     def write_template(
         self, template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
@@ -84,12 +69,12 @@ class ReadModel:
         `messages`: None to check the template only.
         """
         longest_piece = self.facts.longest_piece or _LONGEST_PIECE
-        work = WriteTemplate(
+        work = wire.WriteTemplate(
             template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
         )
         result = self._pool.do(work, kind=WorkKind.PROGRAM)
-        assert isinstance(result, DocumentRead)
-        return result.text
+        assert isinstance(result, str)
+        return result
 
     def close(self) -> None:
         self._pool.forget(self._key)
@@ -121,15 +106,15 @@ class ReadTokenizer:
         return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
-        work = EncodeTexts(
+        work = wire.EncodeTexts(
             key=self._key.number,
             texts=[_sound(text) for text in texts],
             add_special=add_special,
             parse_special=parse_special,
         )
         result = self._pool.do(work, model=self._key, kind=_kind_of(sum(map(len, texts))))
-        assert isinstance(result, EncodedTexts)
-        return [list(tokens) for tokens in result.tokens]
+        assert isinstance(result, list)
+        return result
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token. Raises InvalidRequest for a number that is not a token."""
@@ -150,67 +135,60 @@ class ReadTokenizer:
         return b"".join(found).decode("utf-8", "replace")
 
 
+@dataclass(frozen=True)
 class ReadPrompts:
-    def __init__(self, pool: ReaderPool, key: OpenedKey, *, has_template: bool) -> None:
-        self._pool = pool
-        self._key = key
-        self.has_template = has_template
+    pool: ReaderPool
+    key: OpenedKey
+    has_template: bool
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        told = json.dumps([conversation.messages, conversation.tools, conversation.variables])
-        work = RenderChat(
-            key=self._key.number,
-            conversation=told.encode(),
-            written=conversation.written,
-            thinks_not=conversation.thinks_not,
-            most_tokens=conversation.most_tokens,
-            template=conversation.template,
-            begins_answer=conversation.begins_answer,
-            has_marks=conversation.has_marks,
-            shown=conversation.shown,
-        )
-        result = self._pool.do(work, model=self._key, kind=_kind_of(len(told)))
-        assert isinstance(result, Rendered)
-        return ChatPrompt(result.tokens, result.stage, result.wants_thoughts, result.borders)
+        texts = json.dumps([conversation.messages, conversation.tools, conversation.variables])
+        others = msgspec.structs.replace(conversation, messages=(), tools=(), variables={})
+        work = wire.RenderChat(self.key.number, others, texts.encode())
+        result = self.pool.do(work, model=self.key, kind=_kind_of(len(texts)))
+        assert isinstance(result, ChatPrompt)
+        return result
 
 
+@dataclass(frozen=True)
 class ReadRerank:
-    def __init__(self, pool: ReaderPool, key: OpenedKey, yes: str, no: str) -> None:
-        self._pool = pool
-        self._key = key
-        self.yes = yes
-        self.no = no
+    pool: ReaderPool
+    key: OpenedKey
+    yes: str
+    no: str
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
         texts = [_sound(text) for text in documents]
-        work = RenderRerank(key=self._key.number, query=_sound(query), documents=texts)
+        work = wire.RenderRerank(key=self.key.number, query=_sound(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
-        result = self._pool.do(work, model=self._key, kind=_kind_of(num_chars))
-        assert isinstance(result, EncodedTexts)
-        return [tuple(tokens) for tokens in result.tokens]
+        result = self.pool.do(work, model=self.key, kind=_kind_of(num_chars))
+        assert isinstance(result, list)
+        return [tuple(tokens) for tokens in result]
 
 
+@dataclass(frozen=True)
 class ReadGrammars:
-    def __init__(self, pool: ReaderPool, key: OpenedKey) -> None:
-        self._pool = pool
-        self._key = key
+    pool: ReaderPool
+    key: OpenedKey
 
     def __call__(self, order: GrammarOrder) -> GrammarAnswer:
         """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
         rejected like a wrong one."""
         try:
-            work = MakeGrammar(self._key.number, order)
-            result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
+            work = wire.MakeGrammar(self.key.number, order)
+            result = self.pool.do(work, model=self.key, kind=WorkKind.PROGRAM)
         except (DeadlyInput, InvalidRequest) as error:
             return RefusedGrammar(str(error), error.code)
         assert isinstance(result, (MadeGrammar, RefusedGrammar))
         return result
 
 
-def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: frozenset[str]) -> Profiled:
-    """Return the options with the profile of `tune`, except those in `given`."""
-    result = pool.do(FindProfile(options=options, profile_dir=profile_dir, given=given))
-    assert isinstance(result, Profiled)
+def profiled(
+    pool: ReaderPool, options: EngineOptions, profile_dir: str, user_options: frozenset[str]
+) -> wire.Profiled:
+    """Return the options with the profile of `tune`, except those in `user_options`."""
+    result = pool.do(wire.FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
+    assert isinstance(result, wire.Profiled)
     return result
 
 

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,20 +32,9 @@ from openai_cpu_server.errors import (
     TemplateFailed,
 )
 from openai_cpu_server.fairness import FairQueue
+from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
-from openai_cpu_server.reader.messages import (
-    SHARE_S,
-    CloseModel,
-    ModelOpened,
-    ModelSource,
-    OpenModel,
-    ReaderStart,
-    Result,
-    VocabularyFacts,
-    Work,
-    WorkRefused,
-    WorkReply,
-)
+from openai_cpu_server.reader.messages import SHARE_S, ModelSource, Result, Work
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +48,7 @@ _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
 _encoder = msgspec.msgpack.Encoder()
-_replies = msgspec.msgpack.Decoder(WorkReply)
+_replies = msgspec.msgpack.Decoder(wire.WorkReply)
 
 
 class ReadersUnusable(EngineUnavailable):
@@ -92,13 +82,12 @@ class OpenedKey(NamedTuple):
 class _Reader:
     """Process, used by the thread that has borrowed its place."""
 
-    def __init__(self, child: ReaderChild, start: ReaderStart) -> None:
+    def __init__(self, child: ReaderChild, start: wire.ReaderStart) -> None:
         self.child = child
-        self.known: set[int] = set()
-        """Models open in the process."""
+        self.open_models: set[int] = set()
         child.send(_encoder.encode(start))
 
-    def do(self, work: Work) -> WorkReply:
+    def do(self, work: Work) -> wire.WorkReply:
         self.child.send(_encoder.encode(work))
         try:
             return _replies.decode(self.child.receive())
@@ -123,9 +112,9 @@ class _Place:
         return kind is self.kinds[0] or (kind in self.kinds and self.reader is not None)
 
 
+@dataclass(eq=False)
 class _Ticket:
-    def __init__(self) -> None:
-        self.place: _Place | None = None
+    place: _Place | None = None
 
 
 _PROGRAM_PLACES = _MEDIA_PLACES = 2
@@ -183,22 +172,22 @@ class ReaderPool:
     def pids(self) -> list[int]:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
 
-    def open(self, source: ModelSource) -> tuple[OpenedKey, VocabularyFacts]:
+    def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
         number = next(self._numbers)
-        work = OpenModel(key=number, source=source, is_known=False)
+        work = wire.OpenModel(key=number, source=source, is_known=False)
         try:
             with self._borrowed(WorkKind.QUICK) as place:
                 opened = self._tried(place, work, None)
                 if place.reader is not None:
-                    place.reader.known.add(number)
+                    place.reader.open_models.add(number)
         except DeadlyInput as error:
             raise StartupError(f"{source.path} is damaged: {error}") from None
         except ReadersUnusable as error:
             raise StartupError(str(error)) from None
         except (NativePanic, InvalidRequest, EngineUnavailable) as error:
             raise StartupError(f"{source.path} cannot be read: {error}") from None
-        assert isinstance(opened, ModelOpened)
+        assert isinstance(opened, wire.ModelOpened)
         assert opened.facts is not None
         key = OpenedKey(number, source, opened.digest)
         return key, opened.facts
@@ -220,14 +209,11 @@ class ReaderPool:
                 return self._tried(place, work, model)
         except (InvalidRequest, DeadlyInput) as error:
             if isinstance(error, DeadlyInput) or time.monotonic() - start_s > min(_DEAR_S, self._share_s):
-                self._remember(_digest(work), error)
+                with self._changed:
+                    self._refusals[_digest(work)] = error
+                    if len(self._refusals) > _MOST_REFUSALS:
+                        self._refusals.popitem(last=False)
             raise
-
-    def _remember(self, digest: bytes, refusal: InvalidRequest | DeadlyInput) -> None:
-        with self._changed:
-            self._refusals[digest] = refusal
-            if len(self._refusals) > _MOST_REFUSALS:
-                self._refusals.popitem(last=False)
 
     def close(self) -> None:
         """Kill all processes. Running work is lost."""
@@ -306,14 +292,20 @@ class ReaderPool:
             raise ReaderLost(
                 f"The process that read this was killed or stopped, and so were the next ones ({causes[-1]})."
             )
-        raise DeadlyInput(_verdict(causes[-1]))
+        if causes[-1] in _EXPLAINED:
+            raise DeadlyInput("Reading this takes longer than it may.")
+        raise DeadlyInput(
+            f"The process that reads this dies of it ({causes[-1]}): "
+            "make words and texts shorter, or schemas simpler."
+        )
 
     def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         reader = place.reader or self._started(place)
-        for number in self._taken(place) & reader.known:
-            reader.known.discard(number)
-            reader.do(CloseModel(number))
-        if model is not None and model.number not in reader.known:
+        closed_models, place.closed_models = place.closed_models, set()
+        for number in closed_models & reader.open_models:
+            reader.open_models.discard(number)
+            reader.do(wire.CloseModel(number))
+        if model is not None and model.number not in reader.open_models:
             self._open_again(reader, model)
         reply = reader.do(work)
         if reply.is_last:
@@ -321,21 +313,17 @@ class ReaderPool:
             reader.child.close()
             with contextlib.suppress(RuntimeError):  # `close` came first
                 self._starter.submit(self._start, place)
-        if isinstance(reply.result, WorkRefused):
+        if isinstance(reply.result, wire.WorkRefused):
             raise _raised(reply.result)
         return reply.result
 
-    def _taken(self, place: _Place) -> set[int]:
-        numbers, place.closed_models = place.closed_models, set()
-        return numbers
-
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
-        result = reader.do(OpenModel(key=model.number, source=model.source, is_known=True)).result
-        if isinstance(result, ModelOpened) and result.digest == model.digest:
-            reader.known.add(model.number)
+        result = reader.do(wire.OpenModel(key=model.number, source=model.source, is_known=True)).result
+        if isinstance(result, wire.ModelOpened) and result.digest == model.digest:
+            reader.open_models.add(model.number)
             return
-        why = result.message if isinstance(result, WorkRefused) else "it has another vocabulary"
-        reader.do(CloseModel(model.number))
+        why = result.message if isinstance(result, wire.WorkRefused) else "it has another vocabulary"
+        reader.do(wire.CloseModel(model.number))
         message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
 
@@ -352,7 +340,7 @@ class ReaderPool:
         if place.reader is None:
             try:
                 opens_media = self._opens_media and place.kinds[0] is WorkKind.MEDIA
-                start = ReaderStart(self._folders, opens_media, self._share_s)
+                start = wire.ReaderStart(self._folders, opens_media, self._share_s)
                 place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
@@ -363,13 +351,11 @@ def _digest(work: Work) -> bytes:
     return hashlib.sha256(_encoder.encode(work)).digest()
 
 
-def _raised(refused: WorkRefused) -> ServerError:
+def _raised(refused: wire.WorkRefused) -> ServerError:
     if refused.kind == InvalidRequest.__name__:
         return InvalidRequest(refused.message, param=refused.param, code=refused.code)
-    known: dict[str, type[ServerError]] = {
-        each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)
-    }
-    return known[refused.kind](refused.message)
+    kinds = {each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)}
+    return kinds[refused.kind](refused.message)
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:
@@ -378,11 +364,3 @@ def _is_settled(causes: Sequence[str], seconds: float) -> bool:
     if causes[-1] in _FROM_OUTSIDE:
         return len(causes) > 1 and seconds > _KILLED_S
     return causes[-1] in _EXPLAINED or sum(cause not in _FROM_OUTSIDE for cause in causes) >= _TRIES
-
-
-def _verdict(cause: str) -> str:
-    if cause in _EXPLAINED:
-        return "Reading this takes longer than it may."
-    return (
-        f"The process that reads this dies of it ({cause}): make words and texts shorter, or schemas simpler."
-    )

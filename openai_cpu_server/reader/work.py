@@ -11,92 +11,85 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.grammar import GrammarMaker
+from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
 from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
-from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
-from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
-from openai_cpu_server.reader.messages import (
-    CloseModel,
-    DocumentRead,
-    EncodedTexts,
-    EncodeTexts,
-    FindProfile,
-    MakeGrammar,
-    ModelClosed,
-    ModelOpened,
-    ModelSource,
-    OpenModel,
-    OpenPicture,
-    OpenSound,
-    PictureOpened,
-    Profiled,
-    ReadDocument,
-    ReadTemplate,
-    RenderChat,
-    Rendered,
-    RenderRerank,
-    Result,
-    SoundOpened,
-    VocabularyFacts,
-    Work,
-    WorkRefused,
-    WriteTemplate,
-)
-from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
+from openai_cpu_server.reader.messages import ModelSource
+from openai_cpu_server.structured.compiler import grammar_maker
 
-
-class _Template:
-    def __init__(
-        self, source: ModelSource, template: ChatTemplate | None, vocabulary: Vocabulary, names: ControlNames
-    ) -> None:
-        chosen = source.tool_format  # the user's choice, else what suits the template
-        form = format_for(template) if chosen == "auto" else TOOL_FORMATS[chosen]
-        reasoning = _reasoning(source.reasoning_format, template)
-        self.prompts = ChatPrompts(template, vocabulary, form, names, reasoning)
-        self.facts = ReadTemplate(form.name, reasoning, "" if template is None else template.source)
+_OTHER_TEMPLATES = ("default", "rerank")
+"""Not for chats."""
+_MOST_TEMPLATES = 16
 
 
 class OpenedModel:
     def __init__(self, source: ModelSource) -> None:
+        self._source = source
         self.vocabulary = Vocabulary.open(Path(source.path))
         try:
             try_out(self.vocabulary)
-            self._read_templates(source)
+            self._read_templates()
         except BaseException:
             self.vocabulary.close()
             raise
 
-    def _read_templates(self, source: ModelSource) -> None:
+    def _read_templates(self) -> None:
         names = ControlNames(control_tokens(self.vocabulary))
-        template = _template(source, self.vocabulary)
-        self._opened = {"": _Template(source, template, self.vocabulary, names)}
-        for name, further in _further_templates(source, self.vocabulary):
-            self._opened[name] = _Template(source, further, self.vocabulary, names)
+        text = (
+            (self._source.chat_template or self.vocabulary.chat_template) if self._source.generates else None
+        )
+        template = None if text is None else self._compiled(text)
+        self.prompts = {"": self._chat_prompts(template, names)}
+        """By the name of the template, "" for chats."""
+        for name, further in self._further_templates():
+            self.prompts[name] = self._chat_prompts(further, names)
         rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
 
+    def _compiled(self, text: str) -> ChatTemplate:
+        return ChatTemplate(text, bos_text=self.vocabulary.bos_text, eos_text=self.vocabulary.eos_text)
+
+    def _further_templates(self) -> Iterator[tuple[str, ChatTemplate]]:
+        source, vocabulary = self._source, self.vocabulary
+        if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
+            return
+        names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
+        for name in [name for name in names if name not in _OTHER_TEMPLATES][:_MOST_TEMPLATES]:
+            if (text := vocabulary.named_chat_template(name)) is not None:
+                with contextlib.suppress(StartupError):
+                    yield name, self._compiled(text)
+
+    def _chat_prompts(self, template: ChatTemplate | None, names: ControlNames) -> ChatPrompts:
+        """The user's choice of formats goes before what suits the template."""
+        tool_format, reasoning_format = self._source.tool_format, self._source.reasoning_format
+        form = format_for(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
+        reasoning = None
+        if template is not None and reasoning_format != "none":
+            reasoning = template_reasoning(template, REASONING_FORMATS.get(reasoning_format))
+        return ChatPrompts(template, self.vocabulary, form, names, reasoning)
+
     @functools.cached_property
-    def make_grammar(self) -> MakesGrammar:
+    def make_grammar(self) -> GrammarMaker:
         """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
         for a vocabulary without end tokens."""
         trial = grammar_trial(self.vocabulary)
         return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
 
-    def prompts(self, template: str) -> ChatPrompts:
-        return self._opened[template].prompts
-
-    def facts(self) -> VocabularyFacts:
+    def facts(self) -> wire.VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
-        return VocabularyFacts(
+        return wire.VocabularyFacts(
             vocab_size=vocabulary.vocab_size,
             bos=vocabulary.bos,
             eos=vocabulary.eos,
@@ -110,8 +103,8 @@ class OpenedModel:
             piece_ends=pieces.ends.tobytes(),
             silent=pieces.silent.tobytes(),
             longest_piece=vocabulary.longest_piece,
-            template=self._opened[""].facts if self._opened[""].prompts.has_template else None,
-            named={name: template.facts for name, template in self._opened.items() if name},
+            template=_template_facts(self.prompts[""]) if self.prompts[""].has_template else None,
+            named={name: _template_facts(prompts) for name, prompts in self.prompts.items() if name},
             rerank_answers=None if self.rerank is None else (self.rerank.yes, self.rerank.no),
         )
 
@@ -120,133 +113,93 @@ class ReaderWorker:
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
 
-    def do(self, work: Work) -> Result:
+    def do(self, work: wire.Work) -> wire.Result:
         """Return the result or the failure. Raises only panics of native code."""
         try:
             return self._done(work)
         except ServerError as error:
             param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
-            return WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
+            return wire.WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
         except (MemoryError, RecursionError) as error:
             message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
-            return WorkRefused(kind=InvalidRequest.__name__, message=message)
+            return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
 
-    def _done(self, work: Work) -> Result:
+    def _done(self, work: wire.Work) -> wire.Result:
         match work:
-            case OpenModel():
+            case wire.OpenModel():
                 return self._opened(work)
-            case CloseModel():
-                return self._closed(work)
-            case EncodeTexts():
-                return EncodedTexts(
-                    self._models[work.key].vocabulary.encode_all(
-                        work.texts, add_special=work.add_special, parse_special=work.parse_special
-                    )
+            case wire.CloseModel(key=key):
+                self._close(key)
+                return None
+            case wire.EncodeTexts():
+                vocabulary = self._models[work.key].vocabulary
+                return vocabulary.encode_all(
+                    work.texts, add_special=work.add_special, parse_special=work.parse_special
                 )
-            case RenderChat():
+            case wire.RenderChat():
                 return self._rendered(work)
-            case RenderRerank():
+            case wire.RenderRerank():
                 template = self._models[work.key].rerank
                 assert template is not None, "the model has no template for reranking"
-                return EncodedTexts(template.prompts(work.query, work.documents))
-            case MakeGrammar(order=order):
+                return [*map(list, template.prompts(work.query, work.documents))]
+            case wire.MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
-            case WriteTemplate():
+            case wire.WriteTemplate():
                 return _written(work)
-            case OpenPicture() | OpenSound() | ReadDocument():
+            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument():
                 return _decoded(work)
-            case FindProfile():
+            case wire.FindProfile():
                 return _profiled(work)
 
-    def _opened(self, work: OpenModel) -> ModelOpened:
+    def _opened(self, work: wire.OpenModel) -> wire.ModelOpened:
         model = self._models[work.key] = OpenedModel(work.source)
         facts = model.facts()
         digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
-        return ModelOpened(digest=digest, facts=None if work.is_known else facts)
+        return wire.ModelOpened(digest=digest, facts=None if work.is_known else facts)
 
-    def _closed(self, work: CloseModel) -> ModelClosed:
-        if (closed := self._models.pop(work.key, None)) is not None:
+    def _close(self, key: int) -> None:
+        if (closed := self._models.pop(key, None)) is not None:
             closed.vocabulary.close()
-        return ModelClosed()
 
-    def _rendered(self, work: RenderChat) -> Rendered:
-        messages, tools, variables = json.loads(work.conversation)
-        prompt = (
-            self._models[work.key]
-            .prompts(work.template)
-            .prompt(
-                Conversation(
-                    messages=messages,
-                    tools=tools,
-                    variables=variables,
-                    written=work.written,
-                    thinks_not=work.thinks_not,
-                    most_tokens=work.most_tokens,
-                    begins_answer=work.begins_answer,
-                    has_marks=work.has_marks,
-                    shown=work.shown,
-                )
-            )
+    def _rendered(self, work: wire.RenderChat) -> ChatPrompt:
+        messages, tools, variables = json.loads(work.texts)
+        conversation = msgspec.structs.replace(
+            work.conversation, messages=messages, tools=tools, variables=variables
         )
-        return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
+        return self._models[work.key].prompts[conversation.template].prompt(conversation)
 
 
-def _written(work: WriteTemplate) -> DocumentRead:
+def _written(work: wire.WriteTemplate) -> str:
     template = GoTemplate(work.template, "template")
     if work.messages is None:
-        return DocumentRead("")
+        return ""
     if work.suffix and not template.has_suffix:
         raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
-    return DocumentRead(template.prompt(work.messages, work.suffix, most_chars=work.most_chars))
+    return template.prompt(work.messages, work.suffix, most_chars=work.most_chars)
 
 
-def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> PictureOpened | SoundOpened | DocumentRead:
-    if isinstance(work, OpenPicture):
-        return PictureOpened(decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side))
-    if isinstance(work, OpenSound):
+def _decoded(work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument) -> Picture | wire.SoundOpened | str:
+    if isinstance(work, wire.OpenPicture):
+        return decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
+    if isinstance(work, wire.OpenSound):
         bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
-        return SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
-    return DocumentRead(document_text(work.data, most_chars=work.most_chars))
+        return wire.SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
+    return document_text(work.data, most_chars=work.most_chars)
 
 
 def _kind(error: ServerError) -> str:
     """Subclasses count as their base, which the client knows."""
-    known: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
-    return next((each.__name__ for each in known if isinstance(error, each)), type(error).__name__)
+    bases: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
+    return next((each.__name__ for each in bases if isinstance(error, each)), type(error).__name__)
 
 
-def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | None:
-    text = (source.chat_template or vocabulary.chat_template) if source.generates else None
-    if text is None:
-        return None
-    return ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
+def _template_facts(prompts: ChatPrompts) -> wire.ReadTemplate:
+    source = "" if prompts.template is None else prompts.template.source
+    return wire.ReadTemplate(prompts.tool_format.name, prompts.reasoning, source)
 
 
-_OTHERS = ("default", "rerank")
-"""Not for chats."""
-_MOST_TEMPLATES = 16
-
-
-def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[tuple[str, ChatTemplate]]:
-    if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
-        return
-    names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
-    for name in [name for name in names if name not in _OTHERS][:_MOST_TEMPLATES]:
-        if (text := vocabulary.named_chat_template(name)) is not None:
-            with contextlib.suppress(StartupError):
-                further = ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
-                yield name, further
-
-
-def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:
-    """Return None if thoughts are absent, or shown as they are."""
-    if template is None or name == "none":
-        return None
-    return template_reasoning(template, REASONING_FORMATS.get(name))
-
-
-def _profiled(work: FindProfile) -> Profiled:
+def _profiled(work: wire.FindProfile) -> wire.Profiled:
     profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
     if profile is None:
-        return Profiled(work.options, None)
-    return Profiled(profile.applied(work.options, given=work.given), str(profile))
+        return wire.Profiled(work.options, None)
+    return wire.Profiled(profile.applied(work.options, work.user_options), str(profile))

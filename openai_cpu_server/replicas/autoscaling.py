@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import BY_DEFAULT
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 
 _PRESENT = (EngineState.ASLEEP, EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
 
@@ -100,18 +100,18 @@ class FleetWatch:
             self._loads[name] = load + weight * (done_ms / 1000 / (now_s - before_s) - load)
 
 
+@dataclass(eq=False)
 class Autoscaler:
     """Decides the number of replicas. Call it every few seconds."""
 
-    def __init__(self, options: AutoscaleOptions) -> None:
-        self._options = options
-        self._needs: deque[tuple[float, int, int]] = deque()
-        """Time, needed replicas, and sufficient replicas with hysteresis."""
-        self._busy_s: float | None = None
+    options: AutoscaleOptions
+    _needs: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """Time, needed replicas, and sufficient replicas with hysteresis."""
+    _busy_s: float | None = None
 
     def decide(self, fleet: ReplicaFleet, now_s: float) -> int:
         """Return the number of replicas that should be present, loading ones included."""
-        options, present = self._options, fleet.num_present
+        options, present = self.options, fleet.num_present
         if self._busy_s is None or fleet.num_live:
             self._busy_s = now_s
         self._needs.append((now_s, self._needed(fleet), self._sufficient(fleet)))
@@ -140,13 +140,13 @@ class Autoscaler:
 
     def _needed(self, fleet: ReplicaFleet) -> int:
         """At most doubles at once, because the current wait may be short."""
-        options, present = self._options, fleet.num_present
+        options, present = self.options, fleet.num_present
         by_load = self._for_load(fleet, options.target_load)
         by_wait = math.ceil(present * fleet.wait_ms / options.target_wait_ms)
         return min(max(by_load, by_wait if by_wait > present else 0), 2 * max(1, present))
 
     def _sufficient(self, fleet: ReplicaFleet) -> int:
-        options = self._options
+        options = self.options
         by_load = self._for_load(fleet, options.calm * options.target_load)
         by_wait = math.ceil(fleet.num_present * fleet.wait_ms / (options.calm * options.target_wait_ms))
         return max(by_load, by_wait, 1)
@@ -154,13 +154,13 @@ class Autoscaler:
     def _for_load(self, fleet: ReplicaFleet, target: float) -> int:
         """Batch work adds at most its floor, as a share of the total."""
         interactive = fleet.load / target
-        wanted_for_batch = fleet.batch_ms / 1000 / self._options.batch_within_s
-        floor = self._options.batch_floor
+        wanted_for_batch = fleet.batch_ms / 1000 / self.options.batch_within_s
+        floor = self.options.batch_floor
         most_for_batch = interactive * floor / (1 - floor)
         return math.ceil(interactive + min(wanted_for_batch, most_for_batch) - 1e-9)
 
     def _bounded(self, num: int) -> int:
-        return min(max(num, self._options.min_replicas), self._options.max_replicas)
+        return min(max(num, self.options.min_replicas), self.options.max_replicas)
 
 
 def _better_of_two(waits_ms: list[float]) -> float:

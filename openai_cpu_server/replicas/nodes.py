@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -44,31 +45,29 @@ class _HostLink:
         self._host = host
         self.attend = host.attend
 
-    async def tell(self, lease_holder: str, orders: bytes) -> bool:
-        return self._host.tell(lease_holder, orders)
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
+        return self._host.take_orders(lease_holder, orders)
 
     async def load_adapter(self, adapter: bytes) -> bytes:
         status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))
         return msgspec.msgpack.encode(status)
 
 
+@dataclass(eq=False)
 class NodeResidency:
     """Keeps the model in memory on all nodes, or on none."""
 
-    def __init__(
-        self, supervisors: Sequence[Supervisor], engine: RemoteEngine, status: Callable[[], EngineStatus]
-    ) -> None:
-        self.status = status
-        self._supervisors = supervisors
-        self._engine = engine
+    supervisors: Sequence[Supervisor]
+    engine: RemoteEngine
+    status: Callable[[], EngineStatus]
 
     @property
     def process_state(self) -> EngineState:
-        return min((one.state for one in self._supervisors), key=_BEST_FIRST.index)
+        return min((one.state for one in self.supervisors), key=_BEST_FIRST.index)
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._engine.requests())
+        return bool(self.engine.requests())
 
     @property
     def is_at_work(self) -> bool:
@@ -76,29 +75,29 @@ class NodeResidency:
 
     @property
     def last_use_s(self) -> float:
-        return self._engine.last_use_s
+        return self.engine.last_use_s
 
     @property
     def failed_s(self) -> float | None:
         """Time at which the last node failed, or None if some node has not failed."""
-        failed = [one.failed_s for one in self._supervisors if one.failed_s is not None]
-        return max(failed) if len(failed) == len(self._supervisors) else None
+        failed = [one.failed_s for one in self.supervisors if one.failed_s is not None]
+        return max(failed) if len(failed) == len(self.supervisors) else None
 
     def wake(self) -> None:
-        for one in self._supervisors:
+        for one in self.supervisors:
             if one.state in (EngineState.ASLEEP, EngineState.FAILED):
                 one.wake()
 
     async def settled(self) -> EngineState:
-        await asyncio.gather(*(one.settled() for one in self._supervisors))
+        await asyncio.gather(*(one.settled() for one in self.supervisors))
         return self.process_state
 
     async def sleep(self) -> None:
         assert not self.has_requests, "it has requests"
-        await asyncio.gather(*(one.sleep() for one in self._supervisors))
+        await asyncio.gather(*(one.sleep() for one in self.supervisors))
 
     def fail(self, reason: str) -> None:
-        for one in self._supervisors:
+        for one in self.supervisors:
             one.fail(reason)
 
     def hold_back(self) -> None:
@@ -134,7 +133,7 @@ class NodeEngines:
     @property
     def state(self) -> EngineState:
         state = self.residency.process_state
-        is_ahead = state is EngineState.READY  # what serves is told within a quarter of a second
+        is_ahead = state is EngineState.READY  # the remote engine hears of it within a quarter of a second
         return self._engine.state if is_ahead or self._engine.is_ending else state
 
     @property
@@ -168,7 +167,7 @@ class NodeEngines:
         self._want()
         return await self._engine.load_adapter(adapter)
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:

@@ -12,7 +12,35 @@ from random import Random
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    state: EngineState
+    """State of its engine. While that restarts, only requests that stay with the replica are sent."""
+    forecast: Forecast | None = None
+    """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
+    held: HeldUpdate | None = None
+
+
+@dataclass(frozen=True)
+class RoutedRequest:
+    id: str
+    priority: Priority
+    num_tokens: int
+    """Prompt length, plus existing output if it is replayed."""
+    blocks: tuple[int, ...] = ()
+    """Names of its whole blocks (`contract.replica.block_hashes`)."""
+    avoids: frozenset[str] = frozenset()
+    """Replicas to use only as a last resort, because they were lost with this request."""
+
+
+@dataclass(frozen=True)
+class ReplicaChoice:
+    replica: str
+    cached_tokens: int
+    expected_ms: float
+    """Expected TTFT."""
 
 
 class RandomSet:
@@ -87,7 +115,7 @@ class ReplicaLoad:
         num_new = self.num_routers * (self._num_came - self._num_left)
         return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
 
-    def told(self, forecast: Forecast, made_s: float) -> None:
+    def reported(self, forecast: Forecast, made_s: float) -> None:
         if forecast != self.forecast:
             self._num_left = 0
         self.forecast, self.made_s = forecast, made_s
@@ -127,9 +155,8 @@ class ReplicaLoad:
 
 
 _GUESS_S = 60.0
-"""Time for which a sent prompt is assumed held. Replicas report at a request's end, mostly within a
-minute."""
-_TOLD = float("inf")
+"""Time for which a sent prompt is assumed held. Replicas report at its end, mostly in a minute."""
+_REPORTED = float("inf")
 """Expiry of a reported block."""
 
 
@@ -145,7 +172,11 @@ class PrefixIndex:
         """Time, replica and blocks of each guess, oldest first."""
 
     def sent(self, replica: str, blocks: Sequence[int], now_s: float) -> None:
-        self._expire(now_s)
+        while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
+            # Forget a guess that neither a newer one nor a report confirms.
+            _, holder, old = self._guesses.popleft()
+            expired = [block for block in old if self._holders.get(block, {}).get(holder, _REPORTED) < now_s]
+            self._drop(holder, expired)
         self._guesses.append((now_s, replica, blocks))
         held = self._held.setdefault(replica, set())
         for block in blocks:
@@ -153,14 +184,14 @@ class PrefixIndex:
             holders[replica] = max(now_s + _GUESS_S, holders.get(replica, 0.0))
         held.update(blocks)
 
-    def told(self, replica: str, update: HeldUpdate) -> None:
+    def reported(self, replica: str, update: HeldUpdate) -> None:
         """Apply a replica's report. Guesses that it does not mention stay until they expire."""
         held = self._held.setdefault(replica, set())
         if update.is_whole:
-            self._drop(replica, [block for block in held if self._holders[block][replica] == _TOLD])
+            self._drop(replica, [block for block in held if self._holders[block][replica] == _REPORTED])
         self._drop(replica, update.dropped)
         for block in update.saved:
-            self._holders.setdefault(block, {})[replica] = _TOLD
+            self._holders.setdefault(block, {})[replica] = _REPORTED
         held.update(update.saved)
 
     def forget(self, replica: str) -> None:
@@ -179,13 +210,6 @@ class PrefixIndex:
         """Return holders of the longest known prefix. Expired guesses count; the caller checks `num_held`."""
         num_held = bisect_left(blocks, True, key=lambda block: block not in self._holders)
         return list(self._holders[blocks[num_held - 1]]) if num_held else []
-
-    def _expire(self, now_s: float) -> None:
-        """Forget old guesses that neither a newer one nor a report confirms."""
-        while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
-            _, replica, blocks = self._guesses.popleft()
-            old = [b for b in blocks if self._holders.get(b, {}).get(replica, _TOLD) < now_s]
-            self._drop(replica, old)
 
     def _drop(self, replica: str, blocks: Sequence[int]) -> None:
         held = self._held.get(replica, set())
@@ -228,20 +252,24 @@ class ReplicaRouter:
         self._typical = _UNKNOWN
         """Last forecast of any replica, without its work, assumed for a new one."""
 
-    # -- what happens ------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
         """Record a report that came at `now_s`. Its forecast includes all requests sent before `made_s`."""
         if report.forecast is not None:
-            self._typical = _without_work(report.forecast)
+            self._typical = Forecast(
+                token_ms=report.forecast.token_ms,
+                attended_ms=report.forecast.attended_ms,
+                stream_ms=report.forecast.stream_ms,
+            )
         load = self._loads.get(replica)
         if load is None:
             load = ReplicaLoad(report.state, self._typical, num_routers=self._num_routers)
             self._loads[replica] = load
         load.state, load.heard_s = report.state, now_s
-        load.told(report.forecast or self._typical, made_s)
+        load.reported(report.forecast or self._typical, made_s)
         if report.held is not None:
-            self._index.told(replica, report.held)
+            self._index.reported(replica, report.held)
         self._file(replica)
 
     def gone(self, replica: str) -> None:
@@ -273,14 +301,12 @@ class ReplicaRouter:
             load.ended(name)
             self._file(replica)
 
-    # -- what is asked -----------------------------------------------------------------------------------
+    # -- choice ------------------------------------------------------------------------------------------
 
     def choose(
         self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None
     ) -> ReplicaChoice | None:
         """Return a replica, unbooked, or None if none is ready. `among`: candidates, or None for all."""
-        if wanted.prefers is not None and self._may_stay(wanted.prefers, among):
-            return self._choice(wanted, wanted.prefers, now_s)
         ready = self._ready if among is None else RandomSet(name for name in among if name in self._ready)
         drawn = self._drawn(wanted, ready) or ready.draw(self._random, _NUM_DRAWN)
         return min(
@@ -309,19 +335,8 @@ class ReplicaRouter:
         reading_ms = load.forecast.reading_ms(cached, wanted.num_tokens)
         return ReplicaChoice(replica, cached, load.wait_ms(wanted.priority, now_s) + reading_ms)
 
-    def _may_stay(self, replica: str, among: Collection[str] | None) -> bool:
-        load = self._loads.get(replica)
-        is_alive = load is not None and load.state in (EngineState.READY, EngineState.RESTARTING)
-        return is_alive and (among is None or replica in among)
-
     def _file(self, replica: str) -> None:
         load = self._loads[replica]
         is_ready = load.state is EngineState.READY
         (self._ready.add if is_ready else self._ready.discard)(replica)
         (self._idle.add if is_ready and not load.has_interactive else self._idle.discard)(replica)
-
-
-def _without_work(forecast: Forecast) -> Forecast:
-    return Forecast(
-        token_ms=forecast.token_ms, attended_ms=forecast.attended_ms, stream_ms=forecast.stream_ms
-    )

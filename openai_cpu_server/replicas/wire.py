@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, Union, cast
+from collections.abc import AsyncIterator, Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple, Protocol, Union, cast
 
 import msgspec
 
@@ -33,29 +34,26 @@ _UNSENT_BYTES = 256 * 1024
 _UNREAD_FRAMES = 64
 
 
+@dataclass(eq=False)
 class FrameStream(asyncio.Protocol):
     """One end of a connection. Belongs to one event loop's thread."""
 
-    def __init__(
-        self,
-        *,
-        most_bytes: int = _MOST_BYTES,
-        patience_s: float | None = None,
-        opened: Callable[[FrameStream], None] | None = None,
-    ) -> None:
-        """`most_bytes`: longest frame to receive. `patience_s`: time for unsent data to drain. Exceeding
-        either ends the connection."""
-        self.most_bytes = most_bytes
-        self._patience_s = patience_s
-        self._opened = opened
-        self._giving_up: asyncio.TimerHandle | None = None
-        self._transport: asyncio.Transport | None = None
+    _: KW_ONLY
+    most_bytes: int = _MOST_BYTES
+    """Longest frame to receive."""
+    patience_s: float | None = None
+    """Time for unsent data to drain. Exceeding either ends the connection."""
+    opened: Callable[[FrameStream], None] | None = None
+    _giving_up: asyncio.TimerHandle | None = None
+    _transport: asyncio.Transport | None = None
+    _frames: deque[bytes] = field(default_factory=deque)
+    _has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    _may_send: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
         self._unread = bytearray()
-        self._frames: deque[bytes] = deque()
-        self._has_news = asyncio.Event()
-        self._may_send = asyncio.Event()
         self._may_send.set()
-        self._is_over = False
 
     def trust(self) -> None:
         """Accept long frames from an authenticated peer."""
@@ -96,8 +94,8 @@ class FrameStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        if self._opened is not None:
-            self._opened(self)
+        if self.opened is not None:
+            self.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
@@ -117,8 +115,8 @@ class FrameStream(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._may_send.clear()
-        if self._patience_s is not None:
-            self._giving_up = asyncio.get_running_loop().call_later(self._patience_s, self.abort)
+        if self.patience_s is not None:
+            self._giving_up = asyncio.get_running_loop().call_later(self.patience_s, self.abort)
 
     def resume_writing(self) -> None:
         self._may_send.set()
@@ -137,12 +135,27 @@ class FrameStream(asyncio.Protocol):
         return end if end <= len(self._unread) else None
 
 
+class ReplicaLost(Exception): ...
+
+
+class ReplicaLink(Protocol):
+    """Transport of encoded messages. Belongs to one event loop's thread."""
+
+    def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
+        """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
+
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
+        """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
+
+    async def load_adapter(self, adapter: bytes) -> bytes:
+        """Send an encoded `Adapter` and return the encoded `AdapterStatus`. Raises ReplicaLost."""
+
+
 _ATTEMPT = "~"
 
 
 def wire_id(request_id: str, attempt: int) -> str:
-    """Return the name of a request at a replica, unique to the attempt, so that late news is not mistaken
-    for its answer."""
+    """Return the name of a request at a replica, unique to the attempt: late news belong to none."""
     return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 

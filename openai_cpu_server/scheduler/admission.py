@@ -6,6 +6,7 @@ import enum
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 
 from openai_cpu_server.fairness import alternating
@@ -22,6 +23,7 @@ _Lane = OrderedDict[str, _Group]
 """Groups of one lane in the order of their turns."""
 
 
+@dataclass(eq=False)
 class WaitingRoom:
     """Sequences without a slot.
 
@@ -29,10 +31,9 @@ class WaitingRoom:
     without the accounts of `fairness.FairTurns`.
     """
 
-    def __init__(self, policy: PriorityPolicy) -> None:
-        self._policy = policy
-        self._lanes: dict[int, _Lane] = {}
-        self._sizes: Counter[int] = Counter()
+    policy: PriorityPolicy
+    _lanes: dict[int, _Lane] = field(default_factory=dict)
+    _sizes: Counter[int] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return self._sizes.total()
@@ -48,15 +49,14 @@ class WaitingRoom:
         return self._sizes[lane]
 
     def enter(self, sequence: Sequence) -> None:
-        lane = self._lanes.setdefault(self._policy.lane(sequence), OrderedDict())
-        group, client = self._policy.turns(sequence)
+        lane = self._lanes.setdefault(self.policy.lane(sequence), OrderedDict())
+        group, client = self.policy.turns(sequence)
         insort(lane.setdefault(group, OrderedDict()).setdefault(client, []), self._entry(sequence))
-        self._sizes[self._policy.lane(sequence)] += 1
+        self._sizes[self.policy.lane(sequence)] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence at any place. Its group goes to the end of the lane, and its client to the end
-        of the group."""
-        number, (group, client) = self._policy.lane(sequence), self._policy.turns(sequence)
+        """Remove a sequence. Its group goes to the end of the lane, and its client to that of the group."""
+        number, (group, client) = self.policy.lane(sequence), self.policy.turns(sequence)
         lane = self._lanes[number]
         entries = lane[group][client]
         at = bisect_left(entries, self._entry(sequence))
@@ -85,7 +85,7 @@ class WaitingRoom:
             yield from self.in_turn(lane)
 
     def _entry(self, sequence: Sequence) -> _Entry:
-        return (self._policy.key(sequence), sequence.arrival, sequence)
+        return (self.policy.key(sequence), sequence.arrival, sequence)
 
 
 _LOOK_AHEAD = 32
@@ -108,64 +108,50 @@ class WaitsFor(enum.Enum):
     """Another sequence is computing a common prefix."""
 
 
+@dataclass(eq=False)
 class Admission:
-    def __init__(
-        self,
-        waiting: WaitingRoom,
-        memory: SequenceMemory,
-        cache: SavedPrefixes | None,
-        policy: PriorityPolicy,
-        *,
-        num_slots: int,
-        num_seats: int,
-    ) -> None:
-        """`cache`: None disables reuse of prefixes. `num_seats`: slots reserved for worse lanes while
-        those have work, so that batch work gets its share of admissions; it may hold more while no better
-        lane wants them."""
-        self._waiting = waiting
-        self._memory = memory
-        self._cache = cache
-        self._policy = policy
-        self._num_slots = num_slots
-        self._num_seats = num_seats
-        self.num_preemptions = 0
+    waiting: WaitingRoom
+    memory: SequenceMemory
+    cache: SavedPrefixes | None
+    """Saved prefixes, or None to disable reuse of prefixes."""
+    policy: PriorityPolicy
+    _: KW_ONLY
+    num_slots: int
+    num_seats: int
+    """Slots reserved for worse lanes while those have work, so that batch work gets its share of
+    admissions; it may hold more while no better lane wants them."""
+    num_preemptions: int = 0
 
     def admit(self) -> None:
-        """Admit all sequences that can run, better lanes first. A lane without a free slot does not stop
-        the next one."""
-        while self._admit_one():
-            pass
+        """Admit all sequences that can run, better lanes first. A lane without a slot stops no other one."""
+        outcome = _Outcome.ADMITTED
+        while outcome is _Outcome.ADMITTED:
+            outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))
+            outcome = next((one for one in outcomes if one is not _Outcome.NOBODY), _Outcome.NOBODY)
 
     def waits_for(self, sequence: Sequence) -> WaitsFor:
-        if not self._has_slot(self._policy.lane(sequence)):
+        if not self._has_slot(self.policy.lane(sequence)):
             return WaitsFor.SLOT
         return WaitsFor.PREFIX if self._find_reuse(sequence) is None else WaitsFor.CELLS
 
     def release(self, sequence: Sequence) -> None:
-        self._memory.vacate(sequence)
+        self.memory.vacate(sequence)
         sequence.release()
         self.num_preemptions += 1
-        self._waiting.enter(sequence)
+        self.waiting.enter(sequence)
 
     def running_in_order(self) -> list[Sequence]:
-        policy = self._policy
-        return sorted(self._memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
-
-    def _admit_one(self) -> bool:
-        for lane in self._waiting.lanes:
-            outcome = self._admit_from(lane) if self._has_slot(lane) else _Outcome.NOBODY
-            if outcome is not _Outcome.NOBODY:
-                return outcome is _Outcome.ADMITTED
-        return False
+        policy = self.policy
+        return sorted(self.memory.running.values(), key=lambda s: (policy.lane(s), policy.key(s), s.arrival))
 
     def _has_slot(self, lane: int) -> bool:
-        lanes = [self._policy.lane(sequence) for sequence in self._memory.running.values()]
+        lanes = [self.policy.lane(sequence) for sequence in self.memory.running.values()]
         num_worse = sum(other > lane for other in lanes)
-        num_kept = min(self._num_seats, num_worse + self._waiting.num_behind(lane))
-        return len(lanes) - num_worse < self._num_slots - num_kept
+        num_kept = min(self.num_seats, num_worse + self.waiting.num_behind(lane))
+        return len(lanes) - num_worse < self.num_slots - num_kept
 
     def _admit_from(self, lane: int) -> _Outcome:
-        for newcomer in islice(self._waiting.in_turn(lane), _LOOK_AHEAD):
+        for newcomer in islice(self.waiting.in_turn(lane), _LOOK_AHEAD):
             reuse = self._find_reuse(newcomer)
             if reuse is None:
                 continue
@@ -176,23 +162,23 @@ class Admission:
                 # A released sequence may have been the source to share from, and its saved blocks may have
                 # evicted the blocks to restore.
                 reuse = self._find_reuse(newcomer) or NOTHING
-            self._waiting.leave(newcomer)
-            self._memory.place(newcomer, reuse)
+            self.waiting.leave(newcomer)
+            self.memory.place(newcomer, reuse)
             return _Outcome.ADMITTED
         return _Outcome.NOBODY
 
     def _find_reuse(self, newcomer: Sequence) -> PrefixReuse | None:
-        if self._cache is None:
+        if self.cache is None:
             return NOTHING
-        return find_reuse(newcomer, self._memory.running.values(), self._cache, self._policy)
+        return find_reuse(newcomer, self.memory.running.values(), self.cache, self.policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:
         """Preempt sequences of worse lanes, the last in order first. If even that is not enough, return
         False without preempting any."""
         victims: list[Sequence] = []
-        lane = self._policy.lane(newcomer)
-        lesser = [s for s in self.running_in_order() if self._policy.lane(s) > lane]
-        while not self._memory.has_place(newcomer, reuse, without=victims):
+        lane = self.policy.lane(newcomer)
+        lesser = [s for s in self.running_in_order() if self.policy.lane(s) > lane]
+        while not self.memory.has_place(newcomer, reuse, without=victims):
             if not lesser:
                 return False
             victims.append(lesser.pop())

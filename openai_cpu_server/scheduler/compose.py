@@ -123,7 +123,7 @@ class Composer:
         self._credit.account(step_ms, own=step_ms * batch_tokens / plan.num_tokens)
 
     def let_wait(self, ms: float) -> None:
-        """Charge streams for the time in which other cohorts computed."""
+        """Charge streams for the time in which other groups computed."""
         self._slack.account(ms, brings_tokens=False)
 
     def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:
@@ -247,8 +247,7 @@ class _Composition:
             plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), StepReason.TILE)
 
     def _add_forced(self, decoding: Seq[Sequence], budget_ms: float, reason: StepReason) -> None:
-        """Sequences with the fewest forced tokens go first, because a sequence samples again when all are
-        computed."""
+        """Sequences with the fewest forced tokens go first: they sample again when all are computed."""
         for sequence in sorted(decoding, key=self.plan.left_of):
             self._add_within(sequence, self.plan.left_of(sequence), budget_ms, reason)
 

@@ -24,31 +24,30 @@ from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSiz
 _WORTH_PADDING = 0.98
 """Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 % by themselves.
 
-`scripts/regress.py sensitivity cost_model._WORTH_PADDING`: 0.9 to 1.0 changes nothing. With our kernels no
+`scripts/regress.py streams cost_model._WORTH_PADDING`: 0.9 to 1.0 changes nothing. With our kernels no
 larger step is faster, and a tile of ggml's that pays saves much more (docs/measurements.md, "Steps cost a
 staircase").
 """
 _HARDLY_LONGER = 1.1
 """Maximum factor of a step's time for further tokens that must be computed anyway.
 
-`scripts/regress.py sensitivity cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first
+`scripts/regress.py streams cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first
 tokens come 11 % sooner; at 1.3 it computes 3 % more.
 """
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
 """Shares of a step's error (as a logarithm) that move the factor of everything, and the factors of its terms.
 
-`scripts/regress.py sensitivity cost_model._RATE_ALL`: a fifth of it makes stalls 10 % longer until the
+`scripts/regress.py streams cost_model._RATE_ALL`: a fifth of it makes stalls 10 % longer until the
 slowness is learned. Four times as much makes first tokens follow the noise, 7 % later.
 """
 _LARGEST_ERROR = math.log(1.5)
 """Limit of the error of a single step, which a noisy neighbour makes many times as long.
 
-`scripts/regress.py sensitivity cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3
+`scripts/regress.py streams cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3
 %.
 """
 _FURTHEST = math.log(8.0)
-"""Limit of the distance from measured costs, against nonsense. No busy machine was ever seen to be off by
-a factor of 8."""
+"""Limit of the distance from measured costs. No busy machine was ever off by a factor of 8."""
 _COPIED_TOKEN_MS = 0.003
 """Initial value: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
@@ -72,8 +71,7 @@ _GUESS = CostCurve(
     ),
     attended_ms=0.0004,
 )
-"""A model of 10^9 parameters (Q4_K_M, plain weights, f16 cells) on two cores of a Zen 5, with our first
-kernels."""
+"""A model of 10^9 parameters (Q4_K_M, f16 cells) on two cores of a Zen 5, with our first kernels."""
 
 
 class CostModel:
@@ -282,8 +280,7 @@ def _shape(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _slope(table: Sequence[float]) -> float:
-    """Milliseconds per token in the latter half of the table, or in all of it if noise makes that half
-    fall."""
+    """Milliseconds per token in the latter half of the table, or in all of it if that half falls."""
     last = len(table) - 1
     half = last // 2
     slope = (table[last] - table[half]) / (last - half)

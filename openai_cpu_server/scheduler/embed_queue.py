@@ -34,6 +34,10 @@ class EmbedPart:
         return self.pending.request.inputs[self.first : self.first + self.count]
 
     @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.inputs))
+
+    @property
     def num_left(self) -> int:
         return len(self.pending.request.inputs) - self.first - self.count
 
@@ -101,8 +105,7 @@ class EmbedQueue:
         return pending
 
     def compose(self, room: EmbedRoom) -> list[EmbedPart]:
-        """Return the parts of the next step without changing anything. There is at least one if any
-        request waits."""
+        """Return the parts of the next step, without changing anything; some if any request waits."""
         step = _Composition(room, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:
@@ -112,20 +115,18 @@ class EmbedQueue:
         return list(step.parts.values())
 
     def computed(self, parts: list[EmbedPart]) -> None:
-        self._account(parts)
+        if all(self._turns.values()):
+            batch = (part for part in parts if part.pending.request.priority is Priority.BATCH)
+            used, own = (sum(one.num_tokens for one in some) for some in (parts, batch))
+            self._credit.account(used, own=own)
+        else:
+            self._credit.lapse()
         for part in parts:
             pending = part.pending
-            self._turns[pending.request.priority].use(_path(pending), _num_tokens(part))
+            self._turns[pending.request.priority].use(_path(pending), part.num_tokens)
             pending.next = part.first + part.count
             if not pending.num_left:
                 self.remove(pending.request.id)
-
-    def _account(self, parts: list[EmbedPart]) -> None:
-        if not all(self._turns.values()):
-            self._credit.lapse()
-            return
-        spent = sum(_num_tokens(part) for part in parts if part.pending.request.priority is Priority.BATCH)
-        self._credit.account(sum(map(_num_tokens, parts)), own=spent)
 
 
 class _Composition:
@@ -145,7 +146,10 @@ class _Composition:
             tokens = part.next_tokens
             if tokens > left or not self._fits(tokens):
                 return
-            self._take(part, tokens)
+            self.parts[pending] = part
+            part.count += 1
+            self._num_inputs += 1
+            self._num_tokens += tokens
             left -= tokens
             turns.use(path, tokens)
             if not part.num_left:
@@ -157,13 +161,3 @@ class _Composition:
             return tokens <= room.max_tokens
         limit = min(room.budget_tokens, room.max_tokens)
         return self._num_inputs < room.max_inputs and self._num_tokens + tokens <= limit
-
-    def _take(self, part: EmbedPart, tokens: int) -> None:
-        self.parts[part.pending] = part
-        part.count += 1
-        self._num_inputs += 1
-        self._num_tokens += tokens
-
-
-def _num_tokens(part: EmbedPart) -> int:
-    return sum(map(len, part.inputs))

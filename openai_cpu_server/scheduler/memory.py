@@ -11,7 +11,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, SaveState, Verb
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.reuse import STOPS_APART, PrefixReuse
+from openai_cpu_server.scheduler.reuse import CHECKPOINT_DISTANCE, PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -133,37 +133,33 @@ class Checkpoints:
         wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
         self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 
-    def stops(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
+    def of(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
         """Return the checkpoints of a sequence that begins with this reuse.
 
         They are where the prompt branches off from saved or running prefixes, and at the request's prefix
         boundaries. Without boundaries there is one before the last prompt token, because the same prompt may
         come again. Others are at multiples of the interval, which are the same for all prompts with a common
-        prefix. Checkpoints keep a distance of `STOPS_APART`.
+        prefix. Checkpoints keep a distance of `CHECKPOINT_DISTANCE`.
         """
         if not self._saves_states:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
-        told = sequence.request.borders or (len(sequence.request.tokens) - 1,)
-        borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *told)})
+        boundaries = sequence.request.borders or (len(sequence.request.tokens) - 1,)
+        borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *boundaries)})
         found: list[int] = []
         for border in borders:
-            if self._is_apart(begin, found, border) and border < end:
+            if border - (found[-1] if found else begin) >= CHECKPOINT_DISTANCE and border < end:
                 found.append(border)
         for multiple in range(begin - begin % step + step, end, step):
             at = sequence.cut(multiple)
-            if all(abs(at - other) >= STOPS_APART for other in (begin, *found, end)):
+            if all(abs(at - other) >= CHECKPOINT_DISTANCE for other in (begin, *found, end)):
                 found.append(at)
         return sorted(found)
-
-    @staticmethod
-    def _is_apart(begin: int, found: list[int], border: int) -> bool:
-        return border - (found[-1] if found else begin) >= STOPS_APART
 
 
 HEADROOM_TOKENS = 32
 """Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it
-decodes: two blocks of the pool. `scripts/regress.py sensitivity memory.HEADROOM_TOKENS`: with room in the
+decodes: two blocks of the pool. `scripts/regress.py streams memory.HEADROOM_TOKENS`: with room in the
 pool 0 to 128 are equal."""
 
 
@@ -181,7 +177,9 @@ class SequenceMemory:
         self.ledger = ledger
         self.cache = cache
         self.running: dict[int, Sequence] = {}
-        self.checkpoints = Checkpoints(saves_states=cache.has_states and cache.totals.capacity_bytes > 0)
+        self.checkpoints = Checkpoints(
+            saves_states=cache.has_states and cache.totals.cache_capacity_bytes > 0
+        )
         self._num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))
         self._verbs: list[Verb] = []
@@ -202,28 +200,42 @@ class SequenceMemory:
         if not stayers:
             return True  # it fits alone: `submit` has seen to that
         freed = sum(self.ledger.num_exclusive(slot) for slot in leavers)
-        growth = sum(self._growth(s) for s in stayers)
+        growth = sum(max(0, self._foreseen(s) - self.ledger.num_held(s.slot)) for s in stayers)
         shared = 0 if reuse.source in leavers.values() else reuse.shared // self.ledger.block_size
         need = self._foreseen(newcomer) - shared
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Give a waiting sequence a slot with the KV cells that it reuses. The caller has checked
-        `has_place`."""
+        """Give a sequence a slot with the cells that it reuses. The caller has checked `has_place`."""
         slot = self._free_slots.pop()
-        sequence.run(slot, reuse.num_tokens, self.checkpoints.stops(sequence, reuse))
+        sequence.run(slot, reuse.num_tokens, self.checkpoints.of(sequence, reuse))
         self.running[slot] = sequence
-        self._verbs.append(_open(sequence))
+        request = sequence.request
+        self._verbs.append(
+            Open(
+                slot=slot,
+                sampling=request.sampling,
+                prompt=request.tokens,
+                output=sequence.output,
+                media_items=request.media_items,
+                media=request.media,
+                top_logprobs=request.top_logprobs,
+                constraint=request.constraint,
+            )
+        )
         self._verbs += reuse.verbs(slot)
         if reuse.source is not None:
             self.ledger.share(reuse.source.slot, slot, reuse.shared)
         self.ledger.grow(slot, reuse.num_tokens)
         self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cells_namespace)
-        self._count(sequence, reuse)
+        if sequence.cached_tokens is None:  # only the first run of a request counts
+            sequence.cached_tokens = min(reuse.num_tokens, len(request.tokens))
+            self._prompt_tokens += len(request.tokens)
+            self._cached_tokens += sequence.cached_tokens
 
-    def save_at_stop(self, sequence: Sequence) -> None:
-        while sequence.stops and sequence.stops[0] <= sequence.computed:
-            if sequence.stops.pop(0) == sequence.computed:
+    def save_at_checkpoint(self, sequence: Sequence) -> None:
+        while sequence.checkpoints and sequence.checkpoints[0] <= sequence.computed:
+            if sequence.checkpoints.pop(0) == sequence.computed:
                 self._save(sequence)
 
     def vacate(self, sequence: Sequence) -> None:
@@ -239,21 +251,15 @@ class SequenceMemory:
         self._verbs += [Drop(number) for number in self.cache.clear()]
 
     def stats(self) -> KVStats:
-        cache = self.cache.totals
         return KVStats(
             block_tokens=self.ledger.block_size,
             pool_blocks=self.ledger.num_blocks,
             pool_blocks_used=self.ledger.num_used,
             pool_blocks_shared=self.ledger.num_shared,
             cache_block_tokens=BLOCK_TOKENS,
-            cache_capacity_blocks=cache.capacity_blocks,
-            cache_blocks=cache.blocks,
-            cache_states=cache.states,
-            cache_capacity_bytes=cache.capacity_bytes,
-            cache_bytes=cache.used_bytes,
-            cache_evictions=cache.evictions,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            **self.cache.totals._asdict(),
         )
 
     def check(self) -> None:
@@ -269,9 +275,6 @@ class SequenceMemory:
         headroom = min(max(sequence.remaining, 0), HEADROOM_TOKENS)
         return self.ledger.blocks_for(len(sequence.tokens) + headroom)
 
-    def _growth(self, sequence: Sequence) -> int:
-        return max(0, self._foreseen(sequence) - self.ledger.num_held(sequence.slot))
-
     def _save(self, sequence: Sequence) -> None:
         request = sequence.request
         insertion = self.cache.insert(
@@ -281,25 +284,3 @@ class SequenceMemory:
         self._verbs += [Save(sequence.slot, start, end, number) for number, start, end in insertion.saved]
         if insertion.state is not None:
             self._verbs.append(SaveState(sequence.slot, sequence.computed, insertion.state))
-
-    def _count(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Count only the first run of a request."""
-        if sequence.cached_tokens is None:
-            prompt_tokens = len(sequence.request.tokens)
-            sequence.cached_tokens = min(reuse.num_tokens, prompt_tokens)
-            self._prompt_tokens += prompt_tokens
-            self._cached_tokens += sequence.cached_tokens
-
-
-def _open(sequence: Sequence) -> Open:
-    request = sequence.request
-    return Open(
-        slot=sequence.slot,
-        sampling=request.sampling,
-        prompt=request.tokens,
-        output=sequence.output,
-        media_items=request.media_items,
-        media=request.media,
-        top_logprobs=request.top_logprobs,
-        constraint=request.constraint,
-    )

@@ -1,5 +1,4 @@
-"""Estimates of waiting times for waiting and new requests. Outputs may be shorter or longer, and other
-requests may arrive."""
+"""Estimates of waiting times. Outputs may be shorter or longer, and other requests may arrive."""
 
 from __future__ import annotations
 
@@ -7,13 +6,16 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
+
+import msgspec
 
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.scheduler.adapter_groups import EncodingTurns
 from openai_cpu_server.scheduler.admission import WaitingRoom
-from openai_cpu_server.scheduler.cohort import EncodingTurns
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
@@ -46,7 +48,8 @@ class WaitingLine:
         self._expected_left = expected_left
         self._lane = lane
         self._token_ms = cost.predict_ms(READING_TOKENS) / READING_TOKENS
-        self._round_ms = _round_ms(running, cost)
+        sizes = Counter(sequence.request.adapter for sequence in running).values()
+        self._round_ms = sum(map(cost.predict_ms, sizes)) or cost.predict_ms(1)
         self._backlog = _Backlog()
         self._places, self._best_lane = [0] * num_slots, -1
 
@@ -58,7 +61,7 @@ class WaitingLine:
         self._backlog.add(sequence, sequence.expected_pending)
         own_ms = self._encodings.price_ms(sequence)
         self._encoding_ms += own_ms
-        return self._ms(start, sequence.request.adapter, is_blind=own_ms > 0)
+        return self._ms(start, sequence.request.adapter, waits_for_encoder=own_ms > 0)
 
     def newcomer_ms(self, lane: int) -> float:
         """Time to first token of an additional sequence without a prompt or an adapter."""
@@ -70,19 +73,22 @@ class WaitingLine:
         if lane <= self._best_lane:
             return
         joining = [s for s in self._running if self._best_lane < self._lane(s) <= lane]
-        self._places = _with_taken(self._places, [max(1, self._expected_left(s)) for s in joining])
+        leaving = [max(1, self._expected_left(sequence)) for sequence in joining]
+        taken = [steps for steps in self._places if steps] + leaving
+        num_places, num_free = len(self._places), max(0, len(self._places) - len(taken))
+        self._places = sorted([0] * num_free + taken)[:num_places]
         for sequence in joining:
             self._backlog.join(sequence)
             self._encoding_ms += self._encodings.price_ms(sequence)
         self._best_lane = lane
 
-    def _ms(self, start: int, adapter: str | None, *, is_blind: bool = False) -> float:
+    def _ms(self, start: int, adapter: str | None, *, waits_for_encoder: bool = False) -> float:
         """A sequence that waits for the encoder waits for all items before it, with the steps between
         their slices. Any other waits for a slice behind each step."""
         num_tokens = self._backlog.tokens_until(adapter)
         ms = start * self._round_ms + num_tokens * self._token_ms
         slice_ms = self._encodings.slice_ms
-        if is_blind:
+        if waits_for_encoder:
             between_ms = self._round_ms if self._running else 0.0
             return ms + self._encoding_ms * (1 + between_ms / slice_ms)
         num_steps = 1 + start + num_tokens // READING_TOKENS
@@ -90,10 +96,10 @@ class WaitingLine:
 
 
 class _Backlog:
-    """Prompt tokens still to be computed, by cohort.
+    """Prompt tokens still to be computed, by adapter group.
 
-    Cohorts take turns by their used time: while one computes its prompts, each other one gets as much time if
-    it has enough work. A cohort that decodes always has.
+    Groups take turns by their used time: while one computes its prompts, each other one gets as much time if
+    it has enough work. A group that decodes always has.
     """
 
     def __init__(self) -> None:
@@ -110,24 +116,13 @@ class _Backlog:
         self._tokens[sequence.request.adapter] += num_tokens
 
     def tokens_until(self, adapter: str | None) -> int:
-        """Count the tokens that are computed until the last prompt of this cohort is."""
+        """Count the tokens that are computed until the last prompt of this group is."""
         own, writing = self._tokens[adapter], self._writing - {adapter}
         reading = (n for other, n in self._tokens.items() if other != adapter and other not in writing)
         return own * (1 + len(writing)) + sum(min(own, tokens) for tokens in reading)
 
 
-def _round_ms(running: Seq[Sequence], cost: StepCost) -> float:
-    sizes = Counter(sequence.request.adapter for sequence in running).values()
-    return sum(cost.predict_ms(size) for size in sizes) or cost.predict_ms(1)
-
-
-def _with_taken(places: list[int], leaving: list[int]) -> list[int]:
-    taken = [steps for steps in places if steps] + leaving
-    num_free = max(0, len(places) - len(taken))
-    return sorted([0] * num_free + taken)[: len(places)]
-
-
-_TOLD = 200
+_MOST_PLACES = 200
 """Waiting sequences whose place is reported, which bounds the message: 50 bytes each, twice a second."""
 _LOOKED_AT = 64
 """Waiting sequences of a lane whose times are added up; later ones are assumed to be similar. It bounds
@@ -141,28 +136,20 @@ _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the cost of one pair is found."""
 
 
+@dataclass(eq=False)
 class EtaEstimator:
-    def __init__(
-        self,
-        sequences: LiveSequences,
-        waiting: WaitingRoom,
-        running: Mapping[int, Sequence],
-        costs: LearnedCosts,
-        encodings: EncodingTurns,
-        policy: PriorityPolicy,
-        *,
-        num_slots: int,
-        stall_ms: float,
-    ) -> None:
-        self._sequences = sequences
-        self._waiting = waiting
-        self._running = running
-        self._costs = costs
-        self._encodings = encodings
-        self._policy = policy
-        self._num_slots = num_slots
-        self._stall_ms = stall_ms
-        self._decode_tokens = min(READING_TOKENS, num_slots)
+    sequences: LiveSequences
+    waiting: WaitingRoom
+    running: Mapping[int, Sequence]
+    costs: LearnedCosts
+    encodings: EncodingTurns
+    policy: PriorityPolicy
+    _: KW_ONLY
+    num_slots: int
+    stall_ms: float
+
+    def __post_init__(self) -> None:
+        self._decode_tokens = min(READING_TOKENS, self.num_slots)
         self._work_ms = [0.0, 0.0]
         """Computed tokens by priority at the cost of full steps: the used part of the machine, regardless
         of the distribution over steps."""
@@ -170,7 +157,7 @@ class EtaEstimator:
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         if not plan.parts:
             return
-        cost = self._costs.of(adapter)
+        cost = self.costs.of(adapter)
         reading_ms = _token_ms(cost, READING_TOKENS)
         decoding_ms = _token_ms(cost, self._decode_tokens)
         attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
@@ -179,49 +166,48 @@ class EtaEstimator:
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
     def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
-        """Return estimates for the first waiting sequences in their order. `slowdown`: factor of all
-        times."""
-        line, first = self._line(), islice(self._waiting.in_order(), _TOLD)
+        """Return estimates for the first waiting sequences in order. `slowdown`: factor of all times."""
+        line, first = self._line(), islice(self.waiting.in_order(), _MOST_PLACES)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
         """Estimate the time to first token of a running sequence. Other prompts are computed in turn with
         it, and each stream gets a token in each step."""
         own = max(0, sequence.request.num_tokens - sequence.computed)
-        cost, running = self._costs.of(sequence.request.adapter), self._running.values()
+        cost, running = self.costs.of(sequence.request.adapter), self.running.values()
         others = [s.pending for s in running if s is not sequence and s.pending > 1]
         num_streams = sum(s.is_decoding for s in running)
         num_tokens = own + sum(min(own, pending) for pending in others)
-        reading_ms = num_tokens * _reading_ms(cost, num_streams, self._stall_ms)
+        reading_ms = num_tokens * _reading_ms(cost, num_streams, self.stall_ms)
         attention_ms = own * (sequence.computed + own / 2) * _pair_ms(cost)
-        return slowdown * (reading_ms + attention_ms + self._encodings.price_ms(sequence))
+        return slowdown * (reading_ms + attention_ms + self.encodings.price_ms(sequence))
 
     def forecast(self) -> Forecast:
-        running, cost = list(self._running.values()), self._costs.model
+        running, cost = list(self.running.values()), self.costs.model
         attended = sum(len(sequence.tokens) for sequence in running)
         step_ms = cost.predict_ms(len(running), attended) if running else 0.0
         context = attended // max(1, len(running))
         line = self._line()
-        wait_ms = [_newcomer_ms(self._waiting, line, self._policy.lane(one)) for one in _NEWCOMERS]
+        wait_ms = [_newcomer_ms(self.waiting, line, self.policy.lane(one)) for one in _NEWCOMERS]
         num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
         return Forecast(
             # A newcomer comes somewhere within the step that runs: half of it is left.
             wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
-            token_ms=_reading_ms(cost, num_streams, self._stall_ms),
+            token_ms=_reading_ms(cost, num_streams, self.stall_ms),
             attended_ms=_pair_ms(cost),
             stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
             work_ms=ByPriority(*self._work_ms),
-            num_live=self._sequences.counts,
+            num_live=self.sequences.counts,
         )
 
     def _line(self) -> WaitingLine:
         return WaitingLine(
-            list(self._running.values()),
-            self._costs.model,
-            self._encodings,
-            num_slots=self._num_slots,
-            expected_left=self._sequences.expected_left,
-            lane=self._policy.lane,
+            list(self.running.values()),
+            self.costs.model,
+            self.encodings,
+            num_slots=self.num_slots,
+            expected_left=self.sequences.expected_left,
+            lane=self.policy.lane,
         )
 
 
@@ -252,10 +238,7 @@ def _pair_ms(cost: StepCost) -> float:
     return (cost.predict_ms(READING_TOKENS, _MANY_PAIRS) - cost.predict_ms(READING_TOKENS)) / _MANY_PAIRS
 
 
-def _newcomer(priority: Priority) -> Sequence:
-    sampling = Sampling(seed=0)
-    request = GenerationRequest(id="", tokens=(0,), max_tokens=1, sampling=sampling, priority=priority)
-    return Sequence(request, (), (), 0, 0.0)
-
-
-_NEWCOMERS = tuple(_newcomer(priority) for priority in Priority)
+_NEWCOMER = GenerationRequest(id="", tokens=(0,), max_tokens=1, sampling=Sampling(seed=0))
+_NEWCOMERS = tuple(
+    Sequence(msgspec.structs.replace(_NEWCOMER, priority=priority), (), (), 0, 0.0) for priority in Priority
+)

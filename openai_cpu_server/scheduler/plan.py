@@ -163,8 +163,7 @@ class StepPlan:
         self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Plan draft tokens behind all pending tokens of the sequence. The caller has checked
-        `draft_room`."""
+        """Plan draft tokens behind all pending tokens. The caller has checked `draft_room`."""
         assert 0 < num_tokens <= self.draft_room
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
@@ -186,17 +185,14 @@ class StepCost(Protocol):
 
     def predict_ms(self, size: StepSize, attended: int = 0) -> float:
         """Predict the time of a step. `attended`: pairs of a token and a cell that it attends to."""
-        ...
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
         """Return the size from `num_tokens` to the end of its tile, at most `limit`, that is clearly
         fastest, or `num_tokens` if none is."""
-        ...
 
     def free_size(self, num_tokens: int, limit: int) -> int:
         """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free.
         They must be tokens that are needed anyway, not padding."""
-        ...
 
     def refine(self, size: StepSize, attended: int, actual_ms: float) -> None: ...
 

@@ -7,34 +7,214 @@ numbers.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import NamedTuple
 
-from openai_cpu_server.contract.replica import BLOCK_TOKENS
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, PrefixNews, block_hash, root_hash
 from openai_cpu_server.contract.step import SavedBlock
-from openai_cpu_server.scheduler.prefix_tree import Block, BlockTree, PrefixJournal, is_block
+
+Tokens = tuple[int, ...]
+_STRIDE = 64
+"""Tokens compared at once; any number of this order will do."""
+
+
+@dataclass(eq=False)
+class Branch:
+    """Root of a namespace, or end of a block, where further blocks begin."""
+
+    name: int = field(kw_only=True)
+    """Name of the tokens up to here, equal on all machines (`contract.replica`)."""
+    children: dict[Tokens, Block] = field(default_factory=dict)
+    ordered: list[Tokens] = field(default_factory=list)
+    """Sorted keys of `children`: the longest common prefix with some tokens is next to their position."""
+    num_parts: int = 0
+    """Number of incomplete children."""
+
+    def closest(self, tokens: Tokens) -> tuple[Block | None, int]:
+        """Return the child with the longest common prefix with `tokens`, and its length; else (None, 0)."""
+        if not tokens:
+            return None, 0
+        at = bisect_left(self.ordered, tokens)
+        neighbours = self.ordered[max(0, at - 1) : at + 1]
+        common, best = max(((common_prefix(tokens, key), key) for key in neighbours), default=(0, ()))
+        return (self.children[best], common) if common else (None, 0)
+
+    def part_of(self, tokens: Tokens) -> Block | None:
+        """Return the longest incomplete child that these tokens begin with."""
+        if not self.num_parts:
+            return None
+        most = min(len(tokens), BLOCK_TOKENS - 1)
+        beginnings = (self.children.get(tokens[:length]) for length in range(most, 0, -1))
+        return next((block for block in beginnings if block is not None), None)
+
+
+@dataclass(eq=False)
+class _Root(Branch):
+    namespace: str = field(kw_only=True)
+
+
+@dataclass(eq=False)
+class Block(Branch):
+    """Block of tokens. Only complete blocks have children; the last block of a text may have fewer tokens."""
+
+    number: int = field(kw_only=True)
+    tokens: Tokens = field(kw_only=True)
+    parent: Branch = field(kw_only=True)
+    state: int | None = None
+    """Number of the state that is saved at its end."""
+    gain: int = 0
+    """Tokens that the state saved when it was added, compared with the previous state."""
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.tokens) == BLOCK_TOKENS
+
+    @property
+    def is_in_vain(self) -> bool:
+        """True if the block leads to no state."""
+        return not self.children and self.state is None
+
+    def path(self) -> list[Block]:
+        """Return the block and all blocks before it, the last first."""
+        found, branch = [], self.parent
+        found.append(self)
+        while isinstance(branch, Block):
+            found.append(branch)
+            branch = branch.parent
+        return found
+
+
+class PrefixJournal:
+    """Additions and removals of whole blocks, for routers."""
+
+    def __init__(self) -> None:
+        self._changes: dict[int, bool] = {}
+        """True by name if the block is saved now. An added and removed block counts as removed."""
+
+    def saved(self, name: int) -> None:
+        self._changes[name] = True
+
+    def dropped(self, name: int) -> None:
+        self._changes[name] = False
+
+    def take(self) -> PrefixNews | None:
+        changes, self._changes = self._changes, {}
+        if not changes:
+            return None
+        return PrefixNews(
+            saved=tuple(name for name, is_saved in changes.items() if is_saved),
+            dropped=tuple(name for name, is_saved in changes.items() if not is_saved),
+        )
+
+
+class BlockTree:
+    def __init__(self, journal: PrefixJournal | None) -> None:
+        self._journal = journal
+        self._roots: dict[str, _Root] = {}
+        self._num_blocks = 0
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    def __iter__(self) -> Iterator[tuple[str, Block]]:
+        """Yield each block with its namespace, parents before children."""
+        for namespace, root in self._roots.items():
+            stack: list[Branch] = [root]
+            while stack:
+                for block in stack.pop().children.values():
+                    yield namespace, block
+                    stack.append(block)
+
+    def whole_blocks(self, tokens: Sequence[int], namespace: str, limit: int) -> list[Block]:
+        branch: Branch | None = self._roots.get(namespace)
+        path: list[Block] = []
+        while branch is not None and (len(path) + 1) * BLOCK_TOKENS <= limit:
+            start = len(path) * BLOCK_TOKENS
+            branch = child = branch.children.get(tuple(tokens[start : start + BLOCK_TOKENS]))
+            if child is not None:
+                path.append(child)
+        return path
+
+    def behind(self, path: Sequence[Block], namespace: str) -> Branch:
+        return path[-1] if path else self._roots.get(namespace) or _NOWHERE
+
+    def add(self, number: int, tokens: Tokens, parent: Block | None, namespace: str) -> Block:
+        """`parent`: None for the first block of a text."""
+        branch = parent or self._root(namespace)
+        name = block_hash(branch.name, tokens)
+        block = Block(number=number, tokens=tokens, parent=branch, name=name)
+        branch.children[tokens] = block
+        branch.num_parts += not block.is_whole
+        insort(branch.ordered, tokens)
+        self._num_blocks += 1
+        if self._journal is not None and block.is_whole:
+            self._journal.saved(name)
+        return block
+
+    def remove(self, block: Block) -> None:
+        assert not block.children, "only leaves go"
+        self._num_blocks -= 1
+        del block.parent.children[block.tokens]
+        block.parent.num_parts -= not block.is_whole
+        block.parent.ordered.remove(block.tokens)
+        if self._journal is not None and block.is_whole:
+            self._journal.dropped(block.name)
+        if isinstance(block.parent, _Root) and not block.parent.children:
+            del self._roots[block.parent.namespace]
+
+    def check(self) -> None:
+        assert all(root.children for root in self._roots.values()), "a namespace without blocks stays"
+        blocks = [block for _, block in self]
+        assert len(blocks) == len(self) == len({block.number for block in blocks})
+        for branch in (*self._roots.values(), *blocks):
+            assert branch.ordered == sorted(branch.children)
+            assert branch.num_parts == sum(not child.is_whole for child in branch.children.values())
+        for block in blocks:
+            assert is_block(block.tokens)
+            assert block.is_whole or not block.children, "only whole blocks have children"
+
+    def _root(self, namespace: str) -> _Root:
+        if namespace not in self._roots:
+            self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
+        return self._roots[namespace]
+
+
+_NOWHERE = Branch(name=0)
+
+
+def is_block(tokens: Tokens) -> bool:
+    return 0 < len(tokens) <= BLOCK_TOKENS
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix. Comparing many tokens at once is fast in Python."""
+    length, at = min(len(a), len(b)), 0
+    while at < length and tuple(a[at : at + _STRIDE]) == tuple(b[at : at + _STRIDE]):
+        at += _STRIDE
+    while at < length and a[at] == b[at]:
+        at += 1
+    return min(at, length)
+
 
 _LEAST_GAIN = 16
-"""Minimum tokens behind the previous state that make a state worth saving, because fewer are computed in a
-moment."""
+"""Minimum tokens behind the previous state for which a state is saved: fewer take a moment."""
 _LEAST_RECENT = 16
-"""Number of least recently used states among which the one that saves the fewest tokens per byte is
-evicted."""
+"""Number of least recent states among which the one that saves the fewest tokens per byte goes."""
 
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """Longest saved prefix that a sequence can begin with: all of `blocks`, and the first `tail_tokens` of
-    the block `tail`."""
+    """Longest saved prefix: all of `blocks`, and the first `tail_tokens` of the block `tail`."""
 
     blocks: tuple[int, ...] = ()
     tail: int | None = None
     tail_tokens: int = 0
     state: int | None = None
-    known: int = 0
+    longest: int = 0
     """With states: length of the longest saved prefix, with or without a state at its end."""
 
     @property
@@ -53,12 +233,14 @@ class PrefixInsertion:
 
 
 class CacheTotals(NamedTuple):
-    blocks: int
-    states: int
-    evictions: int
-    used_bytes: int
-    capacity_bytes: int
-    capacity_blocks: int
+    """Figures of the cache in `KVStats`."""
+
+    cache_blocks: int
+    cache_states: int
+    cache_evictions: int
+    cache_bytes: int
+    cache_capacity_bytes: int
+    cache_capacity_blocks: int
     """Number of blocks that fit without states, or 0 if blocks have no size."""
 
 
@@ -74,31 +256,30 @@ class _Books:
         self.recency: OrderedDict[int, Block] = OrderedDict()
         """Evictable blocks, least recent first: all but pinned ones, or those with a state."""
         self.pinned: dict[int, Block] = {}
-        self._block_bytes = block_bytes
-        self._state_bytes = state_bytes
+        self.block_bytes = block_bytes
+        self.state_bytes = state_bytes
 
     def totals(self) -> CacheTotals:
-        num_blocks = self.capacity // self._block_bytes if self._block_bytes else 0
+        num_blocks = self.capacity // self.block_bytes if self.block_bytes else 0
         return CacheTotals(
             len(self.tree), self.num_states, self.num_evictions, self.used, self.capacity, num_blocks
         )
 
     @property
     def used(self) -> int:
-        return len(self.tree) * self._block_bytes + self.num_states * self._state_bytes
+        return len(self.tree) * self.block_bytes + self.num_states * self.state_bytes
 
     def has_room(self, block: SavedBlock) -> bool:
-        num_bytes = self._block_bytes + (self._state_bytes if block.state is not None else 0)
+        num_bytes = self.block_bytes + (self.state_bytes if block.state is not None else 0)
         return self.used + num_bytes <= self.capacity
 
     def has_room_behind(self, path: list[Block], num_tokens: int) -> bool:
         """Return True if blocks up to `num_tokens` and a state fit after eviction of everything but the
         path, pinned blocks and their parents."""
-        num_new = -(-num_tokens // BLOCK_TOKENS) - len(path)
-        kept = {block.number for last in (*self.pinned.values(), *path[-1:]) for block in last.path()}
-        num_states = len(self.pinned) + sum(block.state is not None for block in path)
-        kept_bytes = (len(kept) + num_new) * self._block_bytes + (num_states + 1) * self._state_bytes
-        return kept_bytes <= self.capacity
+        staying = {block.number for last in (*self.pinned.values(), *path[-1:]) for block in last.path()}
+        num_blocks = len(staying) + -(-num_tokens // BLOCK_TOKENS) - len(path)
+        num_states = len(self.pinned) + sum(block.state is not None for block in path) + 1
+        return num_blocks * self.block_bytes + num_states * self.state_bytes <= self.capacity
 
     def begin_at(self, block: Block, state: int, gain: int) -> None:
         block.state, block.gain = state, gain
@@ -106,8 +287,7 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """With states only the block at which a sequence begins counts as used; otherwise all blocks of
-        the path do."""
+        """With states only the last block, where a sequence begins, counts as used; else the whole path."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)
@@ -129,13 +309,7 @@ class _Books:
             ordered.update((block.number, block) for block in reversed(path))
         return [*ordered.values()]
 
-    def make_room_for_block(self, keep: Sequence[Block], evicted: list[int]) -> bool:
-        return self._make_room(self._block_bytes, keep, evicted)
-
-    def make_room_for_state(self, keep: Sequence[Block], evicted: list[int]) -> bool:
-        return self._make_room(self._state_bytes, keep, evicted)
-
-    def _make_room(self, num_bytes: int, keep: Sequence[Block], evicted: list[int]) -> bool:
+    def make_room(self, num_bytes: int, keep: Sequence[Block], evicted: list[int]) -> bool:
         """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails. The
         numbers of evicted blocks are added to `evicted`."""
         while self.used + num_bytes > self.capacity:
@@ -151,12 +325,13 @@ class _Books:
             oldest = next(iter(self.recency.values()), None)
             return None if oldest is None or oldest in keep or oldest.children else oldest
         others = (block for block in self.recency.values() if block not in keep)
-        return min(islice(others, _LEAST_RECENT), key=self._worth, default=None)
 
-    def _worth(self, block: Block) -> float:
-        """Tokens that the state saves per byte that its eviction frees."""
-        own = 0 if block.children else -(-block.gain // BLOCK_TOKENS)
-        return block.gain / (self._state_bytes + own * self._block_bytes)
+        def worth(block: Block) -> float:
+            """Tokens that the state saves per byte that its eviction frees."""
+            own = 0 if block.children else -(-block.gain // BLOCK_TOKENS)
+            return block.gain / (self.state_bytes + own * self.block_bytes)
+
+        return min(islice(others, _LEAST_RECENT), key=worth, default=None)
 
     def evict(self, block: Block, keep: Sequence[Block]) -> list[int]:
         """Remove a block, or its state and all blocks that then lead to no other. Return the numbers."""
@@ -248,12 +423,14 @@ class SavedPrefixes:
         state = None
         gain = self._gain(path, tokens, namespace, pin=pin) if self.has_states else 0
         if not self.has_states or (gain and self._books.has_room_behind(path, len(tokens))):
-            while len(path) * BLOCK_TOKENS < len(tokens) and self._books.make_room_for_block(path, dropped):
+            while len(path) * BLOCK_TOKENS < len(tokens) and self._books.make_room(
+                self._books.block_bytes, path, dropped
+            ):
                 start = len(path) * BLOCK_TOKENS
                 block = self._add(path, tuple(tokens[start : start + BLOCK_TOKENS]), namespace)
                 dropped += self._supersede(block)
                 saved.append((block.number, start, start + len(block.tokens)))
-            if gain and self._books.make_room_for_state(path, dropped):
+            if gain and self._books.make_room(self._books.state_bytes, path, dropped):
                 state = self._number()
                 self._books.begin_at(path[-1], state, gain)
             self._books.touch(path)
@@ -282,18 +459,19 @@ class SavedPrefixes:
         for block in blocks:
             numbers = [block.number] if block.state is None else [block.number, block.state]
             parent = adopted.get(block.parent) if block.parent is not None else None
-            if not self._can_adopt(block, parent):
+            has_parent = block.parent is None or (parent is not None and parent.is_whole)
+            is_fit = is_block(block.tokens) and (block.state is None or self.has_states)
+            if not (has_parent and is_fit and self._books.has_room(block)):
                 refused += numbers
                 continue
             added = adopted[block.number] = self._books.attach(
                 block.number, block.tokens, parent, block.namespace
             )
             if block.state is not None:
-                before = [len(one.tokens) for one in added.path()]
-                known = next((i for i, one in enumerate(added.path()) if one.state is not None), None)
-                self._books.begin_at(added, block.state, sum(before[:known]))
+                behind = takewhile(lambda one: one.state is None, added.path())
+                self._books.begin_at(added, block.state, sum(len(one.tokens) for one in behind))
             self._next_number = max(self._next_number, *(number + 1 for number in numbers))
-        # `_touch` goes backwards: children first, then their parents, which must be more recent.
+        # `touch` goes backwards: children first, then their parents, which must be more recent.
         self._books.touch(list(adopted.values()))
         if self.has_states:
             for leaf in [one for one in adopted.values() if one.is_in_vain]:
@@ -324,8 +502,7 @@ class SavedPrefixes:
                 assert rank[parent.number] > rank[block.number], "a child is more recent than its parent"
 
     def _held(self, tokens: Sequence[int], namespace: str) -> list[Block]:
-        """With states only a last block with exactly the last tokens counts, because a state is at the end
-        of a block."""
+        """With states a last block must have exactly the last tokens, because its state is at its end."""
         path = self._books.tree.whole_blocks(tokens, namespace, len(tokens))
         branch = self._books.tree.behind(path, namespace)
         rest = tuple(tokens[len(path) * BLOCK_TOKENS :])
@@ -335,18 +512,18 @@ class SavedPrefixes:
         return [*path, last] if last and common == len(rest) else path
 
     def _last_state(
-        self, path: list[Block], tokens: Sequence[int], namespace: str, limit: int, known: int
+        self, path: list[Block], tokens: Sequence[int], namespace: str, limit: int, longest: int
     ) -> PrefixMatch:
         while True:
             start = len(path) * BLOCK_TOKENS
             rest = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
             part = self._books.tree.behind(path, namespace).part_of(rest)
             if part is not None:
-                return PrefixMatch(_numbers(path), part.number, len(part.tokens), part.state, known)
+                return PrefixMatch(_numbers(path), part.number, len(part.tokens), part.state, longest)
             if not path:
-                return PrefixMatch(known=known)
+                return PrefixMatch(longest=longest)
             if path[-1].state is not None:
-                return PrefixMatch(_numbers(path), state=path[-1].state, known=known)
+                return PrefixMatch(_numbers(path), state=path[-1].state, longest=longest)
             path = path[:-1]
 
     def _gain(self, path: list[Block], tokens: Sequence[int], namespace: str, *, pin: bool) -> int:
@@ -376,11 +553,6 @@ class SavedPrefixes:
         block = self._books.attach(self._number(), tokens, path[-1] if path else None, namespace)
         path.append(block)
         return block
-
-    def _can_adopt(self, block: SavedBlock, parent: Block | None) -> bool:
-        has_parent = block.parent is None or (parent is not None and parent.is_whole)
-        is_fit = is_block(block.tokens) and (block.state is None or self.has_states)
-        return has_parent and is_fit and self._books.has_room(block)
 
 
 def _numbers(path: Sequence[Block]) -> tuple[int, ...]:

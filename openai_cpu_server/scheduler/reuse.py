@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Restore, RestoreState, ShareCells, Verb
-from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import common_prefix
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
-STOPS_APART = BLOCK_TOKENS
-"""Minimum tokens between two checkpoints of a sequence, because each adds a step and delays the first
-token."""
+CHECKPOINT_DISTANCE = BLOCK_TOKENS
+"""Minimum tokens between two checkpoints, because each adds a step and delays the first token."""
 WORTH_WAITING = BLOCK_TOKENS
 """Minimum length of a common prefix for which a request waits while another one computes it."""
 
@@ -77,9 +75,9 @@ def _longest_reuse(
     soon = max((common for _, common in later), default=0)
     if soon > now and soon >= WORTH_WAITING:
         if cache.has_states:
-            next(s for s, common in later if common == soon).stop_at(soon, apart=STOPS_APART)
+            next(s for s, common in later if common == soon).add_checkpoint(soon, apart=CHECKPOINT_DISTANCE)
         return None
-    parts_at = max([match.known, *(common for _, common in kin)])
+    parts_at = max([match.longest, *(common for _, common in kin)])
     if joined is not None and 0 < joined[1] == now:
         return PrefixReuse(joined[0], now, parts_at=parts_at)
     # Cells may come from one that has gone on since the state that the cache has was saved.
@@ -116,7 +114,7 @@ def _pieces(match: PrefixMatch, skip: int) -> tuple[tuple[int, int, int], ...]:
 def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
     if newcomer.request.cells_namespace != other.request.cells_namespace:
         return 0
-    known = newcomer.shared_prefixes
-    if other.arrival not in known:
-        known[other.arrival] = common_prefix(newcomer.tokens, other.request.tokens)
-    return min(known[other.arrival], limit)
+    lengths = newcomer.shared_prefixes
+    if other.arrival not in lengths:
+        lengths[other.arrival] = common_prefix(newcomer.tokens, other.request.tokens)
+    return min(lengths[other.arrival], limit)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import (
-    Drafted,
     Open,
     SavedBlock,
     ShownHolding,
@@ -20,8 +18,8 @@ from openai_cpu_server.contract.step import (
     Step,
     StepResult,
 )
-from openai_cpu_server.scheduler.admission import Admission, WaitingRoom, WaitsFor
-from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn, EncodingTurns
+from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTurn, EncodingTurns
+from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
@@ -39,42 +37,13 @@ _MOST_RUNS = 4096
 """Maximum runs of tiles in a message. Tiles are enlarged until the runs of more scattered cells fit."""
 
 
-def shown_state(memory: SequenceMemory, waits: Iterable[tuple[Sequence, WaitsFor]]) -> ShownState:
-    ledger = memory.ledger
-    tile_blocks = max(1, -(-ledger.num_blocks // _MOST_TILES))
-    holdings = _holdings(memory, tile_blocks)
-    while sum(len(holding.runs) for holding in holdings) > _MOST_RUNS:
-        tile_blocks *= 2
-        holdings = _holdings(memory, tile_blocks)
-    return ShownState(
-        pool_tiles=-(-ledger.num_blocks // tile_blocks),
-        tile_blocks=tile_blocks,
-        holdings=holdings,
-        waits=tuple(ShownWait(sequence.request.id, lacks.value) for sequence, lacks in waits),
-        cache_pinned_blocks=memory.cache.num_pinned,
-    )
-
-
-def _holdings(memory: SequenceMemory, tile_blocks: int) -> tuple[ShownHolding, ...]:
-    return tuple(
-        ShownHolding(
-            sequence.request.id,
-            sequence.request.client,
-            sequence.request.priority,
-            memory.ledger.runs(slot, tile_blocks),
-        )
-        for slot, sequence in memory.running.items()
-    )
-
-
-_TOLD_WHY = 32
+_MOST_WAITS = 32
 """Waiting sequences whose reason is reported: finding it takes 20 microseconds each."""
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Capacity of one step of the backend. `step_tokens` and `step_outputs` limit tokens and rows of
-    logits."""
+    """Capacity of one step. `step_tokens` and `step_outputs` limit tokens and rows of logits."""
 
     num_slots: int
     step_tokens: int
@@ -121,13 +90,13 @@ class Scheduler:
             equal_parts=cache.has_states,
             state_tokens=limits.state_tokens,
         )
-        self._pictures = EncodingTurns(options)
+        self._encodings = EncodingTurns(options)
         self.expectations = EtaEstimator(
             self.sequences,
             self._waiting,
             self._memory.running,
             self.costs,
-            self._pictures,
+            self._encodings,
             policy,
             num_slots=limits.num_slots,
             stall_ms=options.stall_ms,
@@ -141,9 +110,9 @@ class Scheduler:
             num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
         )
         self._claims = CellClaims(self._memory, self._admission)
-        self._cohorts = Cohorts(options)
+        self._groups = AdapterGroups(options)
         self.plan = StepPlan(self._room)
-        self._turn = CohortTurn(None, self.plan)
+        self._turn = AdapterTurn(None, self.plan)
         self._drafts = ChosenDrafts()
 
     @property
@@ -163,8 +132,28 @@ class Scheduler:
         return self._memory.cache.export()
 
     def shown_state(self) -> ShownState:
-        first = islice(self._waiting.in_order(), _TOLD_WHY)
-        return shown_state(self._memory, [(s, self._admission.waits_for(s)) for s in first])
+        ledger, running = self._memory.ledger, self._memory.running
+
+        def holdings(tile_blocks: int) -> tuple[ShownHolding, ...]:
+            requests = ((slot, sequence.request) for slot, sequence in running.items())
+            return tuple(
+                ShownHolding(one.id, one.client, one.priority, ledger.runs(slot, tile_blocks))
+                for slot, one in requests
+            )
+
+        tile_blocks = max(1, -(-ledger.num_blocks // _MOST_TILES))
+        shown = holdings(tile_blocks)
+        while sum(len(holding.runs) for holding in shown) > _MOST_RUNS:
+            tile_blocks *= 2
+            shown = holdings(tile_blocks)
+        first = islice(self._waiting.in_order(), _MOST_WAITS)
+        return ShownState(
+            pool_tiles=-(-ledger.num_blocks // tile_blocks),
+            tile_blocks=tile_blocks,
+            holdings=shown,
+            waits=tuple(ShownWait(s.request.id, self._admission.waits_for(s).value) for s in first),
+            cache_pinned_blocks=self._memory.cache.num_pinned,
+        )
 
     def participants(self, step: Step) -> tuple[Sequence, ...]:
         return tuple(self._memory.running[span.slot] for span in step.spans)
@@ -180,7 +169,7 @@ class Scheduler:
     def clear_cache(self) -> None:
         self._memory.clear_cache()
 
-    # -- deciding --------------------------------------------------------------------------------------
+    # -- deciding ----------------------------------------------------------------------------------------
 
     def schedule(self, *, beside_interactive: bool = False) -> Step:
         """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
@@ -195,9 +184,9 @@ class Scheduler:
             limits = self._claims.draft_limits(spans)
             self._drafts = self._speculator.drafts(self.plan, prices, limits)
             spans = self._claims.with_drafts(self.plan, spans, self._drafts)
-        encode = self._pictures.encode(self._admission.running_in_order(), prices.ms(self.plan))
+        encode = self._encodings.encode(self._admission.running_in_order(), prices.ms(self.plan))
         step_ms = prices.ms(self.plan) + (encode.ms if encode is not None else 0.0)
-        self._cohorts.account(self._turn, self.plan, step_ms, self._memory.running.values())
+        self._groups.account(self._turn, self.plan, step_ms, self._memory.running.values())
         is_long = step_ms > self._threshold_ms
         return Step(
             self._memory.take_verbs(),
@@ -209,31 +198,25 @@ class Scheduler:
         )
 
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
-        self._turn = self._cohorts.compose(
-            [s for s in self._admission.running_in_order() if not s.is_blind],
+        self._turn = self._groups.compose(
+            [s for s in self._admission.running_in_order() if not s.waits_for_encoder],
             self._room,
             self.costs.prices,
-            newcomers=self.sequences.cohorts_of_newcomers,
+            newcomers=self.sequences.groups_of_newcomers,
             switch_ms=self.costs.switch_ms,
             beside_interactive=beside_interactive,
         )
-        if self._turn.is_floor:
-            self.sequences.passed_over()
-        else:
-            self.sequences.served(self._turn.key)
+        self.sequences.planned(self._turn.key, is_floor=self._turn.is_floor)
         plan = self._turn.plan
         spans = self._claims.spans(plan)
         if not spans:
-            self._make_way(plan)
+            # Other groups hold all KV cells, so the turn of this one would never end. Its sequences are
+            # admitted again when cells are free.
+            for sequence in plan.parts:
+                if sequence.status is SequenceStatus.RUNNING:
+                    self._admission.release(sequence)
         self.plan = plan.limited_to({self._memory.running[s.slot]: len(s.tokens) for s in spans})
         return spans
-
-    def _make_way(self, plan: StepPlan) -> None:
-        """Preempt a cohort whose turn would never end, because other cohorts hold all KV cells. Its
-        sequences are admitted again when cells are free."""
-        for sequence in plan.parts:
-            if sequence.status is SequenceStatus.RUNNING:
-                self._admission.release(sequence)
 
     @property
     def _room(self) -> StepRoom:
@@ -257,14 +240,13 @@ class Scheduler:
 
     def forget_adapter(self, key: str) -> None:
         assert not self.sequences.uses_adapter(key)
-        self._cohorts.forget(key)
+        self._groups.forget(key)
         self.costs.forget_adapter(key)
 
-    # -- applying --------------------------------------------------------------------------------------
+    # -- applying ----------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
-        """Apply the result of the step, and learn from its duration unless that is None. An interrupted
-        step computed nothing."""
+        """Apply the result, and learn from the duration unless it is None or the step was interrupted."""
         running, ledger = self._memory.running, self._memory.ledger
         if result.interrupted:
             for sequence in self.participants(step):
@@ -279,11 +261,13 @@ class Scheduler:
         self.expectations.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if step.encode is not None:
-            advances += self._pictures.encoded(step.encode, step, result, running)
+            advances += self._encodings.encoded(step.encode, step, result, running)
         for sequence in self.participants(step):
-            self._memory.save_at_stop(sequence)
+            self._memory.save_at_checkpoint(sequence)
         if self._speculator is not None:
-            self._speculator.learn(_model_outcomes(step, result, running), result.drafting_ms)
+            generated = [span.slot for span in step.spans if span.num_to_draft]
+            outcomes = {running[slot]: result.drafted[slot] for slot in generated}
+            self._speculator.learn(outcomes, result.drafting_ms)
         return advances
 
     def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
@@ -298,9 +282,3 @@ class Scheduler:
     def check(self) -> None:
         self.sequences.check()
         self._memory.check()
-
-
-def _model_outcomes(
-    step: Step, result: StepResult, running: Mapping[int, Sequence]
-) -> dict[Sequence, Drafted]:
-    return {running[span.slot]: result.drafted[span.slot] for span in step.spans if span.num_to_draft}

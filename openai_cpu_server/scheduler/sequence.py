@@ -66,9 +66,8 @@ class Sequence:
         """Tokens that were in the prefix cache on arrival."""
         self.shared_prefixes: dict[int, int] = {}
         """Length of the common prefix with another prompt, by the arrival of the other sequence."""
-        self.stops: list[int] = []
-        """Checkpoints, ascending: numbers of computed tokens at which a step has to end so that the state
-        is saved."""
+        self.checkpoints: list[int] = []
+        """Checkpoints, ascending: numbers of computed tokens at which a step ends, to save the state."""
         self.num_encoded = 0
         """Number of its first media whose rows or cells the backend has."""
         self.num_given_up = 0
@@ -95,8 +94,8 @@ class Sequence:
     @property
     def readable(self) -> int:
         """Tokens that one step may compute: none while the sequence waits for the encoder."""
-        at = bisect_right(self.stops, self.computed)
-        end = self.stops[at] if at < len(self.stops) else len(self.tokens)
+        at = bisect_right(self.checkpoints, self.computed)
+        end = self.checkpoints[at] if at < len(self.checkpoints) else len(self.tokens)
         return min(end, self._next_border) - self.computed if self.request.media else end - self.computed
 
     @property
@@ -114,7 +113,7 @@ class Sequence:
         return self.num_encoded < len(self.request.media)
 
     @property
-    def is_blind(self) -> bool:
+    def waits_for_encoder(self) -> bool:
         """True while the sequence waits for the encoder."""
         return bool(self.request.media) and self.readable == 0
 
@@ -139,14 +138,14 @@ class Sequence:
         medium = self.request.media[at] if at is not None else None
         return num_tokens if medium is None or medium.can_be_cut else medium.start
 
-    def stop_at(self, num_tokens: int, *, apart: int) -> None:
+    def add_checkpoint(self, num_tokens: int, *, apart: int) -> None:
         """Add a checkpoint, unless another one lies less than `apart` before it. It replaces one that lies
         less than `apart` behind."""
-        at = bisect_right(self.stops, num_tokens)
-        if at and num_tokens - self.stops[at - 1] < apart:
+        at = bisect_right(self.checkpoints, num_tokens)
+        if at and num_tokens - self.checkpoints[at - 1] < apart:
             return
-        behind = at < len(self.stops) and self.stops[at] - num_tokens < apart
-        self.stops[at : at + behind] = [num_tokens]
+        behind = at < len(self.checkpoints) and self.checkpoints[at] - num_tokens < apart
+        self.checkpoints[at : at + behind] = [num_tokens]
 
     @property
     def expected_pending(self) -> int:
@@ -186,11 +185,11 @@ class Sequence:
             return ()
         return self.request.tokens[start + 1 : end + 1]
 
-    def run(self, slot: int, num_reused: int, stops: list[int]) -> None:
+    def run(self, slot: int, num_reused: int, checkpoints: list[int]) -> None:
         self._move(SequenceStatus.RUNNING)
         self._slot = slot
         self.computed = num_reused
-        self.stops = stops
+        self.checkpoints = checkpoints
         self._num_to_read = len(self.tokens)
         self.num_encoded = sum(medium.end <= num_reused for medium in self.request.media)
         self.shared_prefixes.clear()

@@ -15,24 +15,31 @@ from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, SpanDraft
 
 
+@dataclass(eq=False)
 class CellClaims:
-    def __init__(self, memory: SequenceMemory, admission: Admission) -> None:
-        self._memory = memory
-        self._admission = admission
+    memory: SequenceMemory
+    admission: Admission
 
     def spans(self, plan: StepPlan) -> tuple[Span, ...]:
         spans = [self._span(sequence, num_tokens) for sequence, num_tokens in plan.parts.items()]
         # A sequence later in the plan, but better in order, may have released one that had its span already.
-        running = self._memory.running
+        running = self.memory.running
         return tuple(span for span in spans if span is not None and span.slot in running)
 
     def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
-        return {self._memory.running[span.slot]: self._draft_limit(span) for span in spans}
+        """Return the most draft tokens of each sequence: none in a prompt or where tokens are scored."""
+        limits: dict[Sequence, int] = {}
+        for span in spans:
+            sequence = self.memory.running[span.slot]
+            may_draft = span.sample and not span.targets and sequence.is_decoding
+            limit = min(sequence.remaining - 1, self._draft_cells(span)) if may_draft else 0
+            limits[sequence] = limit
+        return limits
 
     def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
         """Return the spans with their drafts, which are added to the plan. Drafts follow all other
         allocations, so that no sequence is preempted for a draft."""
-        running = self._memory.running
+        running = self.memory.running
         drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
 
@@ -40,14 +47,14 @@ class CellClaims:
         """Return the padding that makes the step faster, or 0 without KV cells for it."""
         if not plan.num_tokens:
             return 0
-        ledger = self._memory.ledger
+        ledger = self.memory.ledger
         padding = prices.padded_size(plan.num_tokens) - plan.num_tokens
         return padding if padding <= ledger.num_free * ledger.block_size else 0
 
     def give_up_drafts(self, step: Step) -> None:
         for span in step.spans:
             if span.num_drafted:
-                self._memory.ledger.shrink(span.slot, span.start + len(span.tokens))
+                self.memory.ledger.shrink(span.slot, span.start + len(span.tokens))
 
     def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
         if sequence.status is not SequenceStatus.RUNNING:
@@ -56,7 +63,7 @@ class CellClaims:
         if num_tokens == 0 or (num_tokens < wanted and sequence.computes_whole):
             return None
         start, end = sequence.computed, sequence.computed + num_tokens
-        self._memory.ledger.grow(sequence.slot, end)
+        self.memory.ledger.grow(sequence.slot, end)
         return Span(
             slot=sequence.slot,
             start=start,
@@ -67,29 +74,22 @@ class CellClaims:
 
     def _claim(self, sequence: Sequence) -> int:
         """Preempt sequences behind this one in order until a token fits. Return 0 if it is the last."""
-        while (room := self._memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
-            worst = self._admission.running_in_order()[-1]
+        while (room := self.memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
+            worst = self.admission.running_in_order()[-1]
             if worst is sequence:
                 return 0
-            self._admission.release(worst)
+            self.admission.release(worst)
         return room
 
-    def _draft_limit(self, span: Span) -> int:
-        """No drafts in a prompt or where tokens are scored."""
-        sequence = self._memory.running[span.slot]
-        if not span.sample or span.targets or not sequence.is_decoding:
-            return 0
-        return min(sequence.remaining - 1, self._draft_cells(span))
-
     def _draft_cells(self, span: Span) -> int:
-        return self._memory.ledger.room(span.slot) - span.start - len(span.tokens)
+        return self.memory.ledger.room(span.slot) - span.start - len(span.tokens)
 
     def _with_draft(self, plan: StepPlan, span: Span, draft: SpanDraft) -> Span:
         draft = draft.cut(self._draft_cells(span))
         if not draft.length:
             return span
-        self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + draft.length)
-        plan.add_draft(self._memory.running[span.slot], draft.length)
+        self.memory.ledger.grow(span.slot, span.start + len(span.tokens) + draft.length)
+        plan.add_draft(self.memory.running[span.slot], draft.length)
         return replace(
             span, draft=draft.tokens, num_to_draft=draft.num_to_draft, num_to_read=draft.num_to_read
         )
@@ -105,8 +105,7 @@ class SequenceAdvance:
     """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
-    """Reason why its constraint cannot be followed any further, or None. The caller must finish the
-    sequence."""
+    """Reason why its constraint cannot be followed, or None. The caller must finish the sequence."""
     fault: str | None = None
     """Other failure of this sequence only, or None. The caller must finish the sequence."""
 
@@ -117,18 +116,15 @@ def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger
     sequence.computed += len(span.tokens)
     sequence.tokens += [token for sample in samples for token in (sample.token, *sample.forced)]
     if span.num_drafted:
-        _settle_draft(sequence, result.drafted.get(span.slot, NOTHING_DRAFTED), ledger)
+        drafted = result.drafted.get(span.slot, NOTHING_DRAFTED)
+        sequence.computed += drafted.num_accepted
+        sequence.num_drafted += drafted.num_computed
+        sequence.num_accepted += drafted.num_accepted
+        ledger.shrink(sequence.slot, sequence.computed)
     scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
     sequence.num_scored += len(scores)
     failure, fault = result.failures.get(span.slot), result.faults.get(span.slot)
     return SequenceAdvance(sequence, samples, scores, failure, fault)
-
-
-def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:
-    sequence.computed += drafted.num_accepted
-    sequence.num_drafted += drafted.num_computed
-    sequence.num_accepted += drafted.num_accepted
-    ledger.shrink(sequence.slot, sequence.computed)
 
 
 def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample, ...]:
@@ -137,15 +133,10 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
     samples: list[Sample] = []
     for sample in (result.samples[span.slot], *result.further.get(span.slot, ())):
         if num_tokens > 0:
-            samples.append(_cut(sample, num_tokens))
+            forced = sample.forced[: num_tokens - 1]
+            samples.append(sample if forced == sample.forced else replace(sample, forced=forced))
         num_tokens -= 1 + len(sample.forced)
     return tuple(samples)
-
-
-def _cut(sample: Sample, num_tokens: int) -> Sample:
-    if len(sample.forced) < num_tokens:
-        return sample
-    return Sample(sample.token, sample.logprob, sample.forced[: num_tokens - 1])
 
 
 def without_missing_drafts(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -46,142 +46,64 @@ _LOOK_AT_FILES_S = 1.0
 that will be loaded."""
 
 
-class ModelSet:
-    """Models of a server and their engines, built at the start and again from changed files. It runs
-    nothing."""
-
-    def __init__(
-        self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
-    ) -> None:
-        """Build all models. Raises StartupError if no model can ever be served, or a router leads nowhere."""
-        may_grow = settings.allow_pull or settings.models_dir is not None
-        self.is_alone = len(plans) == 1 and settings.memory is None and not may_grow
-        """True for an only model, which is loaded at once and stays."""
-        budget = MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings))
-        self.keeper = ModelKeeper(budget, watch.metrics)
-        self._builder = ModelBuilder(settings, watch, self.keeper, readers, num_models=len(plans) + may_grow)
-        self._models = self._built(plans)
-        states = [model.engine.status() for model in self._models]
-        if all(status.state is EngineState.FAILED for status in states) and not may_grow:
-            raise StartupError("; ".join(f"{status.reason}" for status in states))
-        kinds = {
-            name: None if model.is_broken else model.served.kind
-            for model in self._models
-            for name in model.plan.names
-        }
-        self.registry = ModelRegistry(
-            [model.served for model in self._models],
-            planned_routers(settings, plans, kinds),
-            takes_any_name=settings.any_model_name,
-        )
-
-    def __iter__(self) -> Iterator[LoadedModel]:
-        """Yield the serving models, the default first."""
-        return iter(list(self._models))
-
-    @property
-    def default(self) -> LoadedModel:
-        return self._models[0]
-
-    def named(self, name: str) -> LoadedModel:
-        return next(model for model in self._models if model.plan.name == name)
-
-    def serves(self, model: LoadedModel) -> bool:
-        """Return True unless another model has replaced it."""
-        return model in self._models
-
-    def want_first(self) -> None:
-        """Load the default and the pinned models; others sleep until requested."""
-        for model in self._models:
-            is_first = model is self.default and not model.plan.waits_for_requests
-            if (is_first or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
-                with contextlib.suppress(ServerError):
-                    self.keeper.want(model.kept)
-
-    def built(self, plan: ModelPlan) -> LoadedModel:
-        """Build a further model, which sleeps and may be broken. Takes seconds."""
-        return self._builder.one_of_several(plan)
-
-    def add(self, new: LoadedModel) -> None:
-        """Serve a model. Raises ModelNotLoaded if its file cannot be read."""
-        if new.is_broken:
-            raise ModelNotLoaded(f"The model '{new.plan.name}' is not served: {new.engine.status().reason}.")
-        self._models.append(new)
-        self.keeper.add(new.kept)
-        self.registry.add(new.served)
-
-    def remove(self, old: LoadedModel) -> None:
-        """Remove the model's names. It finishes its requests and is forgotten then."""
-        self._models.remove(old)
-        self.registry.remove(old.served)
-        old.kept.is_replaced, old.kept.is_pinned = True, False
-
-    def built_anew(self, old: LoadedModel) -> LoadedModel:
-        """Build the model from its current file. It sleeps and may be broken. Takes seconds."""
-        again = self._builder.alone_again if self.is_alone else self._builder.one_of_several
-        return again(_with_adapters(old))
-
-    def admit(self, new: LoadedModel) -> None:
-        """Count its memory from now on. Raises ModelTooLarge, ModelNotLoaded."""
-        self.keeper.require_room(new.kept)
-        if new.is_broken:
-            raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
-        self.keeper.add(new.kept)
-
-    async def load_beside(self, old: LoadedModel, new: LoadedModel) -> bool:
-        """Load the new model beside the old one. Return False without room for both; requests then wait
-        until the old one has gone."""
-        if old.kept.is_in_memory and not self.keeper.fits_beside(new.kept):
-            return False
-        await self.keeper.load(new.kept)
-        return True
-
-    def replace(self, old: LoadedModel, new: LoadedModel) -> None:
-        """Give the names to the new model. The old one finishes its requests and is forgotten then."""
-        self._models[self._models.index(old)] = new
-        self.registry.replace(old.served, new.served)
-        old.kept.is_replaced, old.kept.is_pinned = True, False
-
-    def forget(self, old: LoadedModel) -> None:
-        self.registry.forget(old.served)
-        self.keeper.remove(old.kept)
-
-    def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
-        """Build pinned models first, so that their memory is counted first. Return them in the order of
-        the plans."""
-        build = self._builder.alone if self.is_alone else self._builder.one_of_several
-        built: dict[str, LoadedModel] = {}
-        for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
-            built[plan.name] = model = build(plan)
-            self.keeper.add(model.kept)
-        return [built[plan.name] for plan in plans]
-
-
 class ModelFleet:
-    """Owner of all engines of a server. All methods belong to one event loop's thread."""
+    """Owner of all models of a server and their engines. All methods belong to one event loop's thread."""
 
     def __init__(
         self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
-        """Build the models and take over the readers. Raises StartupError as `ModelSet` does."""
+        """Build all models and take over the readers. Raises StartupError if no model can ever be served, or
+        a router leads nowhere."""
+        self.readers = readers
+        may_grow = settings.allow_pull or settings.models_dir is not None
+        self._is_alone = len(plans) == 1 and settings.memory is None and not may_grow
+        """True for an only model, which is loaded at once and stays."""
+        limit_bytes = sys.maxsize
+        if settings.memory is not None:
+            limit_bytes = settings.memory * _MIB
+        elif not self._is_alone:
+            limit_bytes = int(_BUDGET_SHARE * Machine().free_memory())
+        self._keeper = ModelKeeper(MemoryBudget(limit_bytes), watch.metrics)
+        num_models = len(plans) + may_grow
+        self._builder = ModelBuilder(settings, watch, self._keeper, readers, num_models, self._is_alone)
         try:
-            self._models = ModelSet(settings, plans, watch, readers)
+            self._models = self._built(plans)
+            states = [model.engine.status() for model in self._models]
+            if all(status.state is EngineState.FAILED for status in states) and not may_grow:
+                raise StartupError("; ".join(f"{status.reason}" for status in states))
+            kinds = {
+                name: None if model.is_broken else model.served.kind
+                for model in self._models
+                for name in model.plan.names
+            }
+            self.registry = ModelRegistry(
+                [model.served for model in self._models],
+                planned_routers(settings, plans, kinds),
+                takes_any_name=settings.any_model_name,
+            )
         except BaseException:
             readers.close()
             raise
-        self.registry = self._models.registry
-        self.readers = readers
         self._runs: dict[OwnEngine, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
         self._replacing: dict[str, asyncio.Lock] = {plan.name: asyncio.Lock() for plan in plans}
         self._has_failed: asyncio.Future[None] | None = None
         self._retired_totals = ServedTotals()
 
+    def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
+        """Build pinned models first, so that their memory is counted first. Return them in the order of
+        the plans."""
+        built: dict[str, LoadedModel] = {}
+        for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
+            built[plan.name] = model = self._builder.build(plan)
+            self._keeper.add(model.entry)
+        return [built[plan.name] for plan in plans]
+
     # -- an engine of all engines -------------------------------------------------------------------------
 
     @property
     def default(self) -> OwnEngine:
-        return self._models.default.engine
+        return self._models[0].engine
 
     @property
     def totals(self) -> ServedTotals:
@@ -193,11 +115,11 @@ class ModelFleet:
     async def run(self) -> None:
         """Serve until `close`. Raises StartupError if the only model cannot be loaded."""
         self._has_failed = asyncio.get_running_loop().create_future()
-        keeping = asyncio.create_task(self._models.keeper.run())
+        keeping = asyncio.create_task(self._keeper.run())
         for model in self._models:
             self._start(model.engine)
-        if not self._models.is_alone:
-            self._models.want_first()
+        if not self._is_alone:
+            self._want_first()
         self._spawn(self._look_at_files())
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
@@ -208,6 +130,14 @@ class ModelFleet:
         for done in (self._has_failed, keeping):
             if done.done() and not done.cancelled():
                 done.result()
+
+    def _want_first(self) -> None:
+        """Load the default and the pinned models; others sleep until requested."""
+        for model in self._models:
+            is_first = model is self._models[0] and not model.plan.waits_for_requests
+            if (is_first or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
+                with contextlib.suppress(ServerError):
+                    self._keeper.want(model.entry)
 
     async def drain(self, seconds: float) -> None:
         """Reject new requests, and wait at most this long for the others."""
@@ -231,22 +161,26 @@ class ModelFleet:
         """Load the model. If its file has changed, or with `replace`, load it beside the old one and
         replace that. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
         async with self._replacing[model.name]:
-            serving = self._models.named(model.name)
+            serving = self._named(model.name)
             if serving.engine.is_ending:
                 raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
             if replace or serving.is_broken or FileStamp.of(serving.plan.path) != serving.stamp:
                 return (await self._replaced(serving)).served
-            await self._models.keeper.load(serving.kept)
+            await self._keeper.load(serving.entry)
             return serving.served
 
     async def unload(self, model: ServedModel) -> None:
         """Unload the model and wait for its process to end. Raises ModelInUse."""
-        await self._models.keeper.unload(self._models.named(model.name).kept)
+        await self._keeper.unload(self._named(model.name).entry)
 
     async def add(self, plan: ModelPlan) -> ServedModel:
         """Serve a further model, which sleeps until requested. Raises ModelNotLoaded."""
-        new = await asyncio.to_thread(self._models.built, plan)
-        self._models.add(new)
+        new = await asyncio.to_thread(self._builder.build, plan)
+        if new.is_broken:
+            raise ModelNotLoaded(f"The model '{plan.name}' is not served: {new.engine.status().reason}.")
+        self._models.append(new)
+        self._keeper.add(new.entry)
+        self.registry.add(new.served)
         self._replacing[plan.name] = asyncio.Lock()
         self._start(new.engine)
         return new.served
@@ -255,23 +189,16 @@ class ModelFleet:
         """Stop serving the model and release its files. Raises ModelInUse, and InvalidRequest for the
         default."""
         async with self._replacing[model.name]:
-            old = self._models.named(model.name)
-            if old is self._models.default:
+            old = self._named(model.name)
+            if old is self._models[0]:
                 raise InvalidRequest(f"'{model.name}' is the server's default model; it stays.")
-            await self._models.keeper.unload(old.kept)
-            self._models.remove(old)
-        del self._replacing[model.name]
-        old.served.let_go()
-        self._spawn(self._retire(old))
+            await self._keeper.unload(old.entry)
+            self._withdraw(old)
 
     async def dismiss(self, name: str) -> None:
         """Remove a model whose file has gone; it finishes its requests."""
         async with self._replacing[name]:
-            old = self._models.named(name)
-            self._models.remove(old)
-        del self._replacing[name]
-        old.served.let_go()
-        self._spawn(self._retire(old))
+            self._withdraw(self._named(name))
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -280,23 +207,25 @@ class ModelFleet:
         return list(self._runs) or [model.engine for model in self._models]
 
     def _start(self, engine: OwnEngine) -> None:
-        task = asyncio.create_task(engine.run())
-        self._runs[engine] = task
-        task.add_done_callback(self._ended)
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None and self._has_failed is not None and not self._has_failed.done():
+                self._has_failed.set_exception(error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._has_failed is not None and not self._has_failed.done():
-            self._has_failed.set_exception(error)
+        self._runs[engine] = task = asyncio.create_task(engine.run())
+        task.add_done_callback(ended)
+
+    def _named(self, name: str) -> LoadedModel:
+        return next(model for model in self._models if model.plan.name == name)
 
     async def _look_at_files(self) -> None:
         """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""
         seen: dict[str, FileStamp | None] = {}
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
-            for model in self._models:
+            for model in list(self._models):
                 plan, stamp = model.plan, FileStamp.of(model.plan.path)
-                if model.kept.is_in_memory or stamp in (None, model.stamp, seen.get(plan.name)):
+                if model.entry.is_in_memory or stamp in (None, model.stamp, seen.get(plan.name)):
                     continue
                 seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again
                 try:
@@ -306,44 +235,70 @@ class ModelFleet:
 
     async def _read_anew(self, old: LoadedModel) -> None:
         async with self._replacing[old.plan.name]:
-            is_used = old.kept.is_in_memory or old.engine.residency.has_requests
-            if not self._models.serves(old) or is_used:
+            is_used = old.entry.is_in_memory or old.engine.residency.has_requests
+            if old not in self._models or is_used:
                 return
             self._take_place(old, await self._built_anew(old))
             logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
 
     async def _built_anew(self, old: LoadedModel) -> LoadedModel:
-        new = await asyncio.to_thread(self._models.built_anew, old)
-        self._models.admit(new)
+        """Build the model from its current file, with the adapters of now. Raises ModelTooLarge,
+        ModelNotLoaded."""
+        offered = [status.adapter for status in old.engine.adapters()]
+        adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
+        plan = msgspec.structs.replace(old.plan, adapters=adapters)
+        new = await asyncio.to_thread(self._builder.build, plan, again=True)
+        self._keeper.require_room(new.entry)
+        if new.is_broken:
+            raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
+        self._keeper.add(new.entry)
         self._start(new.engine)
         return new
 
-    def _take_place(self, old: LoadedModel, new: LoadedModel) -> None:
-        self._models.replace(old, new)
-        self._spawn(self._retire(old))
-
     async def _replaced(self, old: LoadedModel) -> LoadedModel:
-        new, keeper = await self._built_anew(old), self._models.keeper
+        """Load the new model beside the old one if there is room for both, else after it. Requests then wait
+        until the old one has gone."""
+        new = await self._built_anew(old)
+        has_room = not old.entry.is_in_memory or self._keeper.fits_beside(new.entry)
         try:
-            was_loaded = await self._models.load_beside(old, new)
-            if was_loaded:
+            if has_room:
+                await self._keeper.load(new.entry)
                 await _carry_adapters(old.engine, new.engine)
         except BaseException:
-            keeper.remove(new.kept)
+            self._keeper.remove(new.entry)
             self._spawn(self._end(new.engine))
             raise
         self._take_place(old, new)
-        if not was_loaded:
-            await keeper.load(new.kept)
+        if not has_room:
+            await self._keeper.load(new.entry)
             await _carry_adapters(old.engine, new.engine)
         logger.info("%s: %s has been loaded anew", new.plan.name, new.plan.path)
         return new
 
-    async def _retire(self, old: LoadedModel) -> None:
+    def _take_place(self, old: LoadedModel, new: LoadedModel) -> None:
+        """Give the names to the new model."""
+        self._models[self._models.index(old)] = new
+        self.registry.replace(old.served, new.served)
+        self._retire(old)
+
+    def _withdraw(self, old: LoadedModel) -> None:
+        self._models.remove(old)
+        self.registry.remove(old.served)
+        del self._replacing[old.plan.name]
+        old.served.release_files()
+        self._retire(old)
+
+    def _retire(self, old: LoadedModel) -> None:
+        """Let a model that has no names any more finish its requests, and forget it then."""
+        old.entry.is_replaced, old.entry.is_pinned = True, False
+        self._spawn(self._forget_when_idle(old))
+
+    async def _forget_when_idle(self, old: LoadedModel) -> None:
         await asyncio.sleep(_LAST_CALLS_S)
         while old.engine.residency.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
             await asyncio.sleep(_LOOK_S)
-        self._models.forget(old)
+        self.registry.forget(old.served)
+        self._keeper.remove(old.entry)
         self._retired_totals = _sum([self._retired_totals, old.engine.totals])
         await self._end(old.engine)
 
@@ -367,13 +322,6 @@ def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:
     )
 
 
-def _with_adapters(model: LoadedModel) -> ModelPlan:
-    """Return its plan with the current adapters, because some may have changed since the start."""
-    offered = [status.adapter for status in model.engine.adapters()]
-    adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
-    return msgspec.structs.replace(model.plan, adapters=adapters)
-
-
 async def _carry_adapters(old: OwnEngine, new: OwnEngine) -> None:
     """Apply changes of adapters that were made while the new engine was loading."""
     wanted = {s.adapter.name: s.adapter for s in old.adapters() if s.state is not AdapterState.FAILED}
@@ -385,9 +333,3 @@ async def _carry_adapters(old: OwnEngine, new: OwnEngine) -> None:
         if had.get(name) != adapter.key:
             with contextlib.suppress(AdapterFailed):  # it has said why, and it is for the old file only
                 await new.load_adapter(adapter)
-
-
-def _budget_bytes(settings: Settings) -> int:
-    if settings.memory is not None:
-        return settings.memory * _MIB
-    return int(_BUDGET_SHARE * Machine().free_memory())

@@ -8,8 +8,9 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,9 +31,9 @@ from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
 from openai_cpu_server.model_source import hold, hub_cache
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
+from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.child import ReaderChild
@@ -41,7 +42,7 @@ from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee, models_folder
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, estimate_model, models_folder
 from openai_cpu_server.server.prefix_files import PrefixFiles
 
 _MIB = 1024 * 1024
@@ -64,28 +65,24 @@ class FileStamp(NamedTuple):
         return cls(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-class FileContent:
-    """Content of a model's files at the time of construction."""
+def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
+    """Return a function for SHA-256 over all files, or None if they have changed since now or cannot be
+    read."""
+    stamps = {path: FileStamp.of(path) for path in files}
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._stamps = {path: FileStamp.of(path) for path in files}
-
-    def digest(self) -> str | None:
-        """Return SHA-256 over all files, or None if they have changed or cannot be read."""
+    def read() -> str | None:
         digest = hashlib.sha256()
         try:
-            for path in self._stamps:
-                _add_file(digest, path)
+            for path in stamps:
+                with path.open("rb") as file:
+                    while chunk := file.read(_MIB):
+                        digest.update(chunk)
         except OSError:
             return None
-        is_same = all(FileStamp.of(path) == stamp for path, stamp in self._stamps.items())
+        is_same = all(FileStamp.of(path) == stamp for path, stamp in stamps.items())
         return digest.hexdigest() if is_same else None
 
-
-def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    with path.open("rb") as file:
-        while chunk := file.read(_MIB):
-            digest.update(chunk)
+    return read
 
 
 _FRONT = "openai_cpu_server.kernels.front"
@@ -170,7 +167,15 @@ class ModelParts(NamedTuple):
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
             raise StartupError(f"{plan.name} generates no text, and takes no adapters")
-        read = ReadModel(readers, _source(plan, kind))
+        template = plan.options.chat_template
+        source = ModelSource(
+            path=str(plan.path),
+            generates=kind is ModelKind.GENERATES,
+            chat_template=read_text(template) if template else None,
+            tool_format=plan.options.tool_format,
+            reasoning_format=plan.options.reasoning_format,
+        )
+        read = ReadModel(readers, source)
         try:
             options = engine_options(
                 settings, plan, read.tokenizer, readers, cache_bytes=cache_bytes(plan, share)
@@ -184,11 +189,11 @@ class ModelParts(NamedTuple):
         grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
         return cls(plan, header, kind, read, options, grammars)
 
-    def keeping_prefixes(self, files: PrefixFiles | None) -> ModelParts:
-        """Return the parts with a file for the prefix cache, if there is one."""
-        if files is None or self.kind is not ModelKind.GENERATES:
+    def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
+        """Return the parts with a file for the prefix cache, if there can be one."""
+        if self.kind is not ModelKind.GENERATES:
             return self
-        return self._replace(options=files.kept(self.options, self.plan.name))
+        return self._replace(options=files.with_file(self.options, self.plan.name))
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
         """Return the served model. The readers forget the model with it."""
@@ -216,17 +221,12 @@ class ModelParts(NamedTuple):
             open_sound=self.read.sound,
             read_document=self.read.document,
             write_template=self.read.write_template,
-            content_digest=FileContent(model_files(self.header)).digest,
+            content_digest=content_digest(model_files(self.header)),
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
-        served.let_go = weakref.finalize(served, _close, held)
+        served.release_files = weakref.finalize(served, lambda: [file.close() for file in held])
         return served
-
-
-def _close(held: Iterable[BinaryIO]) -> None:
-    for file in held:
-        file.close()
 
 
 def reader_pool(
@@ -254,25 +254,11 @@ def reader_pool(
     return ReaderPool(folders, children=children, opens_media=opens_media)
 
 
-def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:
-    options = plan.options
-    return ModelSource(
-        path=str(plan.path),
-        generates=kind is ModelKind.GENERATES,
-        chat_template=read_text(options.chat_template) if options.chat_template else None,
-        tool_format=options.tool_format,
-        reasoning_format=options.reasoning_format,
-    )
-
-
 def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:
     if reasoning is None:
         return None
     is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
     return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
-
-
-_NOTHING = MemoryNeed(weights=0, cells=0, buffers=0)
 
 
 OwnEngine = EngineClient | NodeEngines
@@ -285,76 +271,64 @@ class LoadedModel(NamedTuple):
     plan: ModelPlan
     served: ServedModel
     engine: OwnEngine
-    kept: KeptModel
+    entry: KeeperEntry
     stamp: FileStamp | None
     """State of its file at construction."""
     is_broken: bool
     """True if its file cannot be read."""
 
 
+@dataclass
 class ModelBuilder:
     """Builder of the models of one server."""
 
-    def __init__(
-        self, settings: Settings, watch: Watch, keeper: ModelKeeper, readers: ReaderPool, *, num_models: int
-    ) -> None:
-        self._settings = settings
-        self._watch = watch
-        self._keeper = keeper
-        self._readers = readers
-        self._num_models = num_models
+    settings: Settings
+    watch: Watch
+    keeper: ModelKeeper
+    readers: ReaderPool
+    num_models: int
+    is_alone: bool
+    """True for an only model, which has the machine for itself."""
+
+    def __post_init__(self) -> None:
         self._prefixes: PrefixFiles | None = None
         self._culprits = CulpritLedger(time.monotonic)
-        self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
+        self._cores = SharedCores(batch_floor=self.settings.batch_floor) if self.num_models > 1 else None
 
-    def alone(self, plan: ModelPlan) -> LoadedModel:
-        """Build a model that has the machine for itself and is loaded at once. Raises StartupError."""
-        return self._built(plan, None)
-
-    def alone_again(self, plan: ModelPlan) -> LoadedModel:
-        """Rebuild it from a changed file. It sleeps while the old model serves."""
+    def build(self, plan: ModelPlan, *, again: bool = False) -> LoadedModel:
+        """Build a model, which sleeps; the only one is loaded at once, if it does not replace another
+        (`again`). An unreadable file becomes the model's state. Raises StartupError for the first build of
+        the only one."""
+        share = None
+        if not self.is_alone:
+            share = MemoryShare(self.keeper.budget.limit_bytes, self.num_models, plan.memory_bytes)
         try:
-            return self._built(plan, None, begins_asleep=True)
+            model = self._built(plan, share, begins_asleep=again)
         except StartupError as error:
+            if self.is_alone and not again:
+                raise
             return self._broken(plan, str(error))
-
-    def one_of_several(self, plan: ModelPlan) -> LoadedModel:
-        """Build a sleeping model. An unreadable file becomes its state."""
-        share = MemoryShare(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
-        try:
-            model = self._built(plan, share)
-        except StartupError as error:
-            return self._broken(plan, str(error))
-        if (why := self._keeper.why_never(model.kept)) is not None:
+        if share is not None and (why := self.keeper.why_never(model.entry)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
             model.engine.residency.fail(why)
         return model
 
-    def _built(
-        self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
-    ) -> LoadedModel:
-        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
-        parts = parts.keeping_prefixes(self._prefix_files(plan))
+    def _built(self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool) -> LoadedModel:
+        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self.settings, plan, share, self.readers)
+        if plan.options.cache_file == "auto":  # else the user chose where the cache is kept, if anywhere
+            self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self.num_models)
+            parts = parts.keeping_prefixes(self._prefixes)
         try:
-            foreseen = foresee(parts.options, parts.read.tokenizer, share)
+            estimate = estimate_model(parts.options, parts.read.tokenizer, share)
         except BaseException:
             parts.read.close()
             raise
-        is_alone = share is None
-        told = (parts.options, None) if is_alone else (foreseen.options, foreseen.info)
-        engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
-        kept = self._kept(plan, engine, foreseen.need)
-        kept.comes_back = self._num_models == 1
-        served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(kept))
-        return LoadedModel(plan, served, engine, kept, stamp, is_broken=False)
-
-    def _prefix_files(self, plan: ModelPlan) -> PrefixFiles | None:
-        """Return None if the user chose where the prefix cache is kept, if anywhere."""
-        if plan.options.cache_file != "auto":
-            return None
-        if self._prefixes is None:
-            self._prefixes = PrefixFiles.of_user(num_models=self._num_models)
-        return self._prefixes
+        options, info = (parts.options, None) if share is None else (estimate.options, estimate.info)
+        engine = self._engine(plan.name, options, info, begins_asleep=begins_asleep)
+        entry = self._entry(plan, engine, estimate.need)
+        entry.reloads_itself = self.num_models == 1
+        served = parts.served(engine, may_retry=lambda: self.keeper.may_retry(entry))
+        return LoadedModel(plan, served, engine, entry, stamp, is_broken=False)
 
     def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
         logger.error("%s is not served: %s", plan.name, reason)
@@ -369,20 +343,20 @@ class ModelBuilder:
             tool_format=format_for(None),
             grammars=ModelGrammars(unreadable),
         )
-        kept = self._kept(plan, engine, _NOTHING)
-        return LoadedModel(plan, served, engine, kept, FileStamp.of(plan.path), is_broken=True)
+        entry = self._entry(plan, engine, MemoryNeed(weights=0, cells=0, buffers=0))
+        return LoadedModel(plan, served, engine, entry, FileStamp.of(plan.path), is_broken=True)
 
     def _engine(
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
     ) -> OwnEngine:
-        settings = self._settings
+        settings = self.settings
         nodes = usable_nodes(settings.numa_folder or NODES) if settings.numa else {}
         if len(nodes) > 1:
             return self._on_nodes(name, options, nodes, begins_asleep=begins_asleep)
         supervisor = supervised(
             settings,
             options,
-            self._watch.of_model(name),
+            ModelWatch(self.watch, name),
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,
@@ -397,15 +371,16 @@ class ModelBuilder:
     def _on_nodes(
         self, name: str, options: EngineOptions, nodes: Mapping[int, Sequence[int]], *, begins_asleep: bool
     ) -> NodeEngines:
-        settings, supervisors = self._settings, {}
+        settings, supervisors = self.settings, {}
         for node, cpus in nodes.items():
             own = on_node(options, node, nodes)
-            told = ", ".join(map(str, cpus))
-            logger.info("NUMA node %d: %d threads on the CPUs %s", node, own.threads, told)
+            logger.info(
+                "NUMA node %d: %d threads on the CPUs %s", node, own.threads, ", ".join(map(str, cpus))
+            )
             supervisors[str(node)] = supervised(
                 settings,
                 own,
-                self._watch.of_model(name),
+                ModelWatch(self.watch, name),
                 begins_asleep=begins_asleep,
                 cpus=cpus,
                 node=node if settings.numa_folder is None else None,
@@ -414,9 +389,9 @@ class ModelBuilder:
             supervisors, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
         )
 
-    def _kept(self, plan: ModelPlan, engine: OwnEngine, need: MemoryNeed) -> KeptModel:
-        kept = KeptModel(
+    def _entry(self, plan: ModelPlan, engine: OwnEngine, need: MemoryNeed) -> KeeperEntry:
+        entry = KeeperEntry(
             plan.name, engine.residency, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes
         )
-        engine.on_wanted = lambda: self._keeper.want(kept)
-        return kept
+        engine.on_wanted = lambda: self.keeper.want(entry)
+        return entry

@@ -30,7 +30,13 @@ _MIB = 1024 * 1024
 
 def api_options(settings: Settings) -> ApiOptions:
     """Return the options of the API, in its own names and units."""
-    in_other_words = {
+    folder = settings.media_dir and expanded(settings.media_dir)
+    if folder is not None and not folder.is_dir():
+        raise StartupError(f"--media-dir: there is no folder {folder}")
+    hosts: frozenset[str] | None = None
+    if settings.allowed_host or is_on_loopback(settings.host):  # else the server cannot know its names
+        hosts = frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
+    other_options = {
         "api_key": revealed(settings.api_key),
         "max_body_bytes": settings.max_body_mb * _MIB,
         "max_bodies_bytes": max(settings.max_bodies_mb, settings.max_body_mb) * _MIB,
@@ -40,7 +46,7 @@ def api_options(settings: Settings) -> ApiOptions:
         "request_timeout_s": settings.request_timeout,
         "keep_streams_s": settings.resume_seconds,
         "cors_origins": tuple(settings.cors_origin),
-        "hosts": _hosts(settings),
+        "hosts": hosts,
         "is_admin_open": settings.open_admin or is_on_loopback(settings.host),
         "trusted_proxies": tuple(settings.trusted_proxy),
         "prices": {model: table.price for model, table in settings.prices.items()},
@@ -51,27 +57,13 @@ def api_options(settings: Settings) -> ApiOptions:
             max_sound_bytes=settings.max_sound_mb * _MIB,
             max_sound_s=settings.max_sound_seconds,
             domains=tuple(settings.allowed_media_domain),
-            folder=_media_folder(settings),
+            folder=folder,
         ),
         "scheduling": SchedulingOptions(
             **msgspec.structs.asdict(settings.scheduling), max_queue=settings.max_queue
         ),
     }
-    return ApiOptions(**fields_for(ApiOptions, settings, of=Settings) | in_other_words)
-
-
-def _media_folder(settings: Settings) -> Path | None:
-    folder = settings.media_dir and expanded(settings.media_dir)
-    if folder is not None and not folder.is_dir():
-        raise StartupError(f"--media-dir: there is no folder {folder}")
-    return folder
-
-
-def _hosts(settings: Settings) -> frozenset[str] | None:
-    """Return the names by which clients may call the server, or None for any if it cannot know its names."""
-    if not settings.allowed_host and not is_on_loopback(settings.host):
-        return None
-    return frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
+    return ApiOptions(**fields_for(ApiOptions, settings, of=Settings) | other_options)
 
 
 def is_on_loopback(host: str) -> bool:
@@ -103,7 +95,11 @@ def engine_options(
 ) -> EngineOptions:
     """Return the user's choices, else the results of `tune`, else the defaults. The location of the prefix
     cache is left open unless chosen."""
-    of = plan.options
+    of, pinned_namespace = plan.options, ""
+    if settings.isolates_by_key and settings.api_key is not None:
+        # Pinned prompts are shared with the holders of the server's key.
+        identity = key_identity(settings.api_key.get_secret_value().encode())
+        pinned_namespace = cache_namespace(salt=None, key=identity)
     options = settings.engine_options(
         plan.path,
         cache_bytes=cache_bytes,
@@ -112,18 +108,20 @@ def engine_options(
         adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
         adapter_folders=adapter_files(settings).folders,
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),
-        pinned_namespace=_pinned_namespace(settings),
+        pinned_namespace=pinned_namespace,
         of=of,
     )
-    asked, cpus = max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus()
-    if asked > cpus:
-        logger.warning("%d threads on %d CPUs wait for each other: steps take many times longer", asked, cpus)
+    threads, cpus = max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus()
+    if threads > cpus:
+        logger.warning(
+            "%d threads on %d CPUs wait for each other: steps take many times longer", threads, cpus
+        )
     if of.pin_prompt and settings.api_keys is not None and settings.isolates_by_key:
         logger.warning("pinned prompts serve no key of --api-keys, unless with --cache-isolation off")
     if of.profile != "auto" or not settings.profile_dir.is_dir():
         return options
-    given = frozenset(of.model_fields_set | settings.model_fields_set)
-    profile = profiled(readers, options, str(settings.profile_dir), given)
+    chosen = frozenset(of.model_fields_set | settings.model_fields_set)
+    profile = profiled(readers, options, str(settings.profile_dir), chosen)
     if profile.found is not None:
         logger.info("using the profile that was tuned for this model here: %s", profile.found)
     return profile.options
@@ -157,16 +155,7 @@ def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokenize a prompt as at the beginning of a request: with BOS and control tokens."""
-    text = read_text(path)
-    tokens = whole_prompt(text, tokenizer, most_tokens=None)
+    tokens = whole_prompt(read_text(path), tokenizer, most_tokens=None)
     if not tokens:
         raise StartupError(f"there is nothing to pin in {path}")
     return tokens
-
-
-def _pinned_namespace(settings: Settings) -> str:
-    """Share pinned prompts with the holders of the server's key if keys are isolated."""
-    if not settings.isolates_by_key or settings.api_key is None:
-        return ""
-    identity = key_identity(settings.api_key.get_secret_value().encode())
-    return cache_namespace(salt=None, key=identity)

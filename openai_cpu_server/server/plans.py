@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,10 +41,13 @@ from openai_cpu_server.llama.model.kv_size import (
 from openai_cpu_server.model_source import FoundModel, model_to_serve, projector_of
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.keeper import MemoryNeed
+from openai_cpu_server.models.registry import Preset
 from openai_cpu_server.models.routing.options import RouterOptions, problem
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.reader.model import ReadTokenizer
-from openai_cpu_server.server.kept_models import KeptModels, PulledModel
+from openai_cpu_server.storage.private_files import replacing
+
+logger = logging.getLogger(__name__)
 
 NO_TABLE = ModelTable.model_validate({})
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.:/@+-]*)=(?P<source>.+)")
@@ -75,13 +79,20 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 def planned_models(settings: Settings) -> list[ModelPlan]:
     """Return at least one plan, the default first. Raises StartupError with one line."""
     folder = {} if settings.models_dir is None else ModelFolder(models_folder(settings)).names()
-    found = [*_named(settings.model, folder), *_in_tables(settings.models, folder)]
+    found = [*_named(settings, folder)]
     waiting = [*_named_elsewhere(settings, folder, [model.name for model, _ in found])]
     if not found and not waiting:
         waiting = _first_of(folder)
     found = [*found, *waiting] or [(model_to_serve(None), NO_TABLE)]
     if settings.served_model_name is not None:
-        found = [(_renamed(settings.served_model_name, found), found[0][1])]
+        if len(found) > 1:
+            names = ", ".join(model.name for model, _ in found)
+            raise StartupError(
+                f"--served-model-name is for one model, and there are {len(found)} ({names}): name each by "
+                "--model NAME=SPEC"
+            )
+        ((model, table),) = found
+        found = [(msgspec.structs.replace(model, name=settings.served_model_name), table)]
     own_names = [*(model.name for model, _ in found), *_router_tables(settings)]
     _require_distinct(own_names)
     aliases = _aliases(settings.aliases, own_names)
@@ -91,8 +102,8 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     plans[num_first:] = [msgspec.structs.replace(p, waits_for_requests=True) for p in plans[num_first:]]
     if settings.allow_pull:
         taken = {name for plan in plans for name in plan.names}
-        kept = KeptModels.read(kept_file()).pulled
-        plans += [plan_of_pulled(model, settings) for model in kept if model.name not in taken]
+        pulled = StoredModels.read(stored_models_file()).pulled
+        plans += [plan_of_pulled(model, settings) for model in pulled if model.name not in taken]
     routers = router_options(settings, plans)
     _require_distinct(
         [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
@@ -146,7 +157,60 @@ def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]
     return []
 
 
-def kept_file() -> Path:
+class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """Name by which it was requested and is served."""
+    source: str
+    """`hf:OWNER/REPO/FILE`."""
+    path: str
+    projector: str | None = None
+
+
+class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that were pulled and names that were derived at run time, for the next start."""
+
+    pulled: tuple[PulledModel, ...] = ()
+    presets: dict[str, Preset] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> StoredModels:
+        """Read the file, without models whose files have gone. A missing file is empty. Raises
+        StartupError."""
+        try:
+            models = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StartupError(f"cannot read {path}, where --allow-pull keeps its models: {error}") from None
+        gone = [model for model in models.pulled if not Path(model.path).is_file()]
+        for model in gone:
+            logger.warning("%s is not served any more: %s has gone", model.name, model.path)
+        return msgspec.structs.replace(models, pulled=tuple(one for one in models.pulled if one not in gone))
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2))
+
+    def named(self, name: str) -> PulledModel | None:
+        return next((model for model in self.pulled if model.name == name), None)
+
+    def with_pulled(self, model: PulledModel) -> StoredModels:
+        others = (one for one in self.pulled if one.name != model.name)
+        return msgspec.structs.replace(self, pulled=(*others, model))
+
+    def without(self, name: str) -> StoredModels:
+        return StoredModels(
+            pulled=tuple(one for one in self.pulled if one.name != name),
+            presets={key: preset for key, preset in self.presets.items() if key != name},
+        )
+
+    def with_preset(self, name: str, preset: Preset) -> StoredModels:
+        return msgspec.structs.replace(self, presets={**self.presets, name: preset})
+
+
+def stored_models_file() -> Path:
     """Return the file of models that came at run time. Raises StartupError."""
     return user_data_dir() / "models.json"
 
@@ -170,8 +234,8 @@ def planned_routers(
     """Build the routers. `kinds`: kind of each model by name, or None for an unreadable file. Raises
     StartupError for a router that leads nowhere."""
     options = router_options(settings, plans)
-    if (said := problem(options, kinds)) is not None:
-        raise StartupError(said)
+    if (message := problem(options, kinds)) is not None:
+        raise StartupError(message)
     return [ModelRouter(each) for each in options]
 
 
@@ -188,48 +252,33 @@ def _router_tables(settings: Settings) -> dict[str, ModelTable]:
     return {name: table for name, table in settings.models.items() if table.router is not None}
 
 
-def named_source(given: str) -> tuple[str | None, str]:
-    """Split a value of `--model` into name and source. A file whose name contains `=` is a file."""
-    match = _NAME.fullmatch(given)
-    if match is None or given.startswith("hf:") or Path(given).is_file():
-        return None, given
-    return match["name"], match["source"]
-
-
 def _found(source: str, folder: Mapping[str, Path]) -> FoundModel:
     """Look in `--models-dir` before all other sources."""
     return FoundModel(source, folder[source]) if source in folder else model_to_serve(source)
 
 
-def _named(given: list[str], folder: Mapping[str, Path]) -> Iterator[tuple[FoundModel, ModelTable]]:
-    for value in given:
-        name, source = (None, value) if value in folder else named_source(value)
-        model = _found(source, folder)
-        yield msgspec.structs.replace(model, name=name or model.name), NO_TABLE
-
-
-def _in_tables(
-    tables: Mapping[str, ModelTable], folder: Mapping[str, Path]
-) -> Iterator[tuple[FoundModel, ModelTable]]:
-    for name, table in tables.items():
-        if table.router is not None:
-            continue
-        yield msgspec.structs.replace(_found(table.source or name, folder), name=name), table
-
-
-def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundModel:
-    if len(found) > 1:
-        names = ", ".join(model.name for model, _ in found)
-        raise StartupError(
-            f"--served-model-name is for one model, and there are {len(found)} ({names}): name each by "
-            "--model NAME=SPEC"
-        )
-    return msgspec.structs.replace(found[0][0], name=name)
+def _named(settings: Settings, folder: Mapping[str, Path]) -> Iterator[tuple[FoundModel, ModelTable]]:
+    """Yield the models of `--model`, `[NAME=]SOURCE`, and of the tables. A file whose name contains `=` is a
+    file."""
+    for value in settings.model:
+        match = _NAME.fullmatch(value)
+        if match is None or value in folder or value.startswith("hf:") or Path(value).is_file():
+            yield _found(value, folder), NO_TABLE
+        else:
+            yield msgspec.structs.replace(_found(match["source"], folder), name=match["name"]), NO_TABLE
+    for name, table in settings.models.items():
+        if table.router is None:
+            yield msgspec.structs.replace(_found(table.source or name, folder), name=name), table
 
 
 def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], settings: Settings) -> ModelPlan:
     keep_alive_s = settings.idle_unload if table.keep_alive is None else table.keep_alive
     options = table.over(settings)
+    own_adapters = (option.source for option in settings.adapter if option.model in (None, model.name))
+    adapters = (*table.adapters, *own_adapters)
+    twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
+    if twice:
+        raise StartupError(f"the model {model.name} has two adapters of the name {twice[0]!r}")
     return ModelPlan(
         names=_names(model.name, table, aliases),
         path=model.path,
@@ -238,21 +287,12 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
         keep_alive_s=None if table.pinned else keep_alive_s,
         is_pinned=table.pinned,
         memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
-        adapters=_adapters(model.name, table, settings),
+        adapters=adapters,
     )
 
 
 def _names(name: str, table: ModelTable, aliases: Mapping[str, str]) -> tuple[str, ...]:
     return (name, *table.aliases, *(alias for alias, meant in aliases.items() if meant == name))
-
-
-def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[AdapterSource, ...]:
-    given = (option.source for option in settings.adapter if option.model in (None, model))
-    adapters = (*table.adapters, *given)
-    twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
-    if twice:
-        raise StartupError(f"the model {model} has two adapters of the name {twice[0]!r}")
-    return adapters
 
 
 def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
@@ -263,20 +303,20 @@ def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
             raise StartupError(f"--adapter: there is no model {option.model}, only {', '.join(names)}")
 
 
-def _aliases(given: Mapping[str, str], names: list[str]) -> dict[str, str]:
+def _aliases(targets: Mapping[str, str], names: list[str]) -> dict[str, str]:
     """Map each alias to the model's own name."""
-    return {alias: _meaning(alias, given, names) for alias in given}
-
-
-def _meaning(alias: str, given: Mapping[str, str], names: list[str]) -> str:
-    seen = [alias]
-    while (name := given[seen[-1]]) not in names:
-        if name in seen:
-            raise StartupError(f"[aliases] {' -> '.join([*seen, name])} is a loop")
-        if name not in given:
-            raise StartupError(f"[aliases] {alias}: there is no model {name!r}; there is {', '.join(names)}")
-        seen.append(name)
-    return name
+    meanings = {}
+    for alias in targets:
+        seen = [alias]
+        while (name := targets[seen[-1]]) not in names:
+            if name in seen:
+                raise StartupError(f"[aliases] {' -> '.join([*seen, name])} is a loop")
+            if name not in targets:
+                there_is = f"there is no model {name!r}; there is {', '.join(names)}"
+                raise StartupError(f"[aliases] {alias}: {there_is}")
+            seen.append(name)
+        meanings[alias] = name
+    return meanings
 
 
 def _require_distinct(names: list[str]) -> None:
@@ -304,14 +344,16 @@ class MemoryShare(NamedTuple):
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 
-class ForeseenModel(NamedTuple):
+class ModelEstimate(NamedTuple):
     options: EngineOptions
     """Options with the size of the KV cache."""
     need: MemoryNeed
     info: ModelInfo
 
 
-def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None) -> ForeseenModel:
+def estimate_model(
+    options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None
+) -> ModelEstimate:
     """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
     StartupError for unreadable files."""
     header = GgufHeader(Path(options.model_path))
@@ -319,13 +361,19 @@ def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShar
     kind, kv_type = model_kind(header), KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
     weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
-    encoder = encoder_memory(options)
+    encoder, ffn_width = (
+        encoder_memory(options),
+        header.get_int(header.for_architecture("feed_forward_length")),
+    )
+    # The largest step's activations and logits, in f32: a row has the logits of all tokens, or some copies of
+    # the widest activation.
+    step_bytes = 4 * batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
     token_bytes = bytes_per_cell(header, kv_type) if generates else 0
     draft_bytes = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
     need = MemoryNeed(
         weights=weights + encoder.weights,
         cells=0,
-        buffers=_PROCESS_BYTES + _buffer_bytes(header, options, vocabulary.vocab_size) + encoder.buffers,
+        buffers=_PROCESS_BYTES + step_bytes + encoder.buffers,
         cache=options.cache_bytes if generates else 0,
     )
     cells = _cells(options.kv_tokens, token_bytes + draft_bytes, need, share) if generates else 0
@@ -333,23 +381,11 @@ def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShar
         options = msgspec.structs.replace(options, kv_tokens=cells)
     elif options.kv_tokens is None:
         # Said once: what memory is free at each load would make it another length, and refuse late.
-        longest = tokens_that_fit(_free_bytes(share) - need.total, vocabulary.vocab_size)
+        free = Machine().free_memory() if share is None else share.own_bytes or share.budget_bytes
+        longest = tokens_that_fit(free - need.total, vocabulary.vocab_size)
         options = msgspec.structs.replace(options, kv_tokens=longest)
     need = msgspec.structs.replace(need, cells=cells * (token_bytes + draft_bytes))
-    return ForeseenModel(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
-
-
-def _free_bytes(share: MemoryShare | None) -> int:
-    if share is None:
-        return Machine().free_memory()
-    return share.budget_bytes if share.own_bytes is None else share.own_bytes
-
-
-def _buffer_bytes(header: GgufHeader, options: EngineOptions, vocab_size: int) -> int:
-    """Estimate the largest step's activations and logits, in f32: a row has the logits of all tokens, or
-    some copies of the widest activation."""
-    width = header.get_int(header.for_architecture("feed_forward_length")) or 0
-    return 4 * batch_tokens(options) * (vocab_size + 4 * width)
+    return ModelEstimate(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
 
 
 def _cells(requested: int | None, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
@@ -383,9 +419,8 @@ def _info(
     parameters = sum(tensor.num_values for tensor in model_tensors(header))
     embeds = kind is not ModelKind.GENERATES
     width = header.get_int(header.for_architecture("embedding_length")) or 0
-    projector = None
-    if options.projector_path is not None:
-        projector = ProjectorFacts.of(GgufHeader(Path(options.projector_path)))
+    path = options.projector_path
+    projector = ProjectorFacts.of(GgufHeader(Path(path))) if path is not None else None
     return ModelInfo(
         path=options.model_path,
         description=description(header, parameters),

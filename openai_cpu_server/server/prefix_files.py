@@ -10,11 +10,10 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.config.folders import kept_cache_dir
+from openai_cpu_server.config.folders import lasting_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import CacheFileLimit
 from openai_cpu_server.storage.private_files import SoleWriter
@@ -32,92 +31,77 @@ _SECONDS = 5.0
 _CELLS = "cells"
 
 
-class _Kept(NamedTuple):
-    path: Path
-    num_bytes: int
-    used_s: float
-
-
 class PrefixFiles:
     """Files of one server. On construction the least recently used ones are removed until all fit."""
 
     def __init__(self, folder: Path | None, *, num_models: int, most_bytes: int = _MOST_BYTES) -> None:
         """`folder`: None if nothing can be kept. `most_bytes`: limit of all files together."""
-        self._folder = folder if folder is not None and _is_writable(folder) else None
-        if self._folder is None:
+        self._folder: Path | None = None
+        self._most_bytes = 0
+        there = None if folder is None else _nearest(folder)
+        if folder is None or there is None or not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             logger.info("prefix caches are not kept: there is no cache directory that can be written")
-            self._most_bytes = 0
             return
-        room = _room(self._folder, most_bytes)
+        self._folder, room = folder, _room(folder, most_bytes)
         self._most_bytes = min(_MOST_OF_ONE, room // num_models)
         if self._most_bytes < _LEAST:
-            logger.info("prefix caches are not kept: the disk of %s is nearly full", self._folder)
-        _sweep(self._folder, room)
+            logger.info("prefix caches are not kept: the disk of %s is nearly full", folder)
+        total = 0
+        for path, num_bytes in _files(folder):
+            total += num_bytes
+            if total > room:
+                _remove(path)
 
     @classmethod
     def of_user(cls, *, num_models: int) -> PrefixFiles:
-        base = kept_cache_dir()
+        base = lasting_cache_dir()
         return cls(base and base / "prefixes", num_models=num_models)
 
-    def kept(self, options: EngineOptions, name: str) -> EngineOptions:
+    def with_file(self, options: EngineOptions, name: str) -> EngineOptions:
         """Return the options with a file in a folder of its own, because an engine may write anything in
         its folder."""
         if self._folder is None or self._most_bytes < _LEAST or not options.cache_bytes:
             return options
-        path = self._folder / _folder_name(options, name) / _CELLS
+        facts = (
+            Path(options.model_path).resolve(),
+            options.kv_type,
+            options.projector_path,
+            options.flash_attention,
+        )  # whatever changes the layout of cells; the engine checks the file's content itself
+        digest = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
+        plain_name = re.sub("[^A-Za-z0-9._-]", "_", name)[:64].lstrip(".")
+        path = self._folder / f"{plain_name}-{digest}" / _CELLS
         limit = CacheFileLimit(min(self._most_bytes, options.cache_bytes), _SECONDS)
         return msgspec.structs.replace(options, cache_file=str(path), cache_file_limit=limit)
 
 
-def _folder_name(options: EngineOptions, name: str) -> str:
-    """Hash the model's path and everything that changes the KV layout. The engine checks the file's
-    content itself."""
-    facts = (
-        Path(options.model_path).resolve(),
-        options.kv_type,
-        options.projector_path,
-        options.flash_attention,
-    )
-    digest = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
-    return f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64].lstrip('.')}-{digest}"
-
-
-def _is_writable(folder: Path) -> bool:
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    return folder
 
 
 def _room(folder: Path, most_bytes: int) -> int:
-    while not folder.exists():
-        folder = folder.parent
     try:
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(_nearest(folder)).free
     except OSError:
         return 0
-    return min(most_bytes, int(_SHARE * (free + sum(one.num_bytes for one in _files(folder)))))
+    return min(most_bytes, int(_SHARE * (free + sum(num_bytes for _, num_bytes in _files(folder)))))
 
 
-def _files(folder: Path) -> list[_Kept]:
-    """Return the files, most recently used first."""
+def _files(folder: Path) -> list[tuple[Path, int]]:
+    """Return the files with their sizes, most recently used first."""
     found = []
     for path in folder.glob(f"*/{_CELLS}*"):
         with contextlib.suppress(OSError):
-            facts = path.lstat()
-            found.append(_Kept(path, facts.st_size, facts.st_mtime))
-    return sorted(found, key=lambda one: one.used_s, reverse=True)
-
-
-def _sweep(folder: Path, room: int) -> None:
-    """Remove the files beyond the limit, except those that another server's engine keeps."""
-    total = 0
-    for one in _files(folder):
-        total += one.num_bytes
-        if total > room:
-            _remove(one.path)
+            found.append((path, path.lstat()))
+    found.sort(key=lambda file: file[1].st_mtime, reverse=True)
+    return [(path, facts.st_size) for path, facts in found]
 
 
 def _remove(path: Path) -> None:
+    """Remove a file beyond the limit, unless another server's engine keeps it."""
     writer = SoleWriter(path)
     if not writer.may_write():
         return

@@ -27,23 +27,23 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.body import BodyQuota
-from openai_cpu_server.http.connection import (
+from openai_cpu_server.http.frames import LimitedSocket
+from openai_cpu_server.http.keys import KeyRing
+from openai_cpu_server.http.limits import Meter, RateLimits
+from openai_cpu_server.http.server import (
     Complaints,
     ConnectionLimits,
     Hangup,
     LimitedConnection,
+    WebServer,
     authority,
     limited,
+    room_for_connections,
 )
-from openai_cpu_server.http.frames import LimitedSocket
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
-from openai_cpu_server.http.server import WebServer, room_for_connections
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
@@ -59,7 +59,7 @@ from openai_cpu_server.server.store import FleetStore, ModelDir
 _MIB = 1024 * 1024
 
 
-def check_recall(settings: Settings) -> None:
+def check_answer_cache(settings: Settings) -> None:
     """Check the options of the answer cache for contradictions. Raises StartupError."""
     if settings.semantic_cache is None and settings.semantic_cache_model is not None:
         raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
@@ -67,9 +67,11 @@ def check_recall(settings: Settings) -> None:
         raise StartupError("--semantic-cache needs an --answer-cache")
 
 
-def open_recall(settings: Settings, models: ModelRegistry, watcher: AnswerObserver) -> AnswerLookup | None:
+def open_answer_lookup(
+    settings: Settings, models: ModelRegistry, watcher: AnswerObserver
+) -> AnswerLookup | None:
     """Open the answer cache, or return None without one. Raises StartupError with one line."""
-    check_recall(settings)
+    check_answer_cache(settings)
     least, where = settings.semantic_cache, revealed(settings.answer_cache)
     if where == "off" or (where is None and least is None):
         return None
@@ -119,12 +121,11 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         pool.on_death = watch.metrics.reader_died
-        watch.metrics.watch_readers(pool.load)
-        watch.metrics.reader_share.set(SHARE_S)
+        watch.metrics.watch_readers(pool.load, SHARE_S)
         fleet = ModelFleet(settings, plans, watch, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
         if settings.models_dir is not None:
-            fleet.registry.shelf = ModelDir(settings, plans, fleet)
+            fleet.registry.catalog = ModelDir(settings, plans, fleet)
         served = open_api(settings, fleet.registry, watch, keeping=fleet, store=store)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
@@ -137,7 +138,14 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
             )
             asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
-            _log_totals(fleet, time.monotonic() - started)
+            totals = fleet.totals
+            logger.info(
+                "served %d requests, %d prompt tokens, %d output tokens in %s",
+                totals.requests,
+                totals.prompt_tokens,
+                totals.output_tokens,
+                timedelta(seconds=round(time.monotonic() - started)),
+            )
             watch.close()
 
 
@@ -155,8 +163,18 @@ class ServedApi(NamedTuple):
         """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
         servers are stopped."""
         nothing = contextlib.nullcontext()
-        async with self.recall or nothing, self.mcp or nothing, _running(self.jobs, self.api):
-            yield
+        async with self.recall or nothing, self.mcp or nothing:
+            if self.jobs is None:
+                yield
+                return
+            work = (self.jobs.run(self.api.run_row), self.jobs.keep_book())
+            tasks = [asyncio.create_task(each) for each in work]
+            try:
+                yield
+            finally:
+                await self.api.settle()
+                await self.jobs.close()
+                await asyncio.gather(*tasks)
 
 
 def open_api(
@@ -169,8 +187,14 @@ def open_api(
 ) -> ServedApi:
     """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
     None. Raises StartupError with one line."""
-    recall = open_recall(settings, models, watch.metrics.answers)
-    mcp = _mcp(settings)
+    recall = open_answer_lookup(settings, models, watch.metrics)
+    mcp = None
+    if settings.mcp or settings.mcp_allow_url:
+        mcp = ConfiguredServers(
+            {name: table.options for name, table in settings.mcp.items()},
+            settings.mcp_limits,
+            allowed_hosts=settings.mcp_allow_url,
+        )
     keys = KeyRing(
         revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
     )
@@ -195,16 +219,6 @@ def open_api(
         mcp=mcp,
     )
     return ServedApi(api, keys, jobs, recall, mcp)
-
-
-def _mcp(settings: Settings) -> ConfiguredServers | None:
-    if not settings.mcp and not settings.mcp_allow_url:
-        return None
-    return ConfiguredServers(
-        {name: table.options for name, table in settings.mcp.items()},
-        settings.mcp_limits,
-        allowed_hosts=settings.mcp_allow_url,
-    )
 
 
 class OfflineModels(NamedTuple):
@@ -323,28 +337,3 @@ def _jobs(settings: Settings, model: str) -> Jobs | None:
         logger.warning("there is no batch API: %s", error)
         return None
     return Jobs(database, job_options(settings, model))
-
-
-@contextlib.asynccontextmanager
-async def _running(jobs: Jobs | None, api: ServedApplication) -> AsyncIterator[None]:
-    if jobs is None:
-        yield
-        return
-    tasks = [asyncio.create_task(work) for work in (jobs.run(api.run_row), jobs.keep_book())]
-    try:
-        yield
-    finally:
-        await api.settle()
-        await jobs.close()
-        await asyncio.gather(*tasks)
-
-
-def _log_totals(fleet: ModelFleet, seconds: float) -> None:
-    totals = fleet.totals
-    logger.info(
-        "served %d requests, %d prompt tokens, %d output tokens in %s",
-        totals.requests,
-        totals.prompt_tokens,
-        totals.output_tokens,
-        timedelta(seconds=round(seconds)),
-    )

@@ -27,11 +27,17 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.model_source import hub_name
 from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, fetch
+from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, Preset, fetch
 from openai_cpu_server.server.fleet import ModelFleet
-from openai_cpu_server.server.kept_models import KeptModels, PulledModel
-from openai_cpu_server.server.plans import ModelPlan, kept_file, models_folder, plan_in_folder, plan_of_pulled
+from openai_cpu_server.server.plans import (
+    ModelPlan,
+    PulledModel,
+    StoredModels,
+    models_folder,
+    plan_in_folder,
+    plan_of_pulled,
+    stored_models_file,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +57,8 @@ class _Pull:
     def __init__(self, work: Callable[[Callable[[PullStep], None]], Awaitable[None]]) -> None:
         self._listeners: set[asyncio.Queue[PullStep | None]] = set()
         self._last = PullStep(status="asking")
-        self.task = asyncio.ensure_future(work(self._tell))
-        self.task.add_done_callback(self._ended)
+        self.task = asyncio.ensure_future(work(self._emit))
+        self.task.add_done_callback(lambda _: self._emit(None))
 
     async def listen(self) -> AsyncIterator[PullStep]:
         """Yield its progress from now on. Raises PullFailed, ModelNotLoaded."""
@@ -70,14 +76,11 @@ class _Pull:
             if not self._listeners:
                 self.task.cancel()
 
-    def _tell(self, step: PullStep) -> None:
-        self._last = step
+    def _emit(self, step: PullStep | None) -> None:
+        """`step`: None for the end."""
+        self._last = step or self._last
         for queue in self._listeners:
             queue.put_nowait(step)
-
-    def _ended(self, _: object) -> None:
-        for queue in self._listeners:
-            queue.put_nowait(None)
 
 
 class FleetStore:
@@ -85,14 +88,14 @@ class FleetStore:
     thread."""
 
     def __init__(self, settings: Settings, fleet: ModelFleet) -> None:
-        """Read the file of kept models. Raises StartupError."""
+        """Read the file of models. Raises StartupError."""
         self._settings = settings
         self._fleet = fleet
         self._models = fleet.registry
-        self._file = kept_file()
-        self._kept = KeptModels.read(self._file)
+        self._file = stored_models_file()
+        self._stored = StoredModels.read(self._file)
         self._pulls: dict[str, _Pull] = {}
-        for name, preset in self._kept.presets.items():
+        for name, preset in self._stored.presets.items():
             with contextlib.suppress(InvalidRequest):  # a name that is taken by a model now
                 self._models.derive(name, preset)
 
@@ -106,7 +109,7 @@ class FleetStore:
             return
         pull = self._pulls.get(name)
         if pull is None or pull.task.done():
-            pull = self._pulls[name] = _Pull(lambda tell: self._pulled(name, tell))
+            pull = self._pulls[name] = _Pull(lambda emit: self._pulled(name, emit))
         async for step in pull.listen():
             yield step
 
@@ -114,20 +117,25 @@ class FleetStore:
         """Remove a pulled model or a derived name. Raises ModelNotFound, ModelInUse, and InvalidRequest
         for other models."""
         name = _bare(name)
-        if name in self._kept.presets:
+        if name in self._stored.presets:
             self._models.forget_preset(name)
-            self._keep(self._kept.without(name))
+            self._store(self._stored.without(name))
             return
-        pulled = self._kept.named(name)
+        pulled = self._stored.named(name)
         if pulled is None:
-            raise InvalidRequest(f"'{self._known(name).name}' was not pulled; it stays.")
-        made = [key for key, preset in self._kept.presets.items() if preset.base == name]
+            raise InvalidRequest(f"'{self._choose(name).name}' was not pulled; it stays.")
+        made = [key for key, preset in self._stored.presets.items() if preset.base == name]
         if made:
             raise InvalidRequest(f"'{made[0]}' is made of '{name}': remove that first.")
-        await self._fleet.remove(self._known(name).model)
-        self._keep(self._kept.without(name))
-        if all(model.path != pulled.path for model in self._kept.pulled):
-            await _run_to_end(*_REMOVE, pulled.source)
+        await self._fleet.remove(self._choose(name).model)
+        self._store(self._stored.without(name))
+        if all(model.path != pulled.path for model in self._stored.pulled):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *_REMOVE, pulled.source, stdin=DEVNULL, stderr=PIPE
+            )
+            _, errors = await process.communicate()
+            if process.returncode:  # logged only, because the model is no longer served in any case
+                logger.warning("%s", errors.decode(errors="replace").strip())
 
     async def derive(self, name: str, preset: Preset) -> None:
         """Define a derived name, also for later starts. Raises ModelNotFound, and InvalidRequest if a
@@ -135,43 +143,42 @@ class FleetStore:
         name = _bare(name)
         if not _NAME.fullmatch(name):
             raise wrong(f"'{name}' cannot be the name of a model.", "model")
-        if name not in self._kept.presets and len(self._kept.presets) >= _MOST_NAMES:
+        if name not in self._stored.presets and len(self._stored.presets) >= _MOST_NAMES:
             raise InvalidRequest(f"There are {_MOST_NAMES} names already: remove some first.")
         await fetch(self._models, _bare(preset.base), None)
-        base = self._known(_bare(preset.base))
+        base = self._choose(_bare(preset.base))
+        preset = msgspec.structs.replace(preset, base=base.name)
         if base.preset is not None:
-            preset = _over(base.preset, preset)
-        else:
-            preset = msgspec.structs.replace(preset, base=base.name)
+            preset = preset.over(base.preset)
         self._models.derive(name, preset)
-        self._keep(self._kept.with_preset(name, preset))
+        self._store(self._stored.with_preset(name, preset))
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _known(self, name: str) -> ChosenModel:
+    def _choose(self, name: str) -> ChosenModel:
         if not self._models.has(name):
             raise ModelNotFound(name, self._models.names(None))
         return self._models.choose(name, None)
 
-    async def _pulled(self, name: str, tell: Callable[[PullStep], None]) -> None:
+    async def _pulled(self, name: str, emit: Callable[[PullStep], None]) -> None:
         done: PullStep | None = None
         async for step in _fetching(_source(name)):
             if step.status == "success":
                 done = step
             elif step.status != "asking":  # that was said
-                tell(step)
+                emit(step)
         if done is None or done.path is None or done.name is None:
             raise PullFailed(f"Fetching '{name}' ended without a word; the server's log may say more.")
         pulled = PulledModel(name=name, source=done.name, path=done.path, projector=done.projector)
         await self._fleet.add(plan_of_pulled(pulled, self._settings))
-        self._keep(self._kept.with_pulled(pulled))
+        self._store(self._stored.with_pulled(pulled))
         logger.info("%s came from the hub, and is served: %s", name, done.path)
-        tell(msgspec.structs.replace(done, path=None, projector=None))
+        emit(msgspec.structs.replace(done, path=None, projector=None))
 
-    def _keep(self, kept: KeptModels) -> None:
-        self._kept = kept
+    def _store(self, models: StoredModels) -> None:
+        self._stored = models
         try:
-            kept.write(self._file)
+            models.write(self._file)
         except OSError as error:
             logger.error(
                 "the next start will not know of this change: cannot write %s: %s", self._file, error
@@ -180,19 +187,6 @@ class FleetStore:
 
 def _bare(name: str) -> str:
     return name.removesuffix(f":{LATEST}")
-
-
-def _over(below: Preset, above: Preset) -> Preset:
-    """Merge presets, because a name derived from a derived name refers to its model."""
-    return Preset(
-        base=below.base,
-        system=above.system or below.system,
-        template=above.template or below.template,
-        messages=above.messages or below.messages,
-        parameters={**below.parameters, **above.parameters},
-        max_tokens=below.max_tokens if above.max_tokens is None else above.max_tokens,
-        stop=above.stop or below.stop,
-    )
 
 
 _WITH_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+/(?P<repo>[^/:\s]+/[^/:\s]+(?::[\w.-]+)?)")
@@ -223,31 +217,17 @@ async def _fetching(source: str) -> AsyncIterator[PullStep]:
     assert process.stdout is not None
     try:
         async for line in process.stdout:
-            said = _decoded(line)
-            if isinstance(said, PullError):
-                raise PullFailed(f"{said.error[:1].upper()}{said.error[1:]}.")
-            yield said
+            fields = msgspec.json.decode(line)
+            if "error" in fields:
+                error = msgspec.convert(fields, PullError).error
+                raise PullFailed(f"{error[:1].upper()}{error[1:]}.")
+            yield msgspec.convert(fields, PullStep)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         raise
     finally:
         await process.wait()
-
-
-def _decoded(line: bytes) -> PullStep | PullError:
-    fields = msgspec.json.decode(line)
-    if "error" in fields:
-        return msgspec.convert(fields, PullError)
-    return msgspec.convert(fields, PullStep)
-
-
-async def _run_to_end(*command: str) -> None:
-    """Log a failure only, because the model is no longer served in any case."""
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=DEVNULL, stderr=PIPE)
-    _, said = await process.communicate()
-    if process.returncode:
-        logger.warning("%s", said.decode(errors="replace").strip())
 
 
 _LOOK_S = 0.5
@@ -272,12 +252,23 @@ class ModelDir:
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._refused: dict[str, tuple[FileState, str]] = {}
         """Unreadable files with the reason."""
-        self._brought: dict[str, Path] = {}
+        self._served: dict[str, Path] = {}
 
     @property
-    def known(self) -> Sequence[AvailableModel]:
-        registry = self._fleet.registry
-        return [self._shown(one) for one in self._there.values() if not registry.has(one.name)]
+    def available(self) -> Sequence[AvailableModel]:
+        return [
+            AvailableModel(
+                name=model.name,
+                num_bytes=model.state.num_bytes,
+                changed_s=int(model.state.changed_s),
+                why_not=self._why_not(model),
+                kind=None if isinstance(model.facts, str) else model.facts.kind,
+                architecture="" if isinstance(model.facts, str) else model.facts.architecture,
+                quantisation=None if isinstance(model.facts, str) else model.facts.quantisation,
+            )
+            for model in self._there.values()
+            if not self._fleet.registry.has(model.name)
+        ]
 
     async def look(self) -> None:
         async with self._looking:
@@ -286,7 +277,11 @@ class ModelDir:
             found = await asyncio.to_thread(self._folder.look)
             self._there = {one.name: one for one in found}
             self._looked_s = time.monotonic()
-            await self._dismiss_gone()
+            for name, path in list(self._served.items()):
+                if not path.is_file():
+                    del self._served[name]
+                    logger.info("%s is not served any more: %s has gone", name, path)
+                    await self._fleet.dismiss(name)
 
     async def bring(self, name: str) -> None:
         """Serve the model. Cancelling a caller does not stop a load that others wait for."""
@@ -306,30 +301,11 @@ class ModelDir:
         except (ModelNotLoaded, StartupError) as error:
             self._refused[model.name] = model.state, str(error)
             raise ModelNotLoaded(str(error)) from None
-        self._brought[model.name] = model.path
+        self._served[model.name] = model.path
         logger.info("%s is served from now on: %s", model.name, model.path)
-
-    async def _dismiss_gone(self) -> None:
-        for name, path in list(self._brought.items()):
-            if not path.is_file():
-                del self._brought[name]
-                logger.info("%s is not served any more: %s has gone", name, path)
-                await self._fleet.dismiss(name)
 
     def _why_not(self, model: FolderModel) -> str | None:
         if isinstance(model.facts, str):
             return model.facts
         state, why = self._refused.get(model.name, (None, ""))
         return why if state == model.state else None
-
-    def _shown(self, model: FolderModel) -> AvailableModel:
-        facts = None if isinstance(model.facts, str) else model.facts
-        return AvailableModel(
-            name=model.name,
-            num_bytes=model.state.num_bytes,
-            changed_s=int(model.state.changed_s),
-            why_not=self._why_not(model),
-            kind=facts and facts.kind,
-            architecture=facts.architecture if facts else "",
-            quantisation=facts and facts.quantisation,
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -20,40 +21,30 @@ class NotAnswering(Exception):
     """The call has failed, or was skipped during a pause."""
 
 
+@dataclass(kw_only=True)
 class CircuitBreaker:
     """Logs one line when calls begin to fail and one when they work again. All methods belong to the thread
-    of one event loop.
+    of one event loop."""
 
-    `fails`, `back`: these lines; the first has a %s for the reason.
-    `failure`: returns the reason of an exception, or None if it does not mean that the service is down.
-    `answer_s`: timeout of a call, or None for no limit.
-    `pause_s`: time after a failure in which calls are skipped.
-    """
-
-    def __init__(
-        self,
-        *,
-        fails: str,
-        back: str,
-        failure: Callable[[Exception], str | None],
-        answer_s: float | None = None,
-        pause_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._fails = fails
-        self._back = back
-        self._failure = failure
-        self._answer_s = answer_s
-        self._pause_s = pause_s
-        self._clock = clock
-        self._asks_again_s = float("-inf")
-        self._is_failing = False
+    fails: str
+    """Line for the log, with a %s for the reason."""
+    back: str
+    """Line for the log when calls work again."""
+    failure: Callable[[Exception], str | None]
+    """Returns the reason of an exception, or None if it does not mean that the service is down."""
+    answer_s: float | None = None
+    """Timeout of a call, or None for no limit."""
+    pause_s: float = 0.0
+    """Time after a failure in which calls are skipped."""
+    clock: Callable[[], float] = time.monotonic
+    _asks_again_s: float = field(default=float("-inf"), init=False)
+    _is_failing: bool = field(default=False, init=False)
 
     async def ask(self, work: Callable[[], Awaitable[T]]) -> T:
         """Call unless paused. Raises NotAnswering."""
-        if self._clock() < self._asks_again_s:
+        if self.clock() < self._asks_again_s:
             raise NotAnswering
-        return await self.insist(work, self._answer_s)
+        return await self.insist(work, self.answer_s)
 
     async def attempt(self, work: Callable[[], Awaitable[T]]) -> T | None:
         try:
@@ -63,30 +54,22 @@ class CircuitBreaker:
 
     async def insist(self, work: Callable[[], Awaitable[T]], answer_s: float | None) -> T:
         """Call even during a pause. Raises NotAnswering."""
+        cause: Exception | None = None
         try:
             with anyio.move_on_after(answer_s):
                 answer = await work()
-                self._worked()
+                self._asks_again_s = float("-inf")
+                if self._is_failing:
+                    logger.info(self.back)
+                self._is_failing = False
                 return answer
-            raise _Late
+            reason: str | None = "no answer in time"
         except Exception as error:
-            why = "no answer in time" if isinstance(error, _Late) else self._failure(error)
-            if why is None:
+            reason, cause = self.failure(error), error
+            if reason is None:
                 raise
-            self._failed(why)
-            raise NotAnswering from error
-
-    def _failed(self, why: str) -> None:
-        self._asks_again_s = self._clock() + self._pause_s
+        self._asks_again_s = self.clock() + self.pause_s
         if not self._is_failing:
-            logger.error(self._fails, why)
+            logger.error(self.fails, reason)
         self._is_failing = True
-
-    def _worked(self) -> None:
-        self._asks_again_s = float("-inf")
-        if self._is_failing:
-            logger.info(self._back)
-        self._is_failing = False
-
-
-class _Late(Exception): ...
+        raise NotAnswering from cause

@@ -111,7 +111,10 @@ def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
     """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises
     what `check` raises."""
     if not _is_in_memory(url):
-        path = _file(url)
+        name = url.database or ""
+        if name.startswith("file:") and "uri" in url.query:
+            name = unquote(urlsplit(name).path)
+        path = Path(name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         keep_database_private(path)
     has_one = options.has_one_connection or _is_in_memory(url)  # in memory, another would be another database
@@ -127,11 +130,6 @@ def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
 
 def cause_of(error: Exception) -> BaseException:
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-
-
-def _file(url: URL) -> Path:
-    name = url.database or ""
-    return Path(unquote(urlsplit(name).path) if name.startswith("file:") and "uri" in url.query else name)
 
 
 def _is_in_memory(url: URL) -> bool:

@@ -92,7 +92,11 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class SoleWriter:
@@ -178,11 +182,3 @@ def _remove_orphans(path: Path) -> None:
                     draft.unlink()
             finally:
                 os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

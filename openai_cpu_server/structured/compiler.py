@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from typing import Union
 
 import msgspec
 
 from openai_cpu_server.contract.grammar import (
     BYTES_AND_END,
+    GrammarAnswer,
+    GrammarMaker,
     GrammarOrder,
     GrammarSource,
     MadeGrammar,
@@ -23,7 +24,7 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
-from openai_cpu_server.structured.languages.product import MOST_RULES
+from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
 from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
@@ -42,17 +43,20 @@ from openai_cpu_server.structured.options import (
     Whitespace,
 )
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
-from openai_cpu_server.structured.scalars.regex import full_language
-from openai_cpu_server.structured.scalars.rust_regex import rust_language
+from openai_cpu_server.structured.scalars.regex import full_language, rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, expanded
-from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
+from openai_cpu_server.structured.schema.nodes import JsonKind, Scalars, Size
 from openai_cpu_server.structured.schema.normalise import SchemaReaders
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
-from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers, spelled
-from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
-from openai_cpu_server.structured.values.objects import ObjectRules
-from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages
+from openai_cpu_server.structured.values.objects import ObjectRules, ObjectShape, ObjectShapes
+from openai_cpu_server.structured.values.scalars import (
+    NumberLanguages,
+    ScalarLexemes,
+    StringLanguages,
+    few_integers,
+    spelled,
+)
 from openai_cpu_server.structured.writing.grammar import (
     GrammarBuilder,
     composed,
@@ -61,8 +65,7 @@ from openai_cpu_server.structured.writing.grammar import (
     unpacked,
     without_characters,
 )
-from openai_cpu_server.structured.writing.json_text import Punctuation
-from openai_cpu_server.structured.writing.tool_text import tool_text
+from openai_cpu_server.structured.writing.json_text import Punctuation, tool_text
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""
@@ -105,8 +108,7 @@ class _Compiler:
         self._grammar = GrammarBuilder(budget)
         self._lexemes = ScalarLexemes(self._grammar, self._strings)
         marks = Punctuation(self._grammar, options.whitespace)
-        names = NameKeys(self._strings, self._lexemes)
-        self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
+        self._objects = ObjectRules(self._grammar, marks, self._value, self._lexemes, options.order)
         self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
@@ -129,7 +131,8 @@ class _Compiler:
                 self._grammar.set(name, self._of_goal(goal, name))
         if (impossible := self._impossible(pointer)) is not None:
             raise InvalidSchema(impossible, "no value can satisfy this schema")
-        rules = self._grammar.finish(root, self._paths().get)
+        paths = {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
+        rules = self._grammar.finish(root, paths.get)
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
     def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
@@ -138,9 +141,6 @@ class _Compiler:
             return None
         inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
         return next((each for each in inner if each is not None), pointer)
-
-    def _paths(self) -> dict[str, str]:
-        return {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
         """Write the rule later, because nesting must not use the stack."""
@@ -163,17 +163,14 @@ class _Compiler:
         if kind is JsonKind.BOOLEAN:
             return alt(*(Text("true" if b else "false") for b in _booleans(branch)))
         if kind is JsonKind.NUMBER:
-            return self._number(branch, hint)
+            language = self._numbers.language(branch)
+            plain = {NUMBER: "number", INTEGER: "integer"}
+            return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
         if kind is JsonKind.STRING:
             return self._lexemes.string(self._strings.language(branch))
         if kind is JsonKind.ARRAY:
             return self._array(branch, hint)
         return alt(*(self._object(shape, branch, hint) for shape in self._shapes.shapes(branch)))
-
-    def _number(self, branch: Branch, hint: str) -> Expr:
-        language = self._numbers.language(branch)
-        plain = {NUMBER: "number", INTEGER: "integer"}
-        return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
 
     def _array(self, branch: Branch, hint: str) -> Expr:
         shape = array_shape(branch, self._goals)
@@ -188,7 +185,7 @@ class _Compiler:
 
     def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
         if shape.low > len(shape.members) + bool(shape.others):
-            counts = [f for f in branch if isinstance(f.node, PropertyCount) and f.node.low == shape.low]
+            counts = [f for f in branch if isinstance(f.node, Size) and f.node.low == shape.low]
             path, keyword = self._table.place(counts[0].number)
             self._report.refuse(path, keyword, "over 1 cannot be enforced on names that may repeat")
             shape = shape.without_low()
@@ -229,16 +226,15 @@ class _Compiler:
         if kind is JsonKind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
             return {Decimal(x): Text(str(x)) for x in integers}
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return self._unlisted(branch, kind) if self._is_possible(branch, kind) else {}
+            if not self._is_possible(branch, kind):
+                return {}
+            if kind is not JsonKind.STRING:
+                return None
+            texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
+            return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
         if kind is JsonKind.STRING:
             return {x: self._lexemes.string(literal(x)) for x in self._strings.listed(branch)}
         return {x: self._lexemes.number(spelled(x), "number") for x in self._numbers.listed(branch)}
-
-    def _unlisted(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
-        if kind is not JsonKind.STRING:
-            return None
-        texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
-        return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
 
 
 def _booleans(branch: Branch) -> list[bool]:
@@ -251,23 +247,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 ANY_OBJECT: dict[str, Json] = {"type": "object"}
 
 
-MakesGrammar = Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]
-
-
 def grammar_maker(
     check: Callable[[str], object],
     known_bytes: Collection[int] = range(256),
     *,
     has_own_numbers: bool = False,
-) -> MakesGrammar:
-    """Return the contract's `GrammarMaker`.
+) -> GrammarMaker:
+    """Return a maker that compiles in this process.
 
     `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
     `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
     unknown = of_bytes(set(range(256)).difference(known_bytes))
 
-    def make(order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
+    def make(order: GrammarOrder) -> GrammarAnswer:
         try:
             compiled = _compiled(order, unknown)
             num_read = len(order.text) if order.source in _READ else 0
@@ -277,10 +270,12 @@ def grammar_maker(
             for part in translation.intersections():
                 check(part)
         except InvalidRequest as raised:
-            error = _named(raised, order.source)
-            path = (
-                error.path if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)) else None
-            )
+            error = raised
+            if isinstance(raised, SchemaTooLarge) and order.source in _INPUT_NAMES:
+                error = GrammarTooLarge(_INPUT_NAMES[order.source], raised)
+            path = None
+            if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)):
+                path = error.path
             return RefusedGrammar(str(error), error.code, path)
         return MadeGrammar(
             lark=lark,
@@ -294,7 +289,7 @@ def grammar_maker(
 
 
 _READ = (GrammarSource.GBNF, GrammarSource.LARK)
-_CALLED = {
+_INPUT_NAMES = {
     GrammarSource.REGEX: "The pattern",
     GrammarSource.RUST_REGEX: "The pattern",
     GrammarSource.CHOICES: "The list of choices",
@@ -302,13 +297,7 @@ _CALLED = {
     GrammarSource.LARK: "The grammar",
     GrammarSource.PARTS: "The grammar of all tools and the answer together",
 }
-
-
-def _named(error: InvalidRequest, source: GrammarSource) -> InvalidRequest:
-    """Name the client's input in limits, because it may not be a schema."""
-    if isinstance(error, SchemaTooLarge) and source in _CALLED:
-        return GrammarTooLarge(_CALLED[source], error)
-    return error
+"""Inputs that are not schemas, as errors name them."""
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
@@ -325,7 +314,10 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         case GrammarSource.CHOICES:
             return CompiledGrammar(without_characters(choice_rules(json.loads(order.text)), unknown))
         case GrammarSource.GBNF:
-            return CompiledGrammar(without_characters(_of_client(order.text), unknown))
+            rules = parse_gbnf(order.text)
+            if names_tokens(rules):
+                raise InvalidRequest("Control tokens (<[...]>) cannot be named: write characters.")
+            return CompiledGrammar(without_characters(rules, unknown))
         case GrammarSource.LARK | GrammarSource.RUST_REGEX:
             try:
                 return _tool_input(order, unknown)
@@ -336,23 +328,16 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
             return CompiledGrammar(composed(order.text, parts))
 
 
-def _of_client(gbnf: str) -> Rules:
-    rules = parse_gbnf(gbnf)
-    if names_tokens(rules):
-        raise InvalidRequest("Control tokens (<[...]>) cannot be named: write characters.")
-    return rules
-
-
 def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     if order.source is GrammarSource.LARK:
         rules = lark_rules(order.text)
     else:
         rules = language_rules(rust_language(order.text, Limits()), order.text)
-    kept = pruned(rules)
-    if not kept:
+    rules = pruned(rules)
+    if not rules:
         raise InvalidGrammar(1, 1, "no text matches")
-    text = tool_text(without_characters(kept, unknown), order.text_end)
-    share = len(order.text) / MOST_CHARACTERS + len(kept) / MOST_RULES
+    text = tool_text(without_characters(rules, unknown), order.text_end)
+    share = len(order.text) / MOST_CHARACTERS + len(rules) / MOST_RULES
     return CompiledGrammar(text.rules, share=share, is_raw=text.is_raw)
 
 

@@ -1,11 +1,31 @@
-"""Requests of clients, and traces of their answers. Times are seconds of `time.perf_counter`."""
+"""Requests of clients, traces of their answers, and failures. Times are seconds of `time.perf_counter`."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
+
+
+class Failed(Exception):
+    """Failure of a measurement or of the measured thing, described by its message."""
+
+
+def described(error: Exception) -> str:
+    """Return at least one line, with the place in the code only for unforeseen failures."""
+    if isinstance(error, Failed):
+        return str(error) or type(error).__name__
+    text = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+
+
+def first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 class Priority(enum.Enum):
@@ -74,23 +94,23 @@ class ScoredToken(msgspec.Struct, frozen=True):
     top: dict[str, float]
 
 
+@dataclass(eq=False)
 class Trace:
     """One client's view of one request, filled in while the answer streams."""
 
-    def __init__(self, ask: Ask, arrival: float) -> None:
-        self.ask = ask
-        self.arrival = arrival
-        """Time at which the request was due, because a late client must not make a server look faster."""
-        self.chunk_times: list[float] = []
-        """Times of chunks with content, not of one that only names the role."""
-        self.text = ""
-        self.scored: list[ScoredToken] = []
-        self.usage: Usage | None = None
-        self.timings = Timings()
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self.end: float | None = None
-        """Time at which the answer was complete, or None."""
+    ask: Ask
+    arrival: float
+    """Time at which the request was due, because a late client must not make a server look faster."""
+    chunk_times: list[float] = field(default_factory=list)
+    """Times of chunks with content, not of one that only names the role."""
+    text: str = ""
+    scored: list[ScoredToken] = field(default_factory=list)
+    usage: Usage | None = None
+    timings: Timings = field(default_factory=Timings)
+    finish_reason: str | None = None
+    error: str | None = None
+    end: float | None = None
+    """Time at which the answer was complete, or None."""
 
     @property
     def is_complete(self) -> bool:
@@ -124,3 +144,46 @@ class Trace:
 
 def first_token_times(traces: Sequence[Trace]) -> list[float]:
     return [trace.ttft_s for trace in traces if trace.ttft_s is not None]
+
+
+_SAMPLING = {"top_p": 0.95, "top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}
+"""Sent to all servers, so that all sample from the same tokens in the same steps."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Differences between the servers' versions of OpenAI's API."""
+
+    as_text: Callable[[tuple[int, ...]], str] | None = None
+    """Converts a prompt to text of about its length, or None to send token ids."""
+    has_json_schema: bool = False
+    """True if text completions take a schema as `json_schema`, not in `response_format`."""
+
+    def body(self, ask: Ask) -> dict[str, object]:
+        body: dict[str, object] = {
+            "max_tokens": ask.max_tokens,
+            "seed": ask.seed,
+            "temperature": ask.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **_SAMPLING,
+        }
+        if ask.model is not None:
+            body["model"] = ask.model
+        if ask.logprobs is not None:
+            body["logprobs"] = ask.logprobs
+        if ask.messages:
+            body["messages"] = ask.messages
+        else:
+            body["prompt"] = self.as_text(ask.prompt) if self.as_text else ask.prompt
+        if not ask.ends_itself:
+            body["ignore_eos"] = True
+        if ask.schema is not None and self.has_json_schema:
+            body["json_schema"] = ask.schema
+        elif ask.schema is not None:
+            schema = {"name": "answer", "strict": True, "schema": ask.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
+
+
+OURS = Dialect()

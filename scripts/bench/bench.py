@@ -5,52 +5,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from bench.asking import Ask
-from bench.contest import Contest
-from bench.contestants import Contestant, Room, Variant, ours
-from bench.failures import described
-from bench.load import LoadFailed
-from bench.process_tree import TreeUse
+from bench.asking import Ask, described
+from bench.clients import LoadFailed
 from bench.prompts import Prompts, RandomPrompts, random_tokens
-from bench.servers import Server, ServerSpec, running
+from bench.results import Contest
+from bench.servers import Contestant, Room, Server, ServerSpec, TreeUse, Variant, ours, running
 
 T = TypeVar("T")
 
 _WARM_UP_ASKS = 2
 
 
+@dataclass
 class Bench:
-    """One workload's run. `uses` collects memory and CPU time of its servers."""
+    """One workload's run."""
 
-    def __init__(
-        self,
-        *,
-        model: Path,
-        rounds: int,
-        is_quick: bool,
-        say: Callable[[str], None],
-        peers: Sequence[Contestant] = (),
-        keys: frozenset[str] | None = None,
-        by_clock: bool = False,
-        prompts: Prompts | None = None,
-        once: frozenset[str] = frozenset(),
-    ) -> None:
-        """`keys`: contestants to measure, or None for all; those in `once` are measured in the first round
-        only. `prompts`: what users write, or None for random tokens. `by_clock`: interactive requests
-        arrive at equal intervals, not as a Poisson process."""
-        self.model = model
-        self.rounds = rounds
-        self.is_quick = is_quick
-        self.by_clock = by_clock
-        self.say = say
-        self.prompts: Prompts = prompts or RandomPrompts()
-        self.uses: list[tuple[str, TreeUse]] = []
-        self._peers = peers
-        self._keys = keys
-        self._once = once
+    model: Path
+    rounds: int
+    is_quick: bool
+    say: Callable[[str], None]
+    peers: Sequence[Contestant] = ()
+    keys: frozenset[str] | None = None
+    """Contestants to measure, or None for all."""
+    by_clock: bool = False
+    """True: interactive requests arrive at equal intervals, not as a Poisson process."""
+    prompts: Prompts = field(default_factory=RandomPrompts)
+    once: frozenset[str] = frozenset()
+    """Contestants that are measured in the first round only."""
+    uses: list[tuple[str, TreeUse]] = field(default_factory=list)
+    """Memory and CPU time of the servers."""
 
     @contextlib.contextmanager
     def server(self, *options: str) -> Iterator[Server]:
@@ -72,51 +59,36 @@ class Bench:
         with self._running(spec if who.is_peer else spec.with_options(*own_options)) as server:
             yield server
 
-    def start_unmeasured(self, who: Contestant, room: Room) -> None:
-        """Start and stop a server, so that it has done the measurements of its first start."""
-        with running(who.spec(self.model, room), []):
-            pass
-
     @contextlib.contextmanager
     def _running(self, spec: ServerSpec) -> Iterator[Server]:
         with running(spec, self.uses) as server:
-            asyncio.run(_warm_up(server))
+            clients = server.clients()
+            asks = [Ask(prompt=random_tokens(32, "warm up", i), max_tokens=4) for i in range(_WARM_UP_ASKS)]
+            asyncio.run(clients.closed_loop(asks, _WARM_UP_ASKS))
+            clients.check()
             yield server
 
     def contestants(self, *variants: Variant) -> list[Contestant]:
-        everybody = [*(variant.contestant for variant in variants), *self._peers]
-        return [who for who in everybody if self._keys is None or who.key in self._keys]
+        everybody = [*(variant.contestant for variant in variants), *self.peers]
+        return [who for who in everybody if self.keys is None or who.key in self.keys]
 
     def contest(
-        self,
-        contestants: Sequence[Contestant],
-        measure: Callable[[Contestant, int], T],
+        self, contestants: Sequence[Contestant], measure: Callable[[Contestant, int], T]
     ) -> Contest[T]:
         """Measure each contestant once a round, in turns. A contestant that fails is out, and the others
         go on. Raises LoadFailed if none is left."""
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):
             for who in contestants:
-                if who in contest.runs and not (number and who.key in self._once):
-                    self._let_run(contest, who, measure, number)
+                if who not in contest.runs or (number and who.key in self.once):
+                    continue
+                self.say(f"round {number + 1} of {self.rounds}: {who.label}")
+                try:
+                    contest.runs[who].append(measure(who, number))
+                except Exception as error:
+                    contest.failures[who.label] = described(error)
+                    self.say(f"  failed: {contest.failures[who.label]}")
+                    del contest.runs[who]
         if not contest.runs:
             raise LoadFailed("; ".join(contest.failures.values()) or "none of the servers takes part in this")
         return contest
-
-    def _let_run(
-        self, contest: Contest[T], who: Contestant, measure: Callable[[Contestant, int], T], number: int
-    ) -> None:
-        self.say(f"round {number + 1} of {self.rounds}: {who.label}")
-        try:
-            contest.runs[who].append(measure(who, number))
-        except Exception as error:
-            contest.failures[who.label] = described(error)
-            self.say(f"  failed: {contest.failures[who.label]}")
-            del contest.runs[who]
-
-
-async def _warm_up(server: Server) -> None:
-    clients = server.clients()
-    asks = [Ask(prompt=random_tokens(32, "warm up", i), max_tokens=4) for i in range(_WARM_UP_ASKS)]
-    await clients.closed_loop(asks, _WARM_UP_ASKS)
-    clients.check()

@@ -1,38 +1,115 @@
-"""Alternatives to our server: where they are on this machine, and their commands. Each gets as many
-threads as our server, except llama-server with its defaults, and room for 16 requests of the workload's
-length."""
+"""Alternatives to our server: where they are on this machine, how they are set up, and their commands. Each
+gets as many threads as our server, except llama-server with its defaults, and room for 16 requests of the
+workload's length."""
 
 from __future__ import annotations
 
-import json
+import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
-from bench.contestants import Contestant, Room
-from bench.dialect import Dialect, SchemaField
-from bench.peer_setup import built_llama_server, example_server, openvino_python, peer_python
-from bench.servers import ServerSpec, environment
+from bench.asking import Dialect
+from bench.servers import Contestant, Room, ServerSpec, environment
+from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
+Say = Callable[[str], None]
+
+_PACKAGE = "llama-cpp-python"
+VERSION = version(_PACKAGE)
 SLOTS = 16
+KEYS = ("llama-server", "llama-server-best", "openvino")
 _CONTEXT_STEP = 256
-_TEXT_IS_LONGER = 1.15
 _STATE_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
 """Keys of models with a recurrent state, of which llama-server restores checkpoints only."""
-KEYS = ("llama-server", "llama-server-best", "openvino", "llama-cpp-server", "example-server")
 _OPENVINO = "OpenVINO GenAI"
 _OPENVINO_ADAPTER = Path(__file__).with_name("openvino_server.py")
+_OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
+"""Packages of the adapter."""
 _CHECK_S = 120
+_AMX_TILES = Path(__file__).parents[1] / "packaging" / "amx_tiles.h"
+_COMPILER = {"CXXFLAGS": f"-include {shlex.quote(str(_AMX_TILES))} {os.environ.get('CXXFLAGS', '')}"}
+"""With GCC 12 llama.cpp dies on CPUs with AMX if compiled without that header, which explains it."""
+_CMAKE = (
+    "-DGGML_NATIVE=ON",  # as `scripts/bootstrap` builds ours
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+_PEERS = user_cache_dir() / "peers" / VERSION
+BUILT_LLAMA_SERVER = _PEERS / "llama-server"
+_OPENVINO_PYTHON = _PEERS / "openvino" / "bin" / "python"
+
+
+class SetupFailed(Exception): ...
 
 
 class PeerUnusable(Exception):
     """Raised if the named llama-server does not run."""
+
+
+def unpacked_sources(folder: Path, say: Say) -> Path:
+    """Download the sources of llama-cpp-python in our server's version, and return their folder. Raises
+    SetupFailed."""
+    name = f"{_PACKAGE}=={VERSION}"
+    say(f"downloading the sources of {name}")
+    run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE, name], cwd=folder)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def llama_cpp_in(sources: Path) -> Path:
+    return sources / "vendor" / "llama.cpp"
+
+
+def run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
+    """Wait for a command. `extra`: environment variables. Raises SetupFailed."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env={**os.environ, **(extra or {})}, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise SetupFailed(f"there is no {command[0]} on this machine") from None
+    if done.returncode != 0:
+        raise SetupFailed(f"{' '.join(command[:4])} ... fails:\n{(done.stdout + done.stderr)[-2000:]}")
+
+
+def set_up(say: Say) -> None:
+    """Build what is missing, which takes ten minutes on two cores, once. Raises SetupFailed."""
+    _PEERS.mkdir(parents=True, exist_ok=True)
+    if not _OPENVINO_PYTHON.is_file():
+        say("installing OpenVINO GenAI in a virtual environment")
+        folder = _OPENVINO_PYTHON.parents[1]
+        unfinished = folder.with_name(f"{folder.name}-partial")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        run([sys.executable, "-m", "venv", str(unfinished)])
+        pip = [str(unfinished / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+        run([*pip, *_OPENVINO_NEEDS])
+        unfinished.rename(folder)
+    if not BUILT_LLAMA_SERVER.is_file():
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+        with tempfile.TemporaryDirectory(dir=_PEERS, prefix="partial-") as place:
+            sources, tree = unpacked_sources(Path(place), say), Path(place) / "build"
+            say(f"building llama-server with {jobs} jobs (CMAKE_BUILD_PARALLEL_LEVEL): some minutes")
+            run(["cmake", "-S", str(llama_cpp_in(sources)), "-B", str(tree), *_CMAKE], extra=_COMPILER)
+            run(["cmake", "--build", str(tree), "--target", "llama-server", "--parallel", jobs])
+            shutil.move(tree / "bin" / "llama-server", BUILT_LLAMA_SERVER)
 
 
 @dataclass(frozen=True)
@@ -40,28 +117,24 @@ class PeerPaths:
     """Paths are None for peers that are not on this machine."""
 
     llama_server: Path | None
-    python: Path | None
-    example: Path | None
     openvino: Path | None = None
     """Interpreter that has OpenVINO GenAI."""
 
     @classmethod
     def found(cls, llama_server: Path | None) -> PeerPaths:
-        """Return llama-server as given or from PATH, and peers from `--set-up-peers`. Raises PeerUnusable."""
+        """Return llama-server as named or from PATH, and peers from `--set-up-peers`. Raises PeerUnusable."""
         if llama_server is not None:
-            _check(llama_server)
+            command = (llama_server, "--version")
+            try:
+                subprocess.run(command, env=environment(), capture_output=True, timeout=_CHECK_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                output = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+                raise PeerUnusable(f"--llama-server: {error}\n{output}".rstrip()) from None
         on_path = shutil.which("llama-server")
-        python = _if_there(peer_python())
         return cls(
-            llama_server=llama_server or (Path(on_path) if on_path else _if_there(built_llama_server())),
-            python=python,
-            example=_if_there(example_server()) if python else None,
-            openvino=_if_there(openvino_python()),
+            llama_server=llama_server or (Path(on_path) if on_path else _if_there(BUILT_LLAMA_SERVER)),
+            openvino=_if_there(_OPENVINO_PYTHON),
         )
-
-
-def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
-    return [key for key in KEYS if key in wanted and key not in {who.key for who in here}]
 
 
 def best_flags(model: Path) -> str:
@@ -76,150 +149,37 @@ def best_flags(model: Path) -> str:
     return "--no-repack -ub 64" if has_state else "--no-repack"
 
 
-def peers(model: Path, paths: PeerPaths, flags: str) -> list[Contestant]:
+def peers(paths: PeerPaths, flags: str) -> Iterator[Contestant]:
     """`flags`: llama-server's best."""
-    return list(_peers(Words(model), paths, tuple(flags.split())))
-
-
-def _peers(words: Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:
+    threads = str(Machine().num_threads())
     if paths.llama_server is not None:
-        threads = str(Machine().num_threads())
-        for key, label, flags in (
+        best = ("-t", threads, "-tb", threads, *flags.split())
+        for key, label, options in (
             ("llama-server", "llama-server", ()),
-            (
-                "llama-server-best",
-                f"llama-server {' '.join(best_flags) or 'with our threads'}",
-                ("-t", threads, "-tb", threads, *best_flags),
-            ),
+            ("llama-server-best", f"llama-server {flags or 'with our threads'}", best),
         ):
-            start = _LlamaServer(paths.llama_server, label, flags)
-            yield Contestant(key, label, start, does_json=True, takes_pictures=True, tells_cached=True)
+            spec = partial(_llama_server, paths.llama_server, label, options)
+            yield Contestant(key, label, spec, does_json=True, takes_pictures=True, tells_cached=True)
     if paths.openvino is not None:
-        yield Contestant("openvino", _OPENVINO, _OpenVino(paths.openvino))
-    if paths.python is not None:
-        yield Contestant(
-            "llama-cpp-server", "llama_cpp.server", _LlamaCppServer(paths.python, words), at_once=1
-        )
-    if paths.python is not None and paths.example is not None:
-        yield Contestant(
-            "example-server", "example server", _ExampleServer(paths.python, paths.example, words)
-        )
+        yield Contestant("openvino", _OPENVINO, partial(_openvino, paths.openvino, threads))
 
 
-class Words:
-    """Converts tokens to text of about as many tokens, for servers that take no ids."""
-
-    def __init__(self, model: Path) -> None:
-        self._model = model
-
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary.open(self._model)
-
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        return tuple(self._vocabulary.end_tokens)
-
-    def text(self, tokens: tuple[int, ...]) -> str:
-        return self._vocabulary.decode(list(tokens))
+def _llama_server(path: Path, label: str, flags: tuple[str, ...], model: Path, room: Room) -> ServerSpec:
+    command = (str(path), "-m", str(model), "--host", "127.0.0.1", "--port", "{port}")
+    sized = ("-np", str(SLOTS), "-c", str(SLOTS * _context(room)))
+    dialect = Dialect(has_json_schema=True)
+    return ServerSpec(label, (*command, *sized, *flags), ready="/health", dialect=dialect)
 
 
-@dataclass(frozen=True)
-class _LlamaServer:
-    path: Path
-    label: str
-    flags: tuple[str, ...]
-
-    def __call__(self, model: Path, room: Room) -> ServerSpec:
-        command = (str(self.path), "-m", str(model), "--host", "127.0.0.1", "--port", "{port}")
-        sized = ("-np", str(SLOTS), "-c", str(SLOTS * _context(room)))
-        dialect = Dialect(schema=SchemaField.JSON_SCHEMA)
-        return ServerSpec(self.label, (*command, *sized, *self.flags), ready="/health", dialect=dialect)
-
-
-@dataclass(frozen=True)
-class _OpenVino:
-    """OpenVINO GenAI's continuous batching, with its defaults, behind an adapter that streams."""
-
-    python: Path
-
-    def __call__(self, model: Path, room: Room) -> ServerSpec:
-        given = ("--model", str(model), "--port", "{port}", "--threads", str(Machine().num_threads()))
-        room_given = ("--cache-tokens", str(SLOTS * _context(room)))
-        command = (str(self.python), str(_OPENVINO_ADAPTER), *given, *room_given)
-        return ServerSpec(_OPENVINO, command, ready="/health")
-
-
-@dataclass(frozen=True)
-class _LlamaCppServer:
-    """Serves one request at a time. A new request would cut off a running one, which is switched off."""
-
-    python: Path
-    words: Words
-
-    def __call__(self, model: Path, room: Room) -> ServerSpec:
-        where = ("--model", str(model), "--host", "127.0.0.1", "--port", "{port}")
-        sized = ("--n_ctx", str(int(_TEXT_IS_LONGER * _context(room))))
-        threads = ("--n_threads", str(Machine().num_threads()), "--interrupt_requests", "false")
-        command = (str(self.python), "-m", "llama_cpp.server", *where, *sized, *threads)
-        dialect = _dialect(self.words, takes_tokens=False)
-        return ServerSpec("llama_cpp.server", command, ready="/v1/models", dialect=dialect)
-
-
-@dataclass(frozen=True)
-class _ExampleServer:
-    python: Path
-    path: Path
-    words: Words
-
-    def __call__(self, model: Path, room: Room) -> ServerSpec:
-        threads = Machine().num_threads()
-        options = {
-            "server": {"host": "127.0.0.1", "port": "{port}"},
-            "model": {
-                "path": str(model),
-                "n_ctx": SLOTS * _context(room),
-                "n_seq_max": SLOTS,
-                "threads": threads,
-                "threads_batch": threads,
-                "store_logits": False,
-            },
-        }
-        return ServerSpec(
-            "example server",
-            (str(self.python), str(self.path), "--config-file", "{file}"),
-            ready="/healthz",
-            file=json.dumps(options).replace('"{port}"', "{port}"),
-            dialect=_dialect(self.words, takes_tokens=True),
-        )
-
-
-def _dialect(words: Words, *, takes_tokens: bool) -> Dialect:
-    """The one server that takes tokens is the example, which knows OpenAI's parameters only."""
-    return Dialect(
-        as_text=None if takes_tokens else words.text,
-        end_tokens=words.end_tokens,
-        tells_usage=False,
-        schema=SchemaField.NOWHERE,
-        knows_llama_sampling=not takes_tokens,
-    )
+def _openvino(python: Path, threads: str, model: Path, room: Room) -> ServerSpec:
+    """Its continuous batching, with its defaults, behind an adapter that streams."""
+    options = ("--model", str(model), "--port", "{port}", "--threads", threads)
+    sized = ("--cache-tokens", str(SLOTS * _context(room)))
+    return ServerSpec(_OPENVINO, (str(python), str(_OPENVINO_ADAPTER), *options, *sized), ready="/health")
 
 
 def _context(room: Room) -> int:
     return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
-
-
-def _check(llama_server: Path) -> None:
-    command = (llama_server, "--version")
-    try:
-        done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=_CHECK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PeerUnusable(f"--llama-server: {error}") from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise PeerUnusable(f"--llama-server: `{llama_server} --version` fails: {said or done.returncode}")
 
 
 def _if_there(path: Path) -> Path | None:

@@ -1,13 +1,61 @@
-"""Results of a workload: figures by round, and goals with a verdict."""
+"""Results of a workload: figures by round, goals with a verdict, and contests of servers."""
 
 from __future__ import annotations
 
 import enum
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, TypeVar
 
 import msgspec
 
-from bench.process_tree import TreeUse
-from bench.stats import Rounds, ratios
+from bench.asking import described
+from bench.servers import Contestant, TreeUse, Variant
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+OURS = Variant.WHOLE.key
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Interpolate linearly between the two nearest ranks. Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values, no percentile")
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    low = math.floor(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+class Rounds(msgspec.Struct, frozen=True):
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, runs: Iterable[T], figure: Callable[[T], float]) -> Rounds:
+        return cls(tuple(float(figure(run)) for run in runs))
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / median, or 0 for a median of 0."""
+        return (max(self.values) - min(self.values)) / abs(self.median) if self.median else 0.0
+
+
+def ratios(above: Rounds, below: Rounds) -> Rounds:
+    """Return ratios round by round, because a disturbance affects both, or of the medians if one has more
+    rounds. A ratio to 0 is infinite."""
+    if len(above.values) != len(below.values):
+        above, below = Rounds((above.median,)), Rounds((below.median,))
+    pairs = zip(above.values, below.values, strict=True)
+    return Rounds(tuple(one / other if other else math.inf for one, other in pairs))
 
 
 class Direction(enum.Enum):
@@ -32,16 +80,12 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return cls(what=what, rounds=rounds, direction=Direction.AT_MOST, limit=limit, unit=unit)
 
     @property
-    def measured(self) -> float | None:
-        return None if self.rounds is None else self.rounds.median
-
-    @property
     def is_met(self) -> bool | None:
-        if self.measured is None:
+        if self.rounds is None:
             return None
         if self.direction is Direction.AT_LEAST:
-            return self.measured >= self.limit
-        return self.measured <= self.limit
+            return self.rounds.median >= self.limit
+        return self.rounds.median <= self.limit
 
 
 def gains(one: Rounds, other: Rounds, better: Direction) -> Rounds:
@@ -64,24 +108,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """By label, in the order of the columns, without servers that failed."""
 
 
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    label: str
-    ttft_s: tuple[float, ...]
-    gaps_s: tuple[float, ...]
-
-
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    label: str
-    points: tuple[tuple[int, Rounds], ...]
-
-
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sizes: str
     goals: tuple[Goal, ...] = ()
     lines: tuple[Line, ...] = ()
-    distributions: tuple[Distribution, ...] = ()
-    curves: tuple[Curve, ...] = ()
     failures: dict[str, str] = {}
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
@@ -118,3 +149,65 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lines(self) -> tuple[Line, ...]:
         return tuple(line for result in self.results for line in result.lines)
+
+
+@dataclass(frozen=True)
+class Contest(Generic[T]):
+    """The same load on every server."""
+
+    runs: dict[Contestant, list[T]]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def line(self, what: str, unit: str, better: Direction, figure: Callable[[T], float]) -> Line:
+        servers: dict[str, Rounds] = {}
+        for who, runs in self.runs.items():
+            rounds = self.attempt(who.label, what, partial(Rounds.of, runs, figure))
+            if rounds is not None and rounds.values:
+                servers[who.label] = rounds
+        return Line(what=what, unit=unit, better=better, servers=servers)
+
+    def seconds(self, figures: dict[str, Callable[[T], float]]) -> tuple[Line, ...]:
+        """Return lines of times, of which less is better."""
+        return tuple(self.line(what, "s", Direction.AT_MOST, figure) for what, figure in figures.items())
+
+    def those(self, condition: Callable[[Contestant], bool]) -> Contest[T]:
+        return replace(self, runs={who: runs for who, runs in self.runs.items() if condition(who)})
+
+    def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
+        """Return the result, or None if it fails. Only that contestant fails; the others' figures stay."""
+        try:
+            return get()
+        except Exception as error:
+            self.failures.setdefault(label, f"{what}: {described(error)}")
+            return None
+
+    def of_ours(self, what: str, get: Callable[[list[T]], tuple[R, ...]]) -> tuple[R, ...]:
+        """Return what `get` finds in our server's runs, or () if it was not measured or `get` fails."""
+        for who, runs in self.runs.items():
+            if who.key == OURS:
+                return self.attempt(who.label, what, partial(get, runs)) or ()
+        return ()
+
+    def label(self, key: str) -> str | None:
+        return next((who.label for who in self.runs if who.key == key), None)
+
+    def goal_against(self, key: str, line: Line, what: str, times: float) -> Goal:
+        """`times`: factor by which ours should be better."""
+        label, is_more = self.label(key), line.better is Direction.AT_LEAST
+        one, other = line.servers.get(self.label(OURS) or ""), line.servers.get(label or "")
+        measured = gains(one, other, line.better) if one is not None and other is not None else None
+        how = "against" if is_more else "how many times as short as with"
+        return Goal.at_least(f"{what}, {how} '{label or key}'", measured, times, "x")
+
+    def goals_against_llama_server(
+        self, line: Line, what: str, plain: float, best: float
+    ) -> tuple[Goal, Goal]:
+        """Return the goals against llama-server with its defaults, and with its best flags."""
+        return (
+            self.goal_against("llama-server", line, what, plain),
+            self.goal_against("llama-server-best", line, what, best),
+        )
+
+    def own_goal(self, line: Line, what: str, limit: float) -> Goal:
+        rounds = line.servers.get(self.label(OURS) or "")
+        return Goal(what=what, rounds=rounds, direction=line.better, limit=limit, unit=line.unit)

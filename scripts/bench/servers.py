@@ -1,24 +1,94 @@
-"""Servers under test: their commands, and a running server that is watched and stopped by its id."""
+"""Servers under test: their commands, a running server that is watched and stopped by its id, and ours
+with features off."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.dialect import OURS, Dialect
-from bench.failures import Failed
-from bench.load import Clients
-from bench.process_tree import TreeSampler, TreeUse
+import msgspec
+import psutil
+
+from bench.asking import OURS, Dialect, Failed
+from bench.clients import Clients
+
+_EVERY_S = 0.5
+
+
+class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
+    ready_s: float = 0.0
+    ready_rss_bytes: int = 0
+    peak_rss_bytes: int
+    """Sum of all processes. Pages of a mapped model file that two share count twice."""
+    cpu_s: float
+    """CPU time of all processes during the workload."""
+    wall_s: float
+
+
+class TreeSampler:
+    """Samples from its construction until `stop`."""
+
+    def __init__(self, pid: int, ready_s: float = 0.0) -> None:
+        self._root = psutil.Process(pid)
+        self._ready_s = ready_s
+        self._start = time.perf_counter()
+        self._peak_rss = 0
+        self._cpu: dict[int, float] = {}
+        self._sample()
+        self._ready_rss, self._ready_cpu = self._peak_rss, sum(self._cpu.values())
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> TreeUse:
+        """Stop sampling. Call it while the processes still live."""
+        self._ended.set()
+        self._thread.join()
+        return TreeUse(
+            ready_s=self._ready_s,
+            ready_rss_bytes=self._ready_rss,
+            peak_rss_bytes=self._peak_rss,
+            cpu_s=sum(self._cpu.values()) - self._ready_cpu,
+            wall_s=time.perf_counter() - self._start,
+        )
+
+    def _watch(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(_EVERY_S)
+            self._sample()
+
+    def _sample(self) -> None:
+        rss = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [self._root, *self._root.children(recursive=True)]:
+                times = process.cpu_times()
+                self._cpu[process.pid] = times.user + times.system  # of one that died: what it had
+                rss += process.memory_info().rss
+        self._peak_rss = max(self._peak_rss, rss)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return CPU seconds so far of a process and its children."""
+    return sum(cpu_by_process(pid).values())
+
+
+def cpu_by_process(pid: int) -> dict[int, float]:
+    """Return CPU seconds so far of a process and of each of its children."""
+    root = psutil.Process(pid)
+    times = {process.pid: process.cpu_times() for process in [root, *root.children(recursive=True)]}
+    return {each: t.user + t.system for each, t in times.items()}
+
 
 _START_S = 600
 """The first start with a model takes long, because it measures costs."""
@@ -29,33 +99,22 @@ OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve", "--cache-file
 _OPTIONS_IN_ENVIRONMENT = ("OCS_", "LLAMA_ARG_", "OTEL_")
 """Prefixes of variables from which our server and llama-server take options."""
 
-OnLine = Callable[[str], None]
-
 
 class ServerFailed(Failed): ...
 
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Command of a server. `{port}` in the command or the file stands for its port."""
-
     label: str
     command: tuple[str, ...]
-    """`{file}` stands for the path of the file."""
+    """`{port}` stands for its port."""
     ready: str
     """Path that answers 200 as soon as the server can generate."""
-    file: str | None = None
     dialect: Dialect = OURS
     variables: dict[str, str] = field(default_factory=dict)
 
     def with_options(self, *options: str) -> ServerSpec:
         return replace(self, command=(*self.command, *options))
-
-    def on(self, port: int, folder: Path) -> list[str]:
-        path = folder / "options.json"
-        if self.file is not None:
-            path.write_text(self.file.replace("{port}", str(port)), encoding="utf-8")
-        return [part.replace("{port}", str(port)).replace("{file}", str(path)) for part in self.command]
 
 
 def environment() -> dict[str, str]:
@@ -67,7 +126,7 @@ def environment() -> dict[str, str]:
 class Server:
     """Running server, made by `running`."""
 
-    def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None = None) -> None:
+    def __init__(self, spec: ServerSpec, on_line: Callable[[str], object] | None = None) -> None:
         self.spec = spec
         self.port = free_port()
         self._on_line = on_line
@@ -75,7 +134,7 @@ class Server:
         self._started = time.perf_counter()
         try:
             self.process = subprocess.Popen(
-                spec.on(self.port, folder),
+                [part.replace("{port}", str(self.port)) for part in spec.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -134,17 +193,16 @@ class Server:
 @contextlib.contextmanager
 def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Server]:
     """Yield a server that is ready, and add its use to `uses` at the end."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        server = Server(spec, Path(folder))
+    server = Server(spec)
+    try:
+        ready_s = server.wait_until_ready()
+        sampler = TreeSampler(server.pid, ready_s)
         try:
-            ready_s = server.wait_until_ready()
-            sampler = TreeSampler(server.pid, ready_s)
-            try:
-                yield server
-            finally:
-                uses.append((spec.label, sampler.stop()))
+            yield server
         finally:
-            server.stop()
+            uses.append((spec.label, sampler.stop()))
+    finally:
+        server.stop()
 
 
 def _answers(port: int, path: str) -> bool:
@@ -162,3 +220,62 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
+
+
+@dataclass(frozen=True)
+class Room:
+    pool_tokens: int
+    request_tokens: int
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`key` names it on the command line, `label` in tables."""
+
+    key: str
+    label: str
+    spec: Callable[[Path, Room], ServerSpec] = field(compare=False, repr=False)
+    is_peer: bool = True
+    does_json: bool = False
+    takes_pictures: bool = False
+    """With a projector by `--mmproj`."""
+    tells_cached: bool = False
+    at_once: int | None = None
+    """Largest number of concurrent requests, or None for no limit."""
+
+
+class Variant(enum.Enum):
+    WHOLE = ("ours", "ours", ())
+    CACHE_OFF = ("cache-off", "cache off", ("--experiment", "prefix_sharing=off"))
+    SEQUENTIAL = ("sequential", "one at a time", ("--experiment", "prefix_sharing=off", "--max-seqs", "1"))
+    STATIC = ("static", "static batching", ("--experiment", "continuous_batching=off,mixed_steps=off"))
+    PLAIN_STEPS = ("plain-steps", "plain steps", ("--experiment", "tile_filling=off,mixed_steps=off"))
+    FIFO = ("fifo", "fifo", ("--policy", "fifo"))
+
+    def __init__(self, key: str, label: str, options: tuple[str, ...]) -> None:
+        self.key = key
+        self.label = label
+        self.options = options
+
+    @property
+    def contestant(self) -> Contestant:
+        return Contestant(
+            key=self.key,
+            label=self.label,
+            spec=lambda model, room: ours(self, model, "--ctx-size", str(room.pool_tokens)),
+            is_peer=False,
+            does_json=True,
+            takes_pictures=True,
+            tells_cached=True,
+            at_once=1 if self is Variant.SEQUENTIAL else None,
+        )
+
+
+_REPRODUCIBLE = ("--profile", "off", "--jobs-db", "none", "--calibrate", "start")
+"""Options against results of `tune`, guesses, and the user's batch jobs."""
+
+
+def ours(variant: Variant, model: Path, *options: str) -> ServerSpec:
+    where = ("--model", str(model), "--port", "{port}")
+    command = (*OUR_COMMAND, *where, *_REPRODUCIBLE, *variant.options, *options)
+    return ServerSpec(variant.label, command, ready="/ready")

@@ -16,6 +16,7 @@ import httpx
 from chaos_parts.server import Server
 
 _LOOK_S = 0.02
+_TIMEOUT_S = 60
 
 
 @dataclass
@@ -36,50 +37,55 @@ class BatchFigures:
         return not (self.lost or self.doubled or self.failed or self.miscounted or self.status_5xx)
 
 
-@dataclass
-class Asked:
-    """HTTP to a server that was up. Failures because it was just killed do not count."""
+def run_batch(model: Path, folder: Path, *, rows: int, kills: int, tokens: int, seed: int) -> BatchFigures:
+    chance, began_s = random.Random(seed), time.monotonic()
+    num_kills, statuses = 0, Counter[bool]()
 
-    status_5xx: int = 0
-
-    def get(self, url: str) -> httpx.Response:
-        answer = httpx.get(url, timeout=60)
-        self.status_5xx += answer.status_code >= 500
+    def get(path: str) -> httpx.Response:
+        answer = httpx.get(server.url + path, timeout=_TIMEOUT_S)
+        statuses[answer.status_code >= 500] += 1
         return answer
 
+    def batch() -> dict[str, Any]:
+        return dict(get(f"/v1/batches/{batch_id}").json())
 
-def run_batch(model: Path, folder: Path, *, rows: int, kills: int, tokens: int, seed: int) -> BatchFigures:
-    chance = random.Random(seed)
-    moments = sorted(chance.randrange(rows * 3 // 4) for _ in range(kills))
-    num_kills = 0
-    asked, began = Asked(), time.monotonic()
+    def until(completed: int) -> dict[str, Any]:
+        while True:
+            found = batch()
+            if _has_ended(found) or (found.get("request_counts") or {}).get("completed", 0) >= completed:
+                return found
+            time.sleep(_LOOK_S)
+
+    def ids(file_id: str | None) -> Counter[str]:
+        lines = get(f"/v1/files/{file_id}/content").text.splitlines() if file_id else []
+        return Counter(json.loads(line)["custom_id"] for line in lines)
+
     with ExitStack() as running:
         server = running.enter_context(_server(model, folder, 0))
         start_mib = server.rss_mib()
-        batch_id = _begin(server, rows, tokens)
-        for number, moment in enumerate(moments, 1):
-            _until(asked, server, batch_id, moment)
+        batch_id = _begin(server.url, rows, tokens)
+        for moment in sorted(chance.randrange(rows * 3 // 4) for _ in range(kills)):
+            until(moment)
             time.sleep(chance.uniform(0, 0.1))
-            if _has_ended(_batch(asked, server, batch_id)):
+            if _has_ended(batch()):
                 break
             server.kill_all()
             num_kills += 1
-            server = running.enter_context(_server(model, folder, number))
-        batch = _until(asked, server, batch_id, rows + 1)
-        found = _ids(asked, server, batch["output_file_id"])
-        failed = _ids(asked, server, batch["error_file_id"])
-        counts = found + failed
+            server = running.enter_context(_server(model, folder, num_kills))
+        ended = until(rows + 1)
+        failed = ids(ended["error_file_id"])
+        counts = ids(ended["output_file_id"]) + failed
         return BatchFigures(
             kills=num_kills,
             rows=rows,
             lost=sum(f"row-{n}" not in counts for n in range(rows)),
             doubled=sum(count - 1 for count in counts.values()),
             failed=sum(failed.values()),
-            miscounted=abs(rows - batch["request_counts"]["completed"]),
-            status_5xx=asked.status_5xx,
+            miscounted=abs(rows - ended["request_counts"]["completed"]),
+            status_5xx=statuses[True],
             memory_start_mib=start_mib,
             memory_end_mib=server.rss_mib(),
-            wall_s=time.monotonic() - began,
+            wall_s=time.monotonic() - began_s,
         )
 
 
@@ -89,42 +95,19 @@ def _server(model: Path, folder: Path, number: int) -> Server:
     return Server([f"chaos={model}"], folder / f"batch-{number}.log", *options)
 
 
-def _begin(server: Server, rows: int, tokens: int) -> str:
-    lines = b"".join(json.dumps(_row(number, tokens)).encode() + b"\n" for number in range(rows))
-    upload = httpx.post(
-        server.url + "/v1/files", data={"purpose": "batch"}, files={"file": ("rows.jsonl", lines)}, timeout=60
+def _begin(url: str, rows: int, tokens: int) -> str:
+    body = {"model": "chaos", "max_tokens": tokens, "temperature": 0}
+    row = {"method": "POST", "url": "/v1/completions"}
+    lines = "\n".join(
+        json.dumps({**row, "custom_id": f"row-{n}", "body": {**body, "prompt": f"Row {n}:"}})
+        for n in range(rows)
     )
-    batch = {"endpoint": "/v1/completions", "completion_window": "24h"}
-    made = httpx.post(
-        server.url + "/v1/batches", json={**batch, "input_file_id": upload.json()["id"]}, timeout=60
-    )
+    files = {"file": ("rows.jsonl", lines.encode())}
+    upload = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files=files, timeout=_TIMEOUT_S)
+    batch = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": upload.json()["id"]}
+    made = httpx.post(f"{url}/v1/batches", json=batch, timeout=_TIMEOUT_S)
     return str(made.raise_for_status().json()["id"])
-
-
-def _row(number: int, tokens: int) -> dict[str, object]:
-    body = {"model": "chaos", "prompt": f"Row {number}:", "max_tokens": tokens, "temperature": 0}
-    return {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/completions", "body": body}
-
-
-def _until(asked: Asked, server: Server, batch_id: str, completed: int) -> dict[str, Any]:
-    while True:
-        batch = _batch(asked, server, batch_id)
-        if _has_ended(batch) or (batch.get("request_counts") or {}).get("completed", 0) >= completed:
-            return batch
-        time.sleep(_LOOK_S)
-
-
-def _batch(asked: Asked, server: Server, batch_id: str) -> dict[str, Any]:
-    batch: dict[str, Any] = asked.get(f"{server.url}/v1/batches/{batch_id}").json()
-    return batch
 
 
 def _has_ended(batch: dict[str, Any]) -> bool:
     return batch.get("status") in ("completed", "failed", "expired", "cancelled")
-
-
-def _ids(asked: Asked, server: Server, file_id: str | None) -> Counter[str]:
-    if file_id is None:
-        return Counter()
-    lines = asked.get(f"{server.url}/v1/files/{file_id}/content").text.splitlines()
-    return Counter(json.loads(line)["custom_id"] for line in lines)

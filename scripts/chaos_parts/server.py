@@ -1,33 +1,36 @@
-"""A server as a process of its own, which can be killed with its engine at any moment."""
+"""Servers as processes of their own, which can be killed with their engines at any moment."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import bench.servers
 import httpx
 import psutil
-from bench.servers import OUR_COMMAND, ServerSpec
+from bench.servers import OUR_COMMAND, ServerSpec, environment
 
 _READER = "openai_cpu_server.reader.process"
 _DEATHS = re.compile(r'^ocs_engine_restarts_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
-class KillableServer(bench.servers.Server):
+class _KillableServer(bench.servers.Server):
     """A server whose processes can be killed; its log goes to `log`."""
 
     def __init__(self, spec: ServerSpec, log: Path) -> None:
         self._killed: set[psutil.Process] = set()
         self._log = log.open("w")
-        super().__init__(spec, log.parent, self._log.write)
+        super().__init__(spec, self._log.write)
 
-    def __enter__(self) -> KillableServer:
+    def __enter__(self) -> Any:
         try:
             self.wait_until_ready()
         except BaseException:
@@ -35,26 +38,13 @@ class KillableServer(bench.servers.Server):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._log.close()
 
     @property
     def kills(self) -> int:
         return len(self._killed)
-
-    def kill_engine(self) -> bool:
-        raise NotImplementedError
-
-    def rss_mib(self) -> float:
-        """Return the memory of the HTTP process, because an engine's is new after every kill."""
-        raise NotImplementedError
-
-    def deaths(self) -> Counter[str]:
-        """Return deaths of engines by cause, which the server counts once the last one has been replaced."""
-        raise NotImplementedError
 
     def _kill_one_of(self, processes: Sequence[psutil.Process]) -> bool:
         for process in processes:
@@ -65,7 +55,7 @@ class KillableServer(bench.servers.Server):
         return False
 
 
-class Server(KillableServer):
+class Server(_KillableServer):
     """`openai-cpu-server serve` with models as its option takes them: `NAME=SPEC`."""
 
     def __init__(self, models: Sequence[str], log: Path, *options: str) -> None:
@@ -89,9 +79,11 @@ class Server(KillableServer):
         self._kill_one_of(engines)
 
     def rss_mib(self) -> float:
+        """Return the memory of the HTTP process, because an engine's is new after every kill."""
         return float(psutil.Process(self.pid).memory_info().rss) / 2**20
 
     def deaths(self) -> Counter[str]:
+        """Return deaths of engines by cause, which the server counts once the last one has been replaced."""
         while not self.engines() and self.process.poll() is None:
             time.sleep(0.05)
         self.wait_until_ready()
@@ -107,3 +99,111 @@ class Server(KillableServer):
                     if is_reader is readers and child.status() != psutil.STATUS_ZOMBIE:
                         living.append(child)
         return living
+
+
+_START_S = 180
+_STOP_S = 60
+_IN_A_ROW = 8
+_REDEPLOY = """
+import sys, ray
+from ray import serve
+from openai_cpu_server.replicas.ray.application import application, portable
+from openai_cpu_server.config.parser import read_settings
+ray.init(address="auto", log_to_driver=False)
+settings = portable(read_settings(sys.argv[1:]))
+serve.run(application(settings), name=settings.ray.name, route_prefix="/")
+"""
+_ENGINE, _API = "engine-", ":api"
+
+
+class RayServer(_KillableServer):
+    """`openai-cpu-server ray` with a cluster of its own. `kill_engine` kills the whole replica, engine
+    process and Ray actor."""
+
+    def __init__(
+        self, model: Path, log: Path, *options: str, replicas: int = 2, api_replicas: int = 1, cpus: float = 1
+    ) -> None:
+        self.model = model
+        self._config = log.with_suffix(".toml")
+        self._table = {"api_replicas": api_replicas, "cpus": cpus}
+        self._replicas = replicas
+        self._configure(replicas)
+        named = ("--port", "{port}", "--calibrate", "never", "--model", f"chaos={model}", *options)
+        command = (sys.executable, "-m", "openai_cpu_server", "ray", str(self._config), *named)
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
+        super().__init__(ServerSpec("ray", command, ready="/ready", variables=quiet), log)
+        self._options = [part.replace("{port}", str(self.port)) for part in named]
+
+    def wait_until_ready(self) -> float:
+        """Wait until enough requests in a row succeed, because any may reach another API replica."""
+        took_s, in_a_row = super().wait_until_ready(), 0
+        while in_a_row < _IN_A_ROW * (self._table["api_replicas"] - 1):
+            is_ready = httpx.get(self.url + "/ready", timeout=30).status_code == 200
+            in_a_row = in_a_row + 1 if is_ready else 0
+        return took_s
+
+    def stop(self) -> None:
+        family = self._family()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=_STOP_S)
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        super().stop()
+
+    def replicas(self, kind: str = _ENGINE) -> list[psutil.Process]:
+        found = []
+        for one in self._family():
+            with contextlib.suppress(psutil.Error):
+                title = "".join(one.cmdline()[:1])
+                if title.startswith("ray::ServeReplica:") and kind in title and one not in self._killed:
+                    found.append((one.create_time(), one.pid, one))
+        return [one for _, _, one in sorted(found)]
+
+    def kill_engine(self) -> bool:
+        """Kill the oldest engine replica. Return False if there are fewer than two."""
+        replicas = self.replicas()
+        if len(replicas) < min(2, self._replicas):
+            return False
+        children = replicas[0].children()
+        self._kill_one_of(replicas[:1])
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        return True
+
+    def kill_api(self) -> bool:
+        return self._kill_one_of(self.replicas(_API))
+
+    def redeploy(self, *, replicas: int) -> None:
+        """Set the number of engine replicas, and wait until Ray has begun with that."""
+        self._configure(replicas)
+        command = [sys.executable, "-c", _REDEPLOY, f"--config={self._config}", *self._options]
+        subprocess.run(command, check=True, capture_output=True, env=environment())
+        self._replicas = replicas
+
+    def wait_for_replicas(self, num: int) -> None:
+        deadline = time.monotonic() + _START_S
+        while len(self.replicas()) != num:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"there are {len(self.replicas())} engine replicas")
+            time.sleep(0.2)
+
+    def rss_mib(self) -> float:
+        return sum(one.memory_info().rss for one in self.replicas(_API)) / 2**20
+
+    def deaths(self) -> Counter[str]:
+        self.wait_until_ready()
+        health = httpx.get(self.url + "/health", timeout=30).json()
+        return Counter({"replica_lost": int(health["restarts"])})
+
+    def _configure(self, replicas: int) -> None:
+        table = self._table | {"replicas": replicas, "api_cpus": 0, "health_s": 1.0, "lease_s": 4.0}
+        self._config.write_text("[ray]\n" + "".join(f"{name} = {value}\n" for name, value in table.items()))
+
+    def _family(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import time
@@ -11,12 +12,145 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import httpx
 import psutil
+import websockets
 
 from chaos_parts.server import Server
-from chaos_parts.traffic import Client
+
+Json = dict[str, Any]
+_CHAT = "/v1/chat/completions"
+_WORDS = ("the", "cat", "a", "tree", "sings", "of", "seven", "stones", "and", "rain")
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
+_BAD = (b"{", b"[]", b'{"messages":[]}', b"[" * 50_000, b'{"messages":[{"role":"user"}],"temperature":1e400}')
+
+
+class Wrong(Exception): ...
+
+
+class Client:
+    """One of many clients at once; its visits are drawn from a seed. Each kind of visit is a method."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, models: dict[str, str], counts: Counter[str], seed: int
+    ) -> None:
+        """`models`: the kind of each."""
+        self._http = http
+        self._models = models
+        self._model = ""
+        self._counts = counts
+        self._random = Random(seed)
+        streams = (self.stream, self.stream, self.leaves, self.socket)
+        self._kinds = (self.whole, *streams, self.structured, self.tools, self.bad, self.batch)
+
+    async def visit(self) -> None:
+        self._model = self._random.choice(list(self._models))
+        kind = self._random.choice(self._kinds)
+        if self._models[self._model] == "embeds":
+            kind = self.embed
+        try:
+            await kind()
+            self._counts[kind.__name__] += 1
+        except (httpx.HTTPError, websockets.WebSocketException, OSError, Wrong) as error:
+            self._counts["errors"] += 1
+            self._counts[f"{kind.__name__}: {type(error).__name__} {error}"[:160]] += 1
+
+    async def embed(self) -> None:
+        texts = [self._words(), "tea"]
+        answer = await self._send("POST", "/v1/embeddings", json={"model": self._model, "input": texts})
+        if len(answer["data"]) != len(texts):
+            raise Wrong("another number of embeddings")
+
+    async def whole(self) -> None:
+        await self._send("POST", _CHAT, json=self._body())
+
+    async def stream(self) -> None:
+        async with self._http.stream("POST", _CHAT, json=self._body(stream=True)) as answer:
+            self._note(answer.status_code)
+            lines = [line async for line in answer.aiter_lines() if line]
+        if answer.status_code == 200 and lines[-1] != "data: [DONE]":
+            raise Wrong(f"a stream ended with {lines[-1][:80]}")
+
+    async def leaves(self) -> None:
+        body = self._body(stream=True, max_tokens=200, ignore_eos=True)
+        async with self._http.stream("POST", _CHAT, json=body) as answer:
+            self._note(answer.status_code)
+            async for _ in answer.aiter_bytes():
+                return
+
+    async def structured(self) -> None:
+        shape = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": _SCHEMA}}
+        answer = await self._send("POST", _CHAT, json=self._body(response_format=shape, max_tokens=60))
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "stop":
+            json.loads(choice["message"]["content"])
+
+    async def tools(self) -> None:
+        """400: a model without a way of calling them."""
+        body = self._body(tools=[_TOOL], tool_choice="required", max_tokens=60)
+        await self._send("POST", _CHAT, statuses=(200, 400), json=body)
+
+    async def bad(self) -> None:
+        await self._send("POST", _CHAT, statuses=(400,), content=self._random.choice(_BAD))
+
+    async def socket(self) -> None:
+        url = str(self._http.base_url).replace("http", "ws", 1).rstrip("/") + _CHAT
+        async with websockets.connect(url) as socket:
+            for name in "abc":
+                await socket.send(json.dumps(self._body(request_id=name)))
+            await socket.send('{"cancel": "b"}')
+            left = set("abc")
+            while left:
+                message = json.loads(await socket.recv())
+                if "done" in message or "error" in message:
+                    self._note(message.get("status", 0))
+                    left.discard(message["request_id"])
+
+    async def batch(self) -> None:
+        rows = [{"custom_id": str(i), "method": "POST", "url": _CHAT, "body": self._body()} for i in range(5)]
+        files = {"file": ("rows.jsonl", "\n".join(map(json.dumps, rows)).encode())}
+        file_id = (await self._send("POST", "/v1/files", data={"purpose": "batch"}, files=files))["id"]
+        ask = {"input_file_id": file_id, "endpoint": _CHAT, "completion_window": "24h"}
+        batch = await self._send("POST", "/v1/batches", json=ask)
+        while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
+            await asyncio.sleep(0.5)
+            batch = await self._send("GET", f"/v1/batches/{batch['id']}")
+        if batch["request_counts"]["completed"] != len(rows):
+            raise Wrong(f"a batch ended {batch['status']}: {batch['request_counts']}")
+        for name in (file_id, batch["output_file_id"]):
+            await self._send("DELETE", f"/v1/files/{name}")
+
+    def _body(self, **fields: object) -> Json:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": self._words()}],
+            "max_tokens": self._random.choice((1, 8, 24)),
+        }
+        return {**body, **fields}
+
+    def _words(self) -> str:
+        return " ".join(self._random.choices(_WORDS, k=self._random.choice((3, 10, 40))))
+
+    async def _send(self, method: str, path: str, *, statuses: Sequence[int] = (200,), **sent: Any) -> Json:
+        answer = await self._http.request(method, path, **sent)
+        self._note(answer.status_code)
+        if answer.status_code not in statuses:
+            raise Wrong(f"{answer.status_code}: {answer.text[:120]}")
+        return dict(answer.json())
+
+    def _note(self, status: int) -> None:
+        self._counts["requests"] += 1
+        self._counts["5xx"] += status >= 500
+
 
 _LOOK_S = 0.5
 _SETTLE_S = 2.0
@@ -55,10 +189,10 @@ class SoakFigures:
 
 def run_soak(models: Sequence[str], folder: Path, soak: Soak, options: Sequence[str]) -> SoakFigures:
     """Jobs are in a file, because in memory they would count as growth."""
-    given = (*options, "--jobs-db", str(folder / "jobs.db"))
+    options = (*options, "--jobs-db", str(folder / "jobs.db"))
     if soak.memory_mib is not None:
-        given = (*given, "--memory", str(soak.memory_mib))
-    with Server(models, folder / "soak.log", *given) as server:
+        options = (*options, "--memory", str(soak.memory_mib))
+    with Server(models, folder / "soak.log", *options) as server:
         return asyncio.run(_Run(server, soak).run())
 
 

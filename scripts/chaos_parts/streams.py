@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.asking import Ask, ScoredToken, Trace
-from bench.load import Clients
+from bench.asking import Ask, Trace
+from bench.clients import Clients
 from bench.prompts import random_tokens
 
-from chaos_parts.ray_server import RayServer
-from chaos_parts.server import KillableServer, Server
+from chaos_parts.server import RayServer, Server
 
 _TIE = 0.05
 """Difference in log-probability below which rounding in another batch may change the order of tokens."""
@@ -69,8 +68,18 @@ async def run_streams(
     in place of the engine."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
-    asks = [_ask(number, tokens) for number in range(requests)]
-    with _server(model, folder / "streams.log", options, over_ray=over_ray) as server:
+    asks = [
+        Ask(
+            prompt=random_tokens(10 + 6 * (number % 7), "chaos", number),
+            max_tokens=tokens,
+            temperature=0.0,
+            logprobs=2,
+            seed=number,
+        )
+        for number in range(requests)
+    ]
+    log = folder / "streams.log"
+    with RayServer(model, log, *options) if over_ray else Server([f"chaos={model}"], log, *options) as server:
         quiet, disturbed = server.clients(), server.clients()
         began = time.monotonic()
         await _stream(quiet, asks, clients)
@@ -105,16 +114,8 @@ async def run_streams(
         )
 
 
-def _server(model: Path, log: Path, options: tuple[str, ...], *, over_ray: bool) -> KillableServer:
-    return RayServer(model, log, *options) if over_ray else Server([f"chaos={model}"], log, *options)
-
-
-def _ask(number: int, tokens: int) -> Ask:
-    prompt = random_tokens(10 + 6 * (number % 7), "chaos", number)
-    return Ask(prompt=prompt, max_tokens=tokens, temperature=0.0, logprobs=2, seed=number)
-
-
 async def _stream(clients: Clients, asks: list[Ask], at_once: int) -> None:
+    """As `closed_loop`, but clients go on after a failure."""
     gate = asyncio.Semaphore(at_once)
 
     async def send(ask: Ask) -> None:
@@ -155,17 +156,13 @@ def _num_tokens(clients: Clients) -> int:
 
 
 def _is_whole(trace: Trace) -> bool:
-    asked = trace.ask.max_tokens
-    return trace.is_complete and trace.output_tokens == asked and len(trace.scored) >= asked
+    wanted = trace.ask.max_tokens
+    return trace.is_complete and trace.output_tokens == wanted and len(trace.scored) >= wanted
 
 
 def parting(quiet: Trace, disturbed: Trace) -> float | None:
     """Return the quiet run's margin over the second best token where two answers part, or None."""
     for one, other in zip(quiet.scored, disturbed.scored, strict=False):
         if one.text != other.text:
-            return _margin(one)
+            return max(one.top.values()) - min(one.top.values()) if len(one.top) > 1 else 0.0
     return None
-
-
-def _margin(token: ScoredToken) -> float:
-    return max(token.top.values()) - min(token.top.values()) if len(token.top) > 1 else 0.0

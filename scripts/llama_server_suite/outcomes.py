@@ -27,8 +27,8 @@ class Differences:
 
     @classmethod
     def read(cls) -> Differences:
-        told = tomllib.loads(_FILE.read_text("utf-8"))
-        return cls(told["left_out"], told["differs"])
+        tables = tomllib.loads(_FILE.read_text("utf-8"))
+        return cls(tables["left_out"], tables["differs"])
 
     def cause_of(self, name: str) -> str | None:
         for cause, patterns in self.causes.items():
@@ -49,7 +49,7 @@ def outcomes_in(report: Path) -> dict[str, str]:
     return found
 
 
-def told(outcomes: Mapping[str, str], differences: Differences) -> tuple[list[str], bool]:
+def table(outcomes: Mapping[str, str], differences: Differences) -> tuple[list[str], bool]:
     """Return a table of files, one of causes, and unexpected outcomes; and True if there are none."""
     files = {name.split("::")[0] for name in outcomes}
     lines = [f"{'':28}{PASSED:>8}{FAILED:>8}{SKIPPED:>9}"]

@@ -10,8 +10,7 @@ from pydantic.fields import FieldInfo
 
 from manual.table import table
 from openai_cpu_server.config.models import ModelOptions, ModelTable
-from openai_cpu_server.config.replicas import RayTable
-from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.config.settings import RayTable, Settings
 from openai_cpu_server.model_source.aliases import ALIASES
 
 _GROUPS = {

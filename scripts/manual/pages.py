@@ -57,10 +57,6 @@ on Linux only.
 """
 
 
-def _tables_of_options() -> str:
-    return option_tables() + model_table() + ray_table() + alias_table()
-
-
 def pages() -> Mapping[str, str]:
     return {
         "options.md": _page(

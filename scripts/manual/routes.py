@@ -8,7 +8,7 @@ from typing import Any
 
 from manual.table import table
 from openai_cpu_server.api.application import ROWS
-from openai_cpu_server.http.openapi import document
+from openai_cpu_server.http.application import document
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ def _routes(described: Json) -> Iterator[str]:
         yield f"## {tag}\n\n" + table(("Route", "What it does", "Scope", "Errors"), rows)
 
 
-def _route(row: ApiRoute[Any], described: Json) -> tuple[str, str, str, str]:
+def _route(row: ApiRoute, described: Json) -> tuple[str, str, str, str]:
     path = row.shown_path
     if row.method == WEBSOCKET:
         return f"`GET {path}` as a WebSocket", row.summary, "`inference`", "as messages"
@@ -52,7 +52,7 @@ def _bodies(described: Json) -> Iterator[str]:
             yield f"## Body of {row.shown_path}\n\n" + _fields(row, described)
 
 
-def _fields(row: ApiRoute[Any], described: Json) -> str:
+def _fields(row: ApiRoute, described: Json) -> str:
     assert row.body is not None
     schema = described["components"]["schemas"][f"request.{row.body.__name__}"]
     required = schema.get("required", [])

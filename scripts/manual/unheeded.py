@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from manual.table import table
 from openai_cpu_server.api.chat.body import Message
 from openai_cpu_server.api.generation.body import GenerationBody, StreamOptions
-from openai_cpu_server.api.llama_server.body import LlamaServerBody
-from openai_cpu_server.api.ollama.body import OllamaBody, OllamaGenerateBody, OllamaOptions
-from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
-from openai_cpu_server.api.pooling.ollama import OllamaEmbedBody
+from openai_cpu_server.api.llama_server.schema import LlamaServerBody
+from openai_cpu_server.api.ollama.schema import OllamaBody, OllamaGenerateBody, OllamaOptions
+from openai_cpu_server.api.pooling.schema import EmbeddingBody, OllamaEmbedBody, RerankBody
 from openai_cpu_server.api.transcriptions.routes import RecordingBody
 from openai_cpu_server.http.parse import Body
 

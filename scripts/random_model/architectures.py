@@ -1,51 +1,18 @@
-"""Facts from which a model is made, and tiny models of today's architectures, by their kind of memory."""
+"""Models that can be made: shapes of real ones, with a vocabulary of 32,000, and tiny ones of today's
+architectures, by their kind of memory. Their facts are in models.json, by GGUF keys; rows of shapes are
+multiples of 256, so that every block type fits."""
 
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Facts = dict[str, Any]
 """Metadata of a file by GGUF keys; `*.` stands for the architecture."""
-
-CONTEXT, WINDOW, VOCAB = 4_096, 32, 512
-_LAYERS, _WIDTH, _HEADS, _HEAD, _FFN = 4, 64, 2, 32, 128
-
-_COMMON: Facts = {
-    "*.vocab_size": VOCAB,
-    "*.context_length": CONTEXT,
-    "*.embedding_length": _WIDTH,
-    "*.block_count": _LAYERS,
-    "*.feed_forward_length": _FFN,
-    "*.attention.head_count": _HEADS,
-    "*.attention.head_count_kv": 1,
-    "*.attention.key_length": _HEAD,
-    "*.attention.value_length": _HEAD,
-    "*.attention.layer_norm_epsilon": 1e-5,
-    "*.attention.layer_norm_rms_epsilon": 1e-5,
-    "*.rope.dimension_count": _HEAD,
-    "*.rope.freq_base": 10_000.0,
-}
-_EXPERTS: Facts = {
-    "*.expert_count": 4,
-    "*.expert_used_count": 2,
-    "*.expert_feed_forward_length": _HEAD,
-}
-_WINDOW: Facts = {
-    "*.attention.sliding_window": WINDOW,
-    "*.attention.sliding_window_pattern": 2,  # every second layer sees all
-}
-_SECTIONS: Facts = {"*.rope.dimension_sections": [4, 6, 6, 0]}
-_STATE: Facts = {
-    "*.ssm.conv_kernel": 4,
-    "*.ssm.inner_size": 2 * _WIDTH,
-    "*.ssm.state_size": _HEAD,
-    "*.ssm.time_step_rank": 4,
-    "*.ssm.group_count": 2,
-}
-_ATTENTION_IN_SECOND: Facts = {"*.attention.head_count_kv": [0, 1, 0, 1]}
-"""A layer without heads keeps a state."""
 
 
 class Memory(enum.Enum):
@@ -79,8 +46,11 @@ class Architecture:
     """Makes attention prefer some tokens. Less is enough without a division by the root of a head's width."""
     tied: bool = False
     alike: bool = False
+    """True if all layers have the same tensors."""
     has_biases: bool = True
     """True if it has the biases and other tensors that llama.cpp can do without."""
+    like: str = ""
+    """The real model that it is like, or what is special about it."""
 
     @property
     def vocab(self) -> int:
@@ -101,104 +71,28 @@ class Architecture:
         return {key.replace("*", self.llama_name): value for key, value in self.own_facts.items()}
 
 
-def _tiny(
-    name: str,
-    llama_name: str,
-    memory: Memory,
-    special: Facts,
-    *,
-    embedding_std: float = 1.0,
-    query_key_norm: float = 1.6,
-) -> Architecture:
-    facts = {**_COMMON, **special}
-    return Architecture(name, llama_name, memory, facts, embedding_std, query_key_norm)
+_MODELS = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
 
 
-ARCHITECTURES = {
-    one.name: one
-    for one in (
-        _tiny(
-            # Latent attention: one wide head of cells for all.
-            "tiny-deepseek2",
-            "deepseek2",
-            Memory.FULL,
-            {
-                **_EXPERTS,
-                "*.leading_dense_block_count": 1,
-                "*.expert_shared_count": 1,
-                "*.expert_gating_func": 2,
-                "*.attention.q_lora_rank": 32,
-                "*.attention.kv_lora_rank": 48,
-                "*.attention.key_length": 64,
-                "*.attention.value_length": 48,
-                "*.attention.key_length_mla": 48,
-                "*.attention.value_length_mla": 32,
-                "*.rope.dimension_count": 16,
-            },
-        ),
-        _tiny("tiny-qwen3moe", "qwen3moe", Memory.FULL, _EXPERTS),
-        # Positions of three numbers each (M-RoPE).
-        _tiny("tiny-qwen2vl", "qwen2vl", Memory.FULL, _SECTIONS),
-        _tiny("tiny-gemma3", "gemma3", Memory.WINDOW, _WINDOW, embedding_std=_WIDTH**-0.5),
-        _tiny(
-            # Embeddings for each layer, and cells that the last layers share.
-            "tiny-gemma4",
-            "gemma4",
-            Memory.WINDOW,
-            {
-                "*.block_count": 6,
-                "*.embedding_length_per_layer_input": 16,
-                "*.attention.sliding_window": WINDOW,
-                "*.attention.sliding_window_pattern": [True, True, False, True, True, False],
-                "*.attention.shared_kv_layers": 3,
-                "*.attention.key_length_swa": 16,
-                "*.attention.value_length_swa": 16,
-                "*.rope.dimension_count_swa": 16,
-                "*.rope.freq_base_swa": 10_000.0,
-            },
-            embedding_std=_WIDTH**-0.5,
-            query_key_norm=0.7,
-        ),
-        # Sinks: a part of the attention goes to no token.
-        _tiny("tiny-gpt-oss", "gpt-oss", Memory.WINDOW, {**_EXPERTS, **_WINDOW}),
-        _tiny("tiny-mamba", "mamba", Memory.STATE, {**_STATE, "*.attention.head_count_kv": 0}),
-        _tiny(
-            "tiny-rwkv7",
-            "rwkv7",
-            Memory.STATE,
-            {
-                "*.wkv.head_size": 64,  # ggml computes no smaller one with AVX-512
-                "*.attention.head_count": 0,
-                "*.attention.head_count_kv": 0,
-                "*.attention.decay_lora_rank": 16,
-                "*.attention.iclr_lora_rank": 16,
-                "*.attention.value_residual_mix_lora_rank": 16,
-                "*.attention.gate_lora_rank": 16,
-            },
-        ),
-        _tiny(
-            "tiny-qwen35", "qwen35", Memory.HYBRID, {**_STATE, **_SECTIONS, "*.full_attention_interval": 2}
-        ),
-        _tiny(
-            "tiny-qwen3next",
-            "qwen3next",
-            Memory.HYBRID,
-            {
-                **_EXPERTS,
-                **_STATE,
-                "*.expert_shared_feed_forward_length": _HEAD,
-                "*.full_attention_interval": 2,
-            },
-        ),
-        _tiny("tiny-granitehybrid", "granitehybrid", Memory.HYBRID, {**_STATE, **_ATTENTION_IN_SECOND}),
-        # Both in every layer.
-        _tiny("tiny-falcon-h1", "falcon-h1", Memory.HYBRID, _STATE),
-        _tiny("tiny-lfm2", "lfm2", Memory.HYBRID, {**_ATTENTION_IN_SECOND, "*.shortconv.l_cache": 3}),
-        _tiny(
-            "tiny-lfm2-window",
-            "lfm2",
-            Memory.HYBRID_WINDOW,
-            {**_ATTENTION_IN_SECOND, "*.shortconv.l_cache": 3, "*.attention.sliding_window": WINDOW},
-        ),
-    )
-}
+def _read(kind: str, common: Facts) -> dict[str, Architecture]:
+    found = {}
+    for name, fields in _MODELS[kind].items():
+        memory, facts = Memory(fields.pop("memory")), {**common, **fields.pop("facts")}
+        found[name] = Architecture(name=name, memory=memory, own_facts=facts, **fields)
+    return found
+
+
+_OF_TINY: Facts = _MODELS["facts_of_tiny_models"]
+SHAPES = _read("shapes", {})
+ARCHITECTURES = _read("tiny", _OF_TINY)
+VOCAB: int = _OF_TINY["*.vocab_size"]
+WINDOW: int = ARCHITECTURES["tiny-gemma3"].own_facts["*.attention.sliding_window"]
+
+
+def spelt(name: str, names: Iterable[str]) -> str:
+    """Return the name that is the same but for dots and hyphens, as `qwen35`, or else the name itself."""
+
+    def bare(text: str) -> str:
+        return text.replace(".", "").replace("-", "")
+
+    return next((each for each in names if bare(each) == bare(name)), name)

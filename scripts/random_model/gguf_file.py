@@ -1,18 +1,220 @@
-"""Writes a model to disk, tensor by tensor, so that memory holds one at a time."""
+"""Writes a model to disk, tensor by tensor, so that memory holds one at a time: those for which llama.cpp
+asks by the file's metadata, with random weights."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import math
 import os
+import re
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf import GGML_QUANT_VERSION, GGUFWriter
 
-from random_model import vocabulary
-from random_model.architectures import Architecture
-from random_model.tensors import Quant, Tensor
-from random_model.vocabulary import Vocabulary
-from random_model.wanted import add_facts, wanted_tensors
+from openai_cpu_server.llama.bindings import libggml, llama_cpp
+from openai_cpu_server.llama.model.native import native_log
+from random_model.architectures import Architecture, Facts
+from random_model.tensors import (
+    F32,
+    LOGIT_STD,
+    QUERY_KEY_GAIN,
+    TIED_EMBEDDING_STD,
+    BlockType,
+    Constant,
+    Matrix,
+    Negative,
+    Quant,
+    Tensor,
+)
+from random_model.vocabulary import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Vocabulary
+
+Shapes = dict[str, tuple[int, ...]]
+"""By tensor name; the columns come last."""
+
+_LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
+"""The first of them that a model has precedes its output matrix."""
+_FACTORS = ("norm", "rope_f", "scale")
+_SLOW_DECAY = -4.0
+"""RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
+_OFFSET_STD = 0.3
+_OUTPUT = "output.weight"
+_EMBEDDINGS = "token_embd.weight"
+_LAYER = "blk."
+_DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2")
+"""Optional tensors of llama.cpp that real models of most architectures do not have."""
+_NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
+_GAINS = {
+    "attn_q.weight": QUERY_KEY_GAIN,
+    "attn_k.weight": QUERY_KEY_GAIN,
+    "ffn_down.weight": 2.0,
+    "ffn_down_exps.weight": 4.0,
+}
+"""Scales above 1. A sum of experts, weighted with shares of 1, is smaller than each of them."""
+_FOR_QUANTISED = ("scale", "input_scale")
+_OFFSET_OF_SIZES = 16
+"""Offset of the four sizes in `struct ggml_tensor`, after its type and its buffer."""
+
+
+class _InitParams(ctypes.Structure):
+    """`gguf_init_params` of gguf.h."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+def add_facts(writer: GGUFWriter, facts: Facts) -> None:
+    adding = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in facts.items():
+        adding[type(value)](key, value)
+
+
+def wanted_tensors(model: Architecture, quant: Quant, quiet: list[int]) -> list[Tensor]:
+    """Return all tensors of the file. `quiet`: tokens that should hardly ever be sampled."""
+    shapes = {name: shape for name, shape in _all_layers(model).items() if _is_wanted(name, model)}
+    return weights_for(
+        shapes,
+        quiet,
+        embedding_std=model.embedding_std,
+        query_key_norm=model.query_key_norm,
+        quant=quant,
+    )
+
+
+def _is_wanted(name: str, model: Architecture) -> bool:
+    if model.tied and name == _OUTPUT:
+        return False
+    return model.has_biases or _DISPENSABLE.search(name) is None
+
+
+def weights_for(
+    shapes: Shapes,
+    quiet: list[int],
+    *,
+    embedding_std: float,
+    query_key_norm: float,
+    quant: Quant = Quant.F32,
+) -> list[Tensor]:
+    """Return weights scaled so that a normalised input gives each layer an output of about 1 per element."""
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
+    weights = _Weights(quant, _num_layers(shapes), tuple(quiet), query_key_norm)
+    found = {name: weights.of(name, shape) for name, shape in shapes.items()}
+    is_tied, logit_std = _OUTPUT not in shapes, LOGIT_STD
+    if is_tied:
+        embedding_std = TIED_EMBEDDING_STD
+        logit_std /= TIED_EMBEDDING_STD * math.sqrt(shapes[_EMBEDDINGS][-1])
+    found[_EMBEDDINGS] = weights.embeddings(shapes[_EMBEDDINGS], embedding_std, is_tied=is_tied)
+    for last_norm in [name for name in _LAST_NORMS if name in shapes][:1]:
+        found[last_norm] = Constant(last_norm, shapes[last_norm], logit_std)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Weights:
+    quant: Quant
+    layers: int
+    quiet: tuple[int, ...]
+    query_key_norm: float
+
+    def of(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        kind = _kind(name)
+        if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
+            return Constant(name, shape, self.query_key_norm)
+        if kind == "time_mix_w0.weight":
+            return Constant(name, shape, _SLOW_DECAY)
+        if kind == "ssm_a":
+            return Negative(name, shape, least=-0.5, most=-0.01)
+        if any(part in kind for part in _FACTORS) and not kind.endswith("bias"):
+            return Constant(name, shape)
+        if len(shape) == 1:
+            return Matrix(name, shape, F32, _OFFSET_STD)
+        std = _GAINS.get(kind, 1.0) / math.sqrt(shape[-1])
+        return Matrix(name, shape, self._block(name, shape), std, self.quiet if kind == _OUTPUT else ())
+
+    def embeddings(self, shape: tuple[int, ...], std: float, *, is_tied: bool) -> Matrix:
+        block = self._block(_OUTPUT if is_tied else _EMBEDDINGS, shape)
+        return Matrix(_EMBEDDINGS, shape, block, std, self.quiet if is_tied else ())
+
+    def _block(self, name: str, shape: tuple[int, ...]) -> BlockType:
+        kind = _kind(name)
+        if not kind.endswith("weight") or kind in _NEVER_QUANTISED:
+            return F32
+        more = name.startswith(_LAYER) and _gets_more_bits(_layer(name), self.layers)
+        return self.quant.block(kind, is_of_experts=len(shape) == 3, gets_more_bits=more)
+
+
+def _kind(name: str) -> str:
+    return name.removeprefix(_LAYER).lstrip("0123456789.")
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1])
+
+
+def _num_layers(shapes: Shapes) -> int:
+    return 1 + max((_layer(name) for name in shapes if name.startswith(_LAYER)), default=-1)
+
+
+def _gets_more_bits(layer: int, layers: int) -> bool:
+    """llama.cpp's own choice for Q4_K_M (`use_more_bits` in src/llama-quant.cpp)."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _all_layers(model: Architecture) -> Shapes:
+    """llama.cpp reserves memory for f32 weights of all tensors that it is asked for."""
+    if not model.alike:
+        return _shapes(model)
+    asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
+    layer = {_kind(name): asked.pop(name) for name in list(asked) if name.startswith(_LAYER)}
+    return asked | {
+        f"{_LAYER}{i}.{kind}": shape for i in range(model.layers) for kind, shape in layer.items()
+    }
+
+
+def _shapes(model: Architecture) -> Shapes:
+    found: Shapes = {}
+
+    def note(tensor: int, _: object) -> None:
+        sizes = tuple((ctypes.c_int64 * 4).from_address(tensor + _OFFSET_OF_SIZES))
+        last = max((axis for axis, size in enumerate(sizes) if size > 1), default=0)
+        found[libggml.ggml_get_name(tensor).decode()] = sizes[last::-1]
+
+    libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    log, callback = native_log(), llama_cpp.llama_model_set_tensor_data_t(note)
+    header = _header(model)
+    loaded = llama_cpp.llama_model_init_from_user(
+        header, callback, None, llama_cpp.llama_model_default_params()
+    )
+    libggml.gguf_free(ctypes.c_void_p(header))
+    if loaded is None:
+        raise RuntimeError(f"{model.name}: {log.cause()}")
+    llama_cpp.llama_model_free(loaded)
+    return found
+
+
+def _header(model: Architecture) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "header.gguf"
+        writer = GGUFWriter(path, model.llama_name)
+        add_facts(writer, {**model.facts, "tokenizer.ggml.model": "no_vocab"})
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        libggml.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
+        libggml.gguf_init_from_file.restype = ctypes.c_void_p
+        header: int = libggml.gguf_init_from_file(str(path).encode(), _InitParams(no_alloc=True, ctx=None))
+        return header
+
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 
@@ -30,51 +232,29 @@ def write_model(
 ) -> None:
     """Write the file whole or not at all. Equal arguments give equal bytes. Raises OSError."""
     tensors = wanted_tensors(model, quant, vocab.quiet)
+    total, written = sum(tensor.num_bytes for tensor in tensors), 0
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        _write(partial, model, quant, vocab, tensors, seed, on_progress)
+        with contextlib.closing(GGUFWriter(partial, model.llama_name)) as writer:
+            writer.add_name(f"random {model.name}")
+            writer.add_description("Random weights: says nothing sensible. For tests and benchmarks.")
+            writer.add_file_type(quant.file_type)
+            writer.add_quantization_version(GGML_QUANT_VERSION)
+            add_facts(writer, model.facts)
+            add_tokenizer(writer, vocab)
+            for tensor in tensors:
+                size = tensor.num_bytes
+                writer.add_tensor_info(tensor.name, tensor.shape, "f4", size, raw_dtype=tensor.type)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor in tensors:
+                writer.write_tensor_data(tensor.data(seed))
+                written += tensor.num_bytes
+                on_progress(written, total)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _write(
-    path: Path,
-    model: Architecture,
-    quant: Quant,
-    vocab: Vocabulary,
-    tensors: list[Tensor],
-    seed: int,
-    on_progress: Progress,
-) -> None:
-    writer = GGUFWriter(path, model.llama_name)
-    try:
-        _add_facts(writer, model, quant)
-        add_tokenizer(writer, vocab)
-        for tensor in tensors:
-            writer.add_tensor_info(tensor.name, tensor.shape, "f4", tensor.num_bytes, raw_dtype=tensor.type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        _write_data(writer, tensors, seed, on_progress)
-    finally:
-        writer.close()
-
-
-def _write_data(writer: GGUFWriter, tensors: list[Tensor], seed: int, on_progress: Progress) -> None:
-    total, written = sum(tensor.num_bytes for tensor in tensors), 0
-    for tensor in tensors:
-        writer.write_tensor_data(tensor.data(seed))
-        written += tensor.num_bytes
-        on_progress(written, total)
-
-
-def _add_facts(writer: GGUFWriter, model: Architecture, quant: Quant) -> None:
-    writer.add_name(f"random {model.name}")
-    writer.add_description("Random weights: says nothing sensible. For tests and benchmarks.")
-    writer.add_file_type(quant.file_type)
-    writer.add_quantization_version(GGML_QUANT_VERSION)
-    add_facts(writer, model.facts)
 
 
 def add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:
@@ -94,13 +274,7 @@ def add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:
     writer.add_add_eos_token(False)
     # Decoding gives back exactly what was encoded; a first word without a space is spelt in fragments.
     writer.add_add_space_prefix(False)
-    _add_fim_tokens(writer, vocab)
+    if FIM_PREFIX in vocab.texts:
+        for name, text in (("pre", FIM_PREFIX), ("suf", FIM_SUFFIX), ("mid", FIM_MIDDLE)):
+            writer.add_uint32(f"tokenizer.ggml.fim_{name}_token_id", vocab.texts.index(text))
     writer.add_chat_template(_CHAT_TEMPLATE.read_text(encoding="utf-8").rstrip("\n"))
-
-
-def _add_fim_tokens(writer: GGUFWriter, vocab: Vocabulary) -> None:
-    if vocabulary.FIM_PREFIX not in vocab.texts:
-        return
-    writer.add_uint32("tokenizer.ggml.fim_pre_token_id", vocab.index(vocabulary.FIM_PREFIX))
-    writer.add_uint32("tokenizer.ggml.fim_suf_token_id", vocab.index(vocabulary.FIM_SUFFIX))
-    writer.add_uint32("tokenizer.ggml.fim_mid_token_id", vocab.index(vocabulary.FIM_MIDDLE))

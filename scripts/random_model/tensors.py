@@ -1,17 +1,136 @@
-"""Tensors of a model, with their types and scales."""
+"""Tensors of a model, with their types and scales, and random weights, written directly in ggml's block
+layouts (ggml/src/ggml-common.h)."""
 
 from __future__ import annotations
 
 import enum
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
-from random_model.blocks import BlockType
+Bytes = npt.NDArray[np.uint8]
+Gains = npt.NDArray[np.float32]
+
+
+def _std_of_integers(count: int) -> float:
+    return math.sqrt((count * count - 1) / 12)
+
+
+def _put_half(blocks: Bytes, offset: int, values: Gains) -> None:
+    """Write one little-endian fp16 per block. blocks: (n, block bytes), values: (n,)."""
+    blocks[:, offset : offset + 2] = values.astype("<f2").view(np.uint8).reshape(-1, 2)
+
+
+def _put_signed_half(blocks: Bytes, offset: int, values: Gains) -> None:
+    """Keep the sign bits that are there. Integers such as -8..7 have a mean beside 0: random signs cancel
+    it, or it adds up over the layers until every prompt gets the same output."""
+    sign = blocks[:, offset + 1] & 0x80
+    _put_half(blocks, offset, values)
+    blocks[:, offset + 1] |= sign
+
+
+_FP4_STD = math.sqrt(sum(level * level for level in (0, 0.5, 1, 1.5, 2, 3, 4, 6)) / 8)
+"""Standard deviation of equally likely 4-bit floats: these levels and their negatives."""
+
+# K-quants scale each group of weights by a small integer: here 8..15, drawn from the random bytes.
+_GROUP_SCALE = math.sqrt(sum(scale * scale for scale in range(8, 16)) / 8)
+
+
+def _fill_f32(blocks: Bytes, std: Gains) -> None:
+    integers = blocks.view("<i4").reshape(len(std)).astype(np.float32)
+    blocks[:] = (integers * (std / _std_of_integers(2**32))).view(np.uint8).reshape(-1, 4)
+
+
+def _fill_f16(blocks: Bytes, std: Gains) -> None:
+    integers = blocks.view("<i2").reshape(len(std)).astype(np.float32)
+    _put_half(blocks, 0, integers * (std / _std_of_integers(65_536)))
+
+
+def _fill_q8_0(blocks: Bytes, std: Gains) -> None:
+    """d (fp16), 32 x int8: w = d * q."""
+    _put_signed_half(blocks, 0, std / _std_of_integers(256))
+
+
+def _fill_q4_0(blocks: Bytes, std: Gains) -> None:
+    """d (fp16), 32 x 4 bits: w = d * (q - 8)."""
+    _put_signed_half(blocks, 0, std / _std_of_integers(16))
+
+
+def _fill_q4_k(blocks: Bytes, std: Gains) -> None:
+    """d, dmin (fp16), 8 x (6-bit scale, 6-bit minimum), 256 x 4 bits: w = d * scale * q - dmin * minimum."""
+    _put_scales_and_minima(blocks, std, levels=16)
+
+
+def _fill_q5_k(blocks: Bytes, std: Gains) -> None:
+    """Like q4_k, with 256 fifth bits in between."""
+    _put_scales_and_minima(blocks, std, levels=32)
+
+
+def _put_scales_and_minima(blocks: Bytes, std: Gains, levels: int) -> None:
+    """Write the head of a q4_k or q5_k block. Minimum = scale and dmin = (levels - 1) / 2 * d, which
+    centres the levels on zero. Below 16, all bits of a scale lie in the low nibbles of the packed layout."""
+    d = std / np.float32(_GROUP_SCALE * _std_of_integers(levels))
+    scales = (blocks[:, 4:12] & 7) | 8
+    blocks[:, 4:8] = scales[:, :4]
+    blocks[:, 8:12] = scales[:, :4]
+    blocks[:, 12:16] = scales[:, 4:] | scales[:, 4:] << 4
+    _put_half(blocks, 0, d)
+    _put_half(blocks, 2, d * np.float32((levels - 1) / 2))
+
+
+def _fill_q6_k(blocks: Bytes, std: Gains) -> None:
+    """256 x (4 + 2 bits), 16 x int8 scale, d (fp16): w = d * scale * (q - 32)."""
+    blocks[:, 192:208] = (blocks[:, 192:208] & 7) | 8
+    _put_signed_half(blocks, 208, std / np.float32(_GROUP_SCALE * _std_of_integers(64)))
+
+
+def _fill_mxfp4(blocks: Bytes, std: Gains) -> None:
+    """e (exponent of two, from -127), 32 x 4-bit float: w = 2^e * float. A power of two seldom gives the
+    wanted deviation, so each block draws one of its neighbours, as often as makes the mean square right."""
+    exponent = np.log2(std / np.float32(_FP4_STD))
+    low = np.floor(exponent)
+    share_of_high = (4 ** (exponent - low) - 1) / 3
+    blocks[:, 0] = low + 127 + (blocks[:, 0] < 256 * share_of_high)
+
+
+_FILL: dict[GGMLQuantizationType, Callable[[Bytes, Gains], None]] = {
+    GGMLQuantizationType.F32: _fill_f32,
+    GGMLQuantizationType.F16: _fill_f16,
+    GGMLQuantizationType.Q8_0: _fill_q8_0,
+    GGMLQuantizationType.Q4_0: _fill_q4_0,
+    GGMLQuantizationType.Q4_K: _fill_q4_k,
+    GGMLQuantizationType.Q5_K: _fill_q5_k,
+    GGMLQuantizationType.Q6_K: _fill_q6_k,
+    GGMLQuantizationType.MXFP4: _fill_mxfp4,
+}
+
+
+@dataclass(frozen=True)
+class BlockType:
+    type: GGMLQuantizationType
+
+    def row_bytes(self, columns: int) -> int:
+        weights, size = GGML_QUANT_SIZES[self.type]
+        if columns % weights:
+            raise ValueError(
+                f"rows of {columns} weights do not divide into {self.type.name} blocks of {weights}"
+            )
+        return int(columns // weights * size)
+
+    def random(self, bits: np.random.BitGenerator, std: Gains, columns: int) -> Bytes:
+        """Return rows of random weights with mean near 0: (rows, row bytes). std: (rows,), one per row."""
+        weights, size = GGML_QUANT_SIZES[self.type]
+        row_bytes = self.row_bytes(columns)
+        num_bytes = len(std) * row_bytes
+        raw = bits.random_raw(-(-num_bytes // 8)).astype("<u8", copy=False).view(np.uint8)[:num_bytes]
+        _FILL[self.type](raw.reshape(-1, size), np.repeat(std, columns // weights))
+        return raw.reshape(len(std), row_bytes)
+
 
 QUIET = 1 / 16
 """Scale of the output rows of tokens that should not come up: their logits stay near 0."""

@@ -1,4 +1,5 @@
-"""Tokenizers, and a SentencePiece one of any size: bytes, control tokens, English, syllables."""
+"""Tokenizers: a SentencePiece one of any size (bytes, control tokens, English, syllables), and those of other
+models, cut to size, because OpenVINO reads no SentencePiece from GGUF."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gguf import TokenType
+from gguf import GGUFReader, TokenType
 
 UNKNOWN, BOS = 0, 1
 NUM_BYTES = 256
@@ -52,18 +53,6 @@ class Vocabulary:
     merges: list[str] = field(default_factory=list)
     quiet: list[int] = field(default_factory=list)
 
-    def index(self, text: str) -> int:
-        return self.texts.index(text)
-
-
-def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
-    silent_kinds = (TokenType.UNKNOWN, TokenType.CONTROL)
-    return [
-        token
-        for token, (text, kind) in enumerate(zip(texts, kinds, strict=True))
-        if kind in silent_kinds or (kind is TokenType.BYTE and text != "<0x0A>")
-    ]
-
 
 def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
     """Return `size` tokens. Raises ValueError if bytes, control tokens and ASCII need more."""
@@ -81,7 +70,12 @@ def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
     scores = [0.0] * len(texts) + [-float(rank) for rank in range(len(pieces))]
     texts, kinds = texts + pieces, kinds + [TokenType.NORMAL] * len(pieces)
     tokenizer = Tokenizer("llama", None, bos=BOS, eos=texts.index(IM_END), unknown=UNKNOWN, adds_bos=True)
-    return Vocabulary(texts, scores, kinds, tokenizer, quiet=_quiet(texts, kinds))
+    quiet = [
+        token
+        for token, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+        if kind in (TokenType.UNKNOWN, TokenType.CONTROL) or (kind is TokenType.BYTE and text != "<0x0A>")
+    ]
+    return Vocabulary(texts, scores, kinds, tokenizer, quiet=quiet)
 
 
 def _pieces(count: int) -> list[str]:
@@ -122,3 +116,66 @@ def _syllables() -> Iterator[str]:
     yield from pairs
     yield from (_SPACE + pair for pair in pairs)
     yield from (pair + syllable for pair in pairs for syllable in single)
+
+
+_BPE = "gpt2"
+_CHAT_TOKENS = {"<|im_start|>", IM_END}
+_FIRST_LETTERS = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+"""Bytes that byte-level BPE writes as the character of the same number; the others follow from 256 on."""
+
+
+class UnfitTokenizer(ValueError): ...
+
+
+def borrowed_vocabulary(path: Path, size: int) -> Vocabulary:
+    """Return the first `size` tokens of a byte-level BPE tokenizer, with their merges. Merging has
+    numbered them, so the first ones are whole without the others. Unused tokens fill up to `size`. Raises
+    OSError, UnfitTokenizer."""
+    texts, kinds, merges, tokenizer = _read(path)
+    missing = max(0, size - len(texts))
+    texts = [*texts[:size], *(f"<|unused_{i}|>" for i in range(missing))]
+    kinds = [*kinds[:size], *[TokenType.UNUSED] * missing]
+    left = set(texts)
+    if not {tokenizer.bos, tokenizer.eos, tokenizer.unknown} <= set(range(size)) or not left >= _CHAT_TOKENS:
+        raise UnfitTokenizer(f"{path.name}: its chat tokens are not among the first {size}")
+    return Vocabulary(
+        texts,
+        [],
+        kinds,
+        tokenizer,
+        # llama.cpp wants at least one.
+        merges=[merge for merge in merges if merge.replace(" ", "", 1) in left] or merges[:1],
+        quiet=[i for i, text in enumerate(texts) if kinds[i] is not TokenType.NORMAL or not is_text(text)],
+    )
+
+
+def _read(path: Path) -> tuple[list[str], list[TokenType], list[str], Tokenizer]:
+    fields = GGUFReader(path).fields
+
+    def field(name: str) -> object:
+        found = fields.get(f"tokenizer.ggml.{name}")
+        return None if found is None else found.contents()
+
+    if field("model") != _BPE:
+        raise UnfitTokenizer(f"{path.name}: its tokenizer is {field('model')}, not byte-level BPE")
+    texts, kinds, merges = field("tokens"), field("token_type"), field("merges")
+    numbers = [field(f"{name}_token_id") for name in ("bos", "eos", "unknown")]
+    if not (isinstance(texts, list) and isinstance(kinds, list) and isinstance(merges, list)):
+        raise UnfitTokenizer(f"{path.name}: it lacks tokens, their types or merges")
+    bos, eos, unknown = (number if isinstance(number, int) else 0 for number in numbers)
+    tokenizer = Tokenizer(_BPE, str(field("pre")), bos=bos, eos=eos, unknown=unknown, adds_bos=False)
+    return texts, [TokenType(kind) for kind in kinds], merges, tokenizer
+
+
+def is_text(token: str) -> bool:
+    """Return True if the bytes of a byte-level token are whole characters."""
+    try:
+        bytes(_BYTES[letter] for letter in token).decode()
+    except (KeyError, UnicodeDecodeError):
+        return False
+    return True
+
+
+_BYTES = {chr(byte): byte for byte in _FIRST_LETTERS} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(_FIRST_LETTERS)))
+}

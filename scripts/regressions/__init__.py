@@ -11,27 +11,19 @@ MEASUREMENTS = {
     "priority": "priorities against first come, first served, in a pool that is too small",
     "schedule": "a step in Python, with 10,000 requests waiting",
     "pool-pressure": "more requests than the pool holds: none fails, no answer changes",
-    "other-cells": "steps beside a full prefix cache",
     "neighbours": "a model's chats beside batch work of its own, of another, and embedding",
-    "stranger": "clients beside a busy process of somebody else, and how soon its core is used again",
     "wires": "the bytes of some 200 answers of all families of routes, recorded in a file or compared",
     "waits": "one client's small requests beside the heaviest pieces of another, and /health",
-    "sensitivity": "what the scheduler's tuned constants bring, simulated",
-    "streams": "what users feel of the scheduler's options, simulated",
+    "streams": "what users feel of the scheduler's options and constants, simulated",
     "overhead": "the server against a bare loop of the same steps",
-    "events": "what a listener of GET /v1/events costs",
     "embedding": "short texts: a bare loop, our server, llama-server",
-    "ray": "two replicas on Ray against a plain server",
     "kernels": "products of weights, ggml's and ours",
     "attention": "attention of a layer, ggml's and ours: wide heads, latent, windows",
-    "layouts": "products of a model's weights, plain and repacked, as an engine decides between them",
-    "huge-pages": "steps with weights in huge pages against those of a mapped file",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
     "sampling": "choosing a token from a large vocabulary",
-    "types": "types of weights and cells: speed and loss; writes docs/types.md",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }
 
-COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "attention", "layouts", "steps", "huge-pages"})
+COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "attention", "steps"})
 """Computed in this process, with allocations in huge pages, as in an engine."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}

@@ -8,10 +8,8 @@ slower. With one thread its CPU time counts, which other processes do not length
 from __future__ import annotations
 
 import argparse
-import ctypes
+import functools
 import os
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,8 +18,9 @@ import numpy as np
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
-from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
+from openai_cpu_server.kernels.library import Kernel
 from openai_cpu_server.kernels.tensors import Floats, GgmlType
+from regressions.kernels import best_of_both, computing_s, kernel_library
 
 _LAYERS = 4
 _LEAST_ROUNDS = 5
@@ -107,18 +106,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="situations whose name has this in it")
 
 
-def run(asked: argparse.Namespace) -> int:
-    if why_not := obstacle():
-        print(f"attention: {why_not}", file=sys.stderr)
-        return 1
-    graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
-    print(f"{asked.cells} cells, {asked.threads} threads, {library.instruction_set}; a layer\n")
+def run(options: argparse.Namespace) -> None:
+    graphs, library, threads = GgmlGraphs(libggml), kernel_library("attention"), options.threads
+    print(f"{options.cells} cells, {threads} threads, {library.instruction_set}; a layer\n")
     print("| rows and cells | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|")
     for situation in situations():
-        if asked.only not in situation.name:
+        if options.only not in situation.name:
             continue
-        case = situation.case(_TYPES[asked.cells])
-        ggml, ours = _measure(graphs, library, case, asked)
+        case = situation.case(_TYPES[options.cells])
+        layers = [case, *(msgspec.structs.replace(case) for _ in range(_LAYERS - 1))]
+        with graphs.attending(*layers) as compute:
+            timed = functools.partial(computing_s, compute, threads)
+            best = best_of_both(library, [Kernel.ATTENTION], timed, _LEAST_ROUNDS, options.seconds)
+        ggml, ours = (seconds / _LAYERS for seconds in best)
         pairs = int(np.isfinite(case.mask).sum()) if case.mask is not None else 0
         products = pairs * case.q.shape[1] * (case.k.shape[2] + case.v.shape[2])
         print(
@@ -126,22 +126,3 @@ def run(asked: argparse.Namespace) -> int:
             f"| {products / ours / 1e9:.0f} |",
             flush=True,
         )
-    return 0
-
-
-def _measure(
-    graphs: GgmlGraphs, library: KernelLibrary, case: AttentionCase, asked: argparse.Namespace
-) -> tuple[float, float]:
-    clock = time.thread_time if asked.threads == 1 else time.perf_counter
-    best = [float("inf"), float("inf")]
-    layers = [case, *(msgspec.structs.replace(case) for _ in range(_LAYERS - 1))]
-    with graphs.attending(*layers) as compute:
-        end, rounds = time.perf_counter() + asked.seconds, 0
-        while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
-            rounds += 1
-            for is_ours in (False, True):
-                (library.switch_on if is_ours else library.switch_off)(Kernel.ATTENTION)
-                start = clock()
-                compute(asked.threads)
-                best[is_ours] = min(best[is_ours], clock() - start)
-    return best[False] / _LAYERS, best[True] / _LAYERS

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.contestants import Variant, ours
-from bench.http_client import call
-from bench.options import gguf
-from bench.peer_setup import built_llama_server
+from bench.asking import Failed
+from bench.clients import call
+from bench.models import gguf
+from bench.peers import BUILT_LLAMA_SERVER
 from bench.prompts import short_texts
-from bench.servers import ServerSpec, running
+from bench.servers import ServerSpec, Variant, ours, running
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.embedder import LlamaEmbedder
@@ -40,25 +40,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
 
 
-def run(asked: argparse.Namespace) -> None:
-    texts = short_texts(asked.inputs)
-    with Vocabulary.open(asked.model) as vocabulary:
+def run(options: argparse.Namespace) -> None:
+    texts = short_texts(options.inputs)
+    with Vocabulary.open(options.model) as vocabulary:
         inputs = [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in texts]
     num_tokens = sum(map(len, inputs))
-    print(f"{len(inputs)} inputs, {num_tokens} tokens, {asked.rounds} rounds\n")
+    print(f"{len(inputs)} inputs, {num_tokens} tokens, {options.rounds} rounds\n")
     with contextlib.ExitStack() as stack:
-        embedder = LlamaEmbedder.load_cold(EngineOptions(model_path=str(asked.model)), lambda fraction: None)
+        embedder = LlamaEmbedder.load_cold(
+            EngineOptions(model_path=str(options.model)), lambda fraction: None
+        )
         stack.callback(embedder.close)
         embedder.warm_up()
         contenders: dict[str, Seconds] = {
             f"bare, steps of {size}": functools.partial(_bare_s, embedder, inputs, size)
             for size in _STEP_TOKENS
         }
-        contenders["our server"] = stack.enter_context(_server(ours(Variant.WHOLE, asked.model), texts))
-        if built_llama_server().exists():
-            contenders["llama-server"] = stack.enter_context(_server(_llama_server(asked.model), texts))
+        contenders["our server"] = stack.enter_context(_server(ours(Variant.WHOLE, options.model), texts))
+        if BUILT_LLAMA_SERVER.exists():
+            contenders["llama-server"] = stack.enter_context(_server(_llama_server(options.model), texts))
         best = dict.fromkeys(contenders, float("inf"))
-        for _ in range(asked.rounds):
+        for _ in range(options.rounds):
             for name, seconds in contenders.items():
                 best[name] = min(best[name], seconds())
     bare = min(seconds for name, seconds in best.items() if name.startswith("bare"))
@@ -87,7 +89,7 @@ def _llama_server(path: Path) -> ServerSpec:
     threads = str(Machine().num_threads())
     where = ("-m", str(path), "--host", "127.0.0.1", "--port", "{port}", "-t", threads, "-tb", threads)
     packed = ("--embeddings", "-np", "64", "-c", "16384", "-b", "2048", "-ub", "512")
-    return ServerSpec("llama-server", (str(built_llama_server()), *where, *packed), ready="/health")
+    return ServerSpec("llama-server", (str(BUILT_LLAMA_SERVER), *where, *packed), ready="/health")
 
 
 @contextlib.contextmanager
@@ -97,18 +99,15 @@ def _server(spec: ServerSpec, texts: list[str]) -> Iterator[Seconds]:
 
         def seconds() -> float:
             started = time.perf_counter()
-            answer = asyncio.run(_answer(spec.label, server.port, body))
+            try:
+                answer = asyncio.run(
+                    asyncio.wait_for(call(server.port, "POST", "/v1/embeddings", body), _LIMIT_S)
+                )
+            except asyncio.TimeoutError:  # llama-server has hung once
+                raise Failed(f"{spec.label} has not answered all inputs in {_LIMIT_S:g} s") from None
             taken = time.perf_counter() - started
             assert len(json.loads(answer)["data"]) == len(texts)
             return taken
 
         seconds()
         yield seconds
-
-
-async def _answer(label: str, port: int, body: bytes) -> bytes:
-    """llama-server has hung once; that ends the run."""
-    try:
-        return await asyncio.wait_for(call(port, "POST", "/v1/embeddings", body), _LIMIT_S)
-    except asyncio.TimeoutError:
-        raise SystemExit(f"{label} has not answered all inputs in {_LIMIT_S:g} s: run it again") from None

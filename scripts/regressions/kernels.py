@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import math
 import os
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from bench.asking import Failed
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase, random_weights
@@ -29,41 +29,47 @@ _LEAST_ROUNDS = 9
 _TYPES = {kind.name.lower(): kind for kind in PRODUCT_TYPES}
 
 
-@dataclass(frozen=True)
-class Times:
-    ggml: float
-    ours: float
+def kernel_library(name: str) -> KernelLibrary:
+    """Return our kernels, which are in front of ggml's. Raises Failed if there are none."""
+    if why_not := obstacle():
+        raise Failed(f"{name}: {why_not}")
+    return KernelLibrary(ctypes.CDLL(str(library_path())))
 
 
-def _best(compute: Callable[[int], object], threads: int, so_far: float) -> float:
+def best_of_both(
+    library: KernelLibrary,
+    kernels: Sequence[Kernel],
+    timed: Callable[[], float],
+    rounds: int,
+    seconds: float = 0.0,
+) -> tuple[float, float]:
+    """Return the best times of ggml and of ours, which take turns: so many rounds at least, and so long."""
+    best = [float("inf"), float("inf")]
+    end_s, number = time.perf_counter() + seconds, 0
+    while number < rounds or time.perf_counter() < end_s:
+        number += 1
+        for is_ours in (False, True):
+            for kernel in kernels:
+                (library.switch_on if is_ours else library.switch_off)(kernel)
+            best[is_ours] = min(best[is_ours], timed())
+    return best[False], best[True]
+
+
+def computing_s(compute: Callable[[int], object], threads: int) -> float:
+    """One thread is measured by its CPU time, which other processes do not lengthen."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     start = clock()
     compute(threads)
-    return min(so_far, clock() - start)
-
-
-def _measure(
-    graphs: GgmlGraphs, library: KernelLibrary, case: ProductCase, copies: int, asked: argparse.Namespace
-) -> Times:
-    ggml = ours = float("inf")
-    with graphs.multiplying(case, copies=copies) as multiply:
-        end, rounds = time.perf_counter() + asked.seconds, 0
-        while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
-            rounds += 1
-            library.switch_off(Kernel.PRODUCTS)
-            ggml = _best(multiply, asked.threads, ggml)
-            library.switch_on(Kernel.PRODUCTS)
-            ours = _best(multiply, asked.threads, ours)
-    return Times(ggml / copies, ours / copies)
+    return clock() - start
 
 
 def _case(
-    kind: GgmlType, weights: Packed, rows: int, asked: argparse.Namespace, random: np.random.Generator
+    kind: GgmlType, weights: Packed, rows: int, options: argparse.Namespace, random: np.random.Generator
 ) -> ProductCase:
-    activations = random.standard_normal((rows, asked.depth), np.float32)
-    if asked.experts == 1:
+    activations = random.standard_normal((rows, options.depth), np.float32)
+    if options.experts == 1:
         return ProductCase(weights=weights, activations=activations, weight_type=kind)
-    chosen = random.random((rows, asked.experts)).argsort(axis=1)[:, : asked.used].astype(np.int32)
+    chosen = random.random((rows, options.experts)).argsort(axis=1)[:, : options.used].astype(np.int32)
     return ProductCase(weights=weights, activations=activations[:, None], weight_type=kind, experts=chosen)
 
 
@@ -78,28 +84,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.7, help="for each line (default %(default)s)")
 
 
-def run(asked: argparse.Namespace) -> int:
-    if why_not := obstacle():
-        print(f"kernels: {why_not}", file=sys.stderr)
-        return 1
-    graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
-    random = np.random.default_rng(0)
-    shape = (asked.experts, asked.outputs, asked.depth)[asked.experts == 1 :]
-    print(f"{' x '.join(map(str, shape))}, {asked.threads} threads, {library.instruction_set}\n")
-    print(
-        "| type | rows | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|---|"
-    )
-    for name in asked.types:
-        weights = random_weights(_TYPES[name], asked.experts * asked.outputs, asked.depth, random)
-        for rows in asked.rows:
-            case = _case(_TYPES[name], weights.reshape(*shape[:-1], -1), rows, asked, random)
-            read = weights.nbytes * (1 if case.experts is None else min(1, case.experts.size / asked.experts))
-            copies = max(1, int(_WEIGHT_BYTES / read) // (1 if rows <= 32 else 4))
-            times = _measure(graphs, library, case, copies, asked)
-            speed = math.prod(case.shape) * asked.depth / times.ours / 1e9
+def run(options: argparse.Namespace) -> None:
+    graphs, library = GgmlGraphs(libggml), kernel_library("kernels")
+    random, threads = np.random.default_rng(0), options.threads
+    shape = (options.experts, options.outputs, options.depth)[options.experts == 1 :]
+    print(f"{' x '.join(map(str, shape))}, {threads} threads, {library.instruction_set}\n")
+    print("| type | rows | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |")
+    print("|---|---|---|---|---|---|")
+    for name in options.types:
+        weights = random_weights(_TYPES[name], options.experts * options.outputs, options.depth, random)
+        for rows in options.rows:
+            case = _case(_TYPES[name], weights.reshape(*shape[:-1], -1), rows, options, random)
+            share = 1 if case.experts is None else min(1, case.experts.size / options.experts)
+            copies = max(1, int(_WEIGHT_BYTES / (share * weights.nbytes)) // (1 if rows <= 32 else 4))
+            with graphs.multiplying(case, copies=copies) as multiply:
+                timed = functools.partial(computing_s, multiply, threads)
+                best = best_of_both(library, [Kernel.PRODUCTS], timed, _LEAST_ROUNDS, options.seconds)
+            ggml, ours = (seconds / copies for seconds in best)
+            speed = math.prod(case.shape) * options.depth / ours / 1e9
             print(
-                f"| {name} | {rows} | {times.ggml * 1e3:.3f} | {times.ours * 1e3:.3f} "
-                f"| {times.ggml / times.ours:.2f} | {speed:.0f} |",
+                f"| {name} | {rows} | {ggml * 1e3:.3f} | {ours * 1e3:.3f} | {ggml / ours:.2f} "
+                f"| {speed:.0f} |",
                 flush=True,
             )
-    return 0

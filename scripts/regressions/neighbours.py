@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,12 +13,11 @@ from dataclasses import dataclass, replace
 import msgspec
 from bench.asking import Ask, first_token_times
 from bench.bench import Bench
-from bench.http_client import call
+from bench.clients import call
 from bench.prompts import short_texts
-from bench.results import Figure, Goal, WorkloadResult
+from bench.results import Figure, Goal, Rounds, WorkloadResult, percentile, ratios
 from bench.servers import Server
-from bench.stats import Rounds, percentile, ratios
-from bench.workloads.mixed_load import (
+from bench.workloads.mixed import (
     Size,
     Window,
     batch_asks,
@@ -49,11 +47,7 @@ class Round:
     embedded_per_s: float
 
     def ttft_s(self, company: str | None, percent: float) -> float:
-        times = first_token_times(self.windows[company].interactive) if company else self.idle_ttft_s
-        return percentile(times, percent)
-
-    def gap_s(self, company: str) -> float:
-        return percentile([gap for one in self.windows[company].interactive for gap in one.gaps_s], 95)
+        return self.windows[company].ttft_s(percent) if company else percentile(self.idle_ttft_s, percent)
 
 
 def workload(bench: Bench) -> WorkloadResult:
@@ -65,28 +59,22 @@ def workload(bench: Bench) -> WorkloadResult:
         # The benchmark's model comes first, so it answers requests that name none.
         with bench.server("--ctx-size", str(size.pool_tokens), *others) as server:
             rounds.append(asyncio.run(_round(bench, size, server, number)))
+
+    def goal(what: str, company: str, against: str | None, limit: float) -> Goal:
+        share = ratios(_ttft(rounds, company, 95), _ttft(rounds, against, 95))
+        return Goal.at_most(f"interactive TTFT p95 beside {what}", share, limit, "x")
+
     return WorkloadResult(
         name="neighbours",
-        sizes=f"{size.batch_clients} batch clients, about {size.batch_prompt} + {size.batch_output} tokens; "
-        f"interactive about {size.short_prompt} + {size.short_output} tokens at random, on average "
+        sizes=f"{size.in_words} at random, on average "
         f"every two times what one takes alone; windows of {size.window_s:g} s at least; "
         f"the other model is the same file, and {_EMBEDDER} embeds, all in one server",
-        goals=tuple(_goals(rounds)),
+        goals=(
+            goal(f"{_BATCH}, against beside its own", _BATCH, _OWN_BATCH, 1.0),
+            goal(f"{_EMBEDDING}, against idle", _EMBEDDING, None, 2.0),
+        ),
         figures=tuple(_figures(rounds)),
     )
-
-
-def _goals(rounds: list[Round]) -> Iterator[Goal]:
-    for what, company, against, limit in (
-        (f"{_BATCH}, against beside its own", _BATCH, _OWN_BATCH, 1.0),
-        (f"{_EMBEDDING}, against idle", _EMBEDDING, None, 2.0),
-    ):
-        yield Goal.at_most(
-            f"interactive TTFT p95 beside {what}",
-            ratios(_ttft(rounds, company, 95), _ttft(rounds, against, 95)),
-            limit,
-            "x",
-        )
 
 
 def _ttft(rounds: list[Round], company: str | None, percent: float) -> Rounds:
@@ -99,7 +87,7 @@ def _figures(rounds: list[Round]) -> Iterator[Figure]:
             what = f"interactive TTFT p{percent} beside {company or 'nobody'}"
             yield Figure(what=what, rounds=_ttft(rounds, company, percent), unit="s")
         if company:
-            gaps = Rounds.of(rounds, lambda one, company=company: one.gap_s(company))
+            gaps = Rounds.of(rounds, lambda one, company=company: one.windows[company].gap_s(95))
             yield Figure(what=f"inter-token latency p95 beside {company}", rounds=gaps, unit="s")
     for company in (_OWN_BATCH, _BATCH):
         batch = Rounds.of(rounds, lambda one, company=company: one.windows[company].batch_output_per_s)
@@ -123,11 +111,12 @@ async def _round(bench: Bench, size: Size, server: Server, number: int) -> Round
         bench.say(f"  beside {company}")
         shorts = interactive_asks(bench.prompts, size, company, number)
         arrivals = window_arrivals(bench, size, number)
-        async with _embedding(bench, server, is_on=company is _EMBEDDING) as embedded:
+        num_texts = (_QUICK_TEXTS if bench.is_quick else _TEXTS) if company is _EMBEDDING else 0
+        async with _embedding(server, num_texts) as embedded:
             load = run_window(replace(size, batch_clients=clients), server, jobs, shorts, arrivals)
             began_s = time.perf_counter()
             windows[company] = await load
-            embedded_per_s = len(embedded) * _texts(bench) / (time.perf_counter() - began_s)
+            embedded_per_s = len(embedded) * num_texts / (time.perf_counter() - began_s)
     return Round(first_token_times(idle), windows, embedded_per_s)
 
 
@@ -135,17 +124,14 @@ def _of_other(asks: Iterator[Ask]) -> Iterator[Ask]:
     return (msgspec.structs.replace(ask, model=_OTHER) for ask in asks)
 
 
-def _texts(bench: Bench) -> int:
-    return _QUICK_TEXTS if bench.is_quick else _TEXTS
-
-
 @contextlib.asynccontextmanager
-async def _embedding(bench: Bench, server: Server, *, is_on: bool) -> AsyncIterator[list[int]]:
-    body = {"model": _EMBEDDER, "input": short_texts(_texts(bench)), "encoding_format": "base64"}
+async def _embedding(server: Server, num_texts: int) -> AsyncIterator[list[int]]:
+    """Embed without pause meanwhile, if there are texts; yields the sizes of answers."""
+    body = {"model": _EMBEDDER, "input": short_texts(num_texts), "encoding_format": "base64"}
     answers: list[int] = []
 
     async def embed_on() -> None:
-        for _ in itertools.count() if is_on else ():
+        while num_texts:
             answers.append(len(await call(server.port, "POST", "/v1/embeddings", json.dumps(body).encode())))
 
     task = asyncio.create_task(embed_on())
@@ -153,5 +139,4 @@ async def _embedding(bench: Bench, server: Server, *, is_on: bool) -> AsyncItera
         yield answers
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)

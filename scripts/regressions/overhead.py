@@ -7,6 +7,7 @@ The bare loop asks the scheduler for its steps beforehand, so both compute batch
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import statistics
 import time
@@ -19,17 +20,16 @@ from pathlib import Path
 import llama_cpp
 import msgspec
 from bench.asking import Ask
-from bench.contestants import Variant, ours
-from bench.options import gguf
-from bench.servers import running
+from bench.models import gguf
+from bench.servers import Variant, ours, running
 from bench.workloads.batches import run_batch
-from simulation.replica import new_scheduler
+from simulation.fleet import new_scheduler
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Span, Step, StepResult
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Step, StepResult
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.measure.calibrate import cost_curve
@@ -39,6 +39,11 @@ from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 KV_TOKENS = 8192
 OPTIONS = EngineOptions(model_path="", kv_tokens=KV_TOKENS, repack=False)
 OUTPUTS = 128
+_SERVER_OPTIONS = (
+    *("--ctx-size", str(KV_TOKENS), "--max-seqs", str(OPTIONS.max_seqs)),
+    *("--prefill-tokens", str(OPTIONS.prefill_tokens), "--repack", "off", "--cache-mb", "0"),
+    *("--speculation", "off"),  # with drafts, its steps would be others than the bare loop's
+)
 
 
 @dataclass(frozen=True)
@@ -62,15 +67,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
 
 
-def run(asked: argparse.Namespace) -> None:
-    load = Load(asked.clients, asked.prompt_tokens, asked.tokens)
-    steps = list(_steps(load, _curve_apart(asked.model)))
+def run(options: argparse.Namespace) -> None:
+    load = Load(options.clients, options.prompt_tokens, options.tokens)
+    # In a process of its own, because no thread may compute here before `Bare`.
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        steps = list(_steps(load, pool.submit(_curve, str(options.model)).result()))
     bare, served = [], []
     cores = ComputeThreads(Machine().num_threads())  # one for all rounds: threads come into being once
-    for number in range(asked.rounds):
-        with Bare(asked.model, cores) as loop:
+    for number in range(options.rounds):
+        with Bare(options.model, cores) as loop:
             bare.append(load.clients * load.tokens / loop.run(steps))
-        with running(ours(Variant.WHOLE, asked.model, *_server_options()), []) as server:
+        with running(ours(Variant.WHOLE, options.model, *_SERVER_OPTIONS), []) as server:
             run_batch(server, load.asks(4), load.clients)  # warm up
             served.append(run_batch(server, load.asks(load.tokens), load.clients).output_tokens_per_s)
         print(f"round {number + 1}: bare {bare[-1]:.2f} tok/s, server {served[-1]:.2f} tok/s", flush=True)
@@ -81,37 +88,16 @@ def run(asked: argparse.Namespace) -> None:
     print(f"ratio: {other / one:.3f}")
 
 
-def _server_options() -> tuple[str, ...]:
-    given = {
-        "ctx-size": KV_TOKENS,
-        "max-seqs": OPTIONS.max_seqs,
-        "prefill-tokens": OPTIONS.prefill_tokens,
-        "repack": "off",
-        "cache-mb": 0,
-        "speculation": "off",  # with drafts, its steps would be others than the bare loop's
-    }
-    return tuple(part for name, value in given.items() for part in (f"--{name}", str(value)))
-
-
-def _curve_apart(model: Path) -> CostCurve:
-    """Measured in a process of its own, because no thread may compute here before `Bare`."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_curve, str(model)).result()
-
-
 def _curve(model: str) -> CostCurve:
     options = msgspec.structs.replace(OPTIONS, model_path=model)
-    backend = LlamaBackend.load(options, lambda fraction: None)
-    try:
+    with contextlib.closing(LlamaBackend.load(options, lambda fraction: None)) as backend:
         return cost_curve(backend, options, user_cache_dir() / "measured")
-    finally:
-        backend.close()
 
 
-def _steps(load: Load, told: CostCurve) -> Iterator[Step]:
+def _steps(load: Load, curve: CostCurve) -> Iterator[Step]:
     ledger, cache = KVLedger(KV_TOKENS // POOL_BLOCK_TOKENS), SavedPrefixes(0)
     scheduler = new_scheduler(
-        num_slots=OPTIONS.max_seqs, ledger=ledger, cache=cache, told=told, outputs=OUTPUTS
+        num_slots=OPTIONS.max_seqs, ledger=ledger, cache=cache, curve=curve, outputs=OUTPUTS
     )
     for number in range(load.clients):
         prompt, sampling = load.prompt(number), Sampling(seed=number)
@@ -162,35 +148,33 @@ class Bare:
         return time.perf_counter() - start
 
     def _step(self, step: Step) -> None:
-        n = 0
+        batch, n = self._batch, 0
+
+        def put(token: int, position: int, slot: int, output: bool) -> None:
+            nonlocal n
+            batch.token[n], batch.pos[n], batch.n_seq_id[n], batch.logits[n] = token, position, 1, output
+            batch.seq_id[n][0] = slot
+            n += 1
+
         for span in step.spans:
             for i, token in enumerate(span.tokens):
                 token = self._next[span.slot] if len(span.tokens) == 1 else token
-                self._put(n, token, span.start + i, span.slot, span.sample and i == len(span.tokens) - 1)
-                n += 1
+                put(token, span.start + i, span.slot, span.sample and i == len(span.tokens) - 1)
         for position in range(step.padding):
-            self._put(n + position, 0, position, OPTIONS.max_seqs, False)
-        self._batch.n_tokens = n + step.padding
+            put(0, position, OPTIONS.max_seqs, False)
+        batch.n_tokens = n
         with self._cores.computing():
-            code = llama_cpp.llama_decode(self._context, self._batch)
+            code = llama_cpp.llama_decode(self._context, batch)
         assert code == 0, f"llama_decode returned {code}"
-        self._sample(step.spans)
+        row = -1
+        for span in step.spans:
+            row += len(span.tokens)
+            if span.sample:
+                chain = self._chains[span.slot]
+                self._next[span.slot] = llama_cpp.llama_sampler_sample(chain, self._context, row)
         if step.padding:
             memory = llama_cpp.llama_get_memory(self._context)
             llama_cpp.llama_memory_seq_rm(memory, OPTIONS.max_seqs, -1, -1)
-
-    def _put(self, n: int, token: int, position: int, slot: int, output: bool) -> None:
-        batch = self._batch
-        batch.token[n], batch.pos[n], batch.n_seq_id[n], batch.logits[n] = token, position, 1, output
-        batch.seq_id[n][0] = slot
-
-    def _sample(self, spans: Sequence[Span]) -> None:
-        n = -1
-        for span in spans:
-            n += len(span.tokens)
-            if span.sample:
-                chain = self._chains[span.slot]
-                self._next[span.slot] = llama_cpp.llama_sampler_sample(chain, self._context, n)
 
     def _context_params(self) -> llama_cpp.llama_context_params:
         params = llama_cpp.llama_context_default_params()

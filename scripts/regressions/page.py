@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
+import itertools
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +23,12 @@ from statistics import median
 from typing import Any
 
 import httpx
-from bench.load import Clients
+from bench.asking import Ask, Priority
+from bench.clients import Clients
+from bench.prompts import random_tokens
 from playwright.sync_api import Browser, Page, expect
 
 from openai_cpu_server.page.bundle import BUILT
-from regressions.events import endless as asked_for_ever
 from tests.page.browser import running_browser, visiting
 from tests.page.talking import answers, endless, limit, say
 from tests.server_process import ServerProcess
@@ -48,11 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="docs/images")
 
 
-def run(asked: argparse.Namespace) -> None:
-    if asked.pictures:
-        _take_pictures(asked.model, asked.pictures)
+def run(options: argparse.Namespace) -> None:
+    if options.pictures:
+        _take_pictures(options.model, options.pictures)
         return
-    for line in (*sizes(), *speeds(asked.model, asked.seconds)):
+    for line in (*sizes(), *speeds(options.model, options.seconds)):
         print(line, flush=True)
 
 
@@ -133,10 +136,21 @@ def _take_pictures(model: str, folder: Path) -> None:
         _take(page, folder, "chat")
         page.keyboard.press("Alt+2")
         page.get_by_role("region", name="Control room").wait_for()
-        load = Clients(httpx.URL(server.url).port or 80).closed_loop(asked_for_ever(), _CLIENTS)
+        load = Clients(httpx.URL(server.url).port or 80).closed_loop(_endless_asks(), _CLIENTS)
         threading.Thread(target=asyncio.run, args=(load,), daemon=True).start()
         page.wait_for_timeout(1000 * _LOAD_S)
         _take(page, folder, "control-room")
+
+
+def _endless_asks() -> Iterator[Ask]:
+    draw = random.Random(0)
+    for number in itertools.count():
+        yield Ask(
+            prompt=random_tokens(draw.randint(20, 80), "page", number),
+            max_tokens=draw.randint(200, 600),
+            seed=number,
+            priority=Priority.BATCH if number % 4 else Priority.INTERACTIVE,
+        )
 
 
 def _talk(page: Page) -> None:

@@ -17,11 +17,9 @@ from typing import NamedTuple
 import msgspec
 from bench.asking import Ask, Priority, ScoredToken, Trace
 from bench.bench import Bench
-from bench.http_client import call
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed, call
 from bench.prompts import random_words
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.stats import Rounds
+from bench.results import Figure, Goal, Rounds, WorkloadResult
 
 _ALTERNATIVES = 5
 _COMPANY = 8
@@ -56,10 +54,6 @@ class Size:
     every_s: float
     """Interval of interactive arrivals. All batch requests are there from the start."""
 
-    @property
-    def roomy(self) -> tuple[str, str]:
-        return "--ctx-size", str(2 * _COMPANY * (self.prompt_tokens + self.output_tokens))
-
 
 FULL = Size(requests=32, prompt_tokens=300, output_tokens=200, pool_tokens=2048, every_s=2.0)
 QUICK = Size(requests=16, prompt_tokens=150, output_tokens=50, pool_tokens=512, every_s=0.05)
@@ -68,10 +62,6 @@ QUICK = Size(requests=16, prompt_tokens=150, output_tokens=50, pool_tokens=512, 
 class PressureRun(NamedTuple):
     traces: list[Trace]
     comparisons: list[Comparison]
-
-    @property
-    def num_complete(self) -> int:
-        return sum(t.is_complete and t.output_tokens == t.ask.max_tokens for t in self.traces)
 
     @property
     def errors(self) -> list[str]:
@@ -84,23 +74,30 @@ class PressureRun(NamedTuple):
 def workload(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
     pool = ("--ctx-size", str(size.pool_tokens))
+    roomy = ("--ctx-size", str(2 * _COMPANY * (size.prompt_tokens + size.output_tokens)), *_SMALL_CHUNKS)
     bench.say("each request alone")
     with bench.server(*pool) as server:
-        asked = asks(size, asyncio.run(_prompts(size, server.port)))
-        alone = _answers(server.clients(), asked, at_once=1)
+        asks = _asks(size, asyncio.run(_prompts(size, server.port)))
+        alone = _answers(server.clients(), asks, at_once=1)
     bench.say("their beginnings in other chunks, without pressure")
-    with bench.server(*size.roomy, *_SMALL_CHUNKS) as server:
-        other = _answers(server.clients(), beginnings(asked), at_once=_COMPANY)
+    with bench.server(*roomy) as server:
+        shorter = [
+            msgspec.structs.replace(ask, max_tokens=min(ask.max_tokens, _MARGIN_TOKENS)) for ask in asks
+        ]
+        other = _answers(server.clients(), shorter, at_once=_COMPANY)
     shifts = list(chain.from_iterable(margin_shifts(alone[prompt], other[prompt]) for prompt in alone))
     if not shifts:
         raise LoadFailed("the same prompts in other chunks have other candidates throughout")
 
+    # The pool is full of batch work when the first interactive request comes.
+    half = size.requests // 2
+    arrivals = [max(0.0, size.every_s * (i - half + 1)) for i in range(size.requests)]
     runs = []
     for number in range(bench.rounds):
         bench.say(f"round {number + 1} of {bench.rounds}: together")
         with bench.server(*pool) as server:
             together = server.clients()
-            asyncio.run(together.open_loop(asked, arrivals(size)))
+            asyncio.run(together.open_loop(asks, arrivals))
         whole = [trace for trace in together.traces if trace.is_complete]
         found = [compare(alone[one.ask.prompt], one.scored, near_tie=max(shifts)) for one in whole]
         runs.append(PressureRun(together.traces, found))
@@ -109,7 +106,7 @@ def workload(bench: Bench) -> WorkloadResult:
         sizes=f"{size.requests} requests of {size.prompt_tokens} + {size.output_tokens} tokens: "
         f"half of them batch at once, interactive ones every {size.every_s:g} s; "
         f"a pool of {size.pool_tokens}",
-        goals=tuple(_goals(size, runs)),
+        goals=_goals(size, runs),
         figures=tuple(_figures(runs)),
         notes=tuple(_notes(runs, shifts)),
     )
@@ -125,12 +122,12 @@ async def _prompts(size: Size, port: int) -> list[tuple[int, ...]]:
     for i in range(size.requests):
         text = random_words(size.prompt_tokens, "pressure", i)
         body = msgspec.json.encode({"content": text, "add_special": False})
-        told = msgspec.json.decode(await call(port, "POST", "/tokenize", body), type=_Tokenized)
-        found.append(told.tokens[: size.prompt_tokens])
+        text_tokens = msgspec.json.decode(await call(port, "POST", "/tokenize", body), type=_Tokenized)
+        found.append(text_tokens.tokens[: size.prompt_tokens])
     return found
 
 
-def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
+def _asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
     return [
         Ask(
             prompt=prompt,
@@ -141,16 +138,6 @@ def asks(size: Size, prompts: Sequence[tuple[int, ...]]) -> list[Ask]:
         )
         for i, prompt in enumerate(prompts)
     ]
-
-
-def beginnings(asks: Sequence[Ask]) -> list[Ask]:
-    return [msgspec.structs.replace(ask, max_tokens=min(ask.max_tokens, _MARGIN_TOKENS)) for ask in asks]
-
-
-def arrivals(size: Size) -> list[float]:
-    """Return the arrivals of `asks`, with a pool full of batch work at the first interactive request."""
-    half = size.requests // 2
-    return [max(0.0, size.every_s * (i - half + 1)) for i in range(size.requests)]
 
 
 def _answers(clients: Clients, asks: Sequence[Ask], *, at_once: int) -> Answers:
@@ -185,18 +172,18 @@ def margin_shifts(one: Answer, other: Answer) -> Iterator[float]:
             return
 
 
-def _goals(size: Size, runs: list[PressureRun]) -> Iterator[Goal]:
-    for what, measured, direction, limit in (
-        ("requests complete", min(run.num_complete for run in runs), Direction.AT_LEAST, size.requests),
-        ("errors", max(len(run.errors) for run in runs), Direction.AT_MOST, 0),
-        (
-            "greedy outputs that differ from the run alone, near ties of logits not counted",
-            max(run.count(Verdict.DIFFERENT) for run in runs),
-            Direction.AT_MOST,
-            0,
-        ),
-    ):
-        yield Goal(what=what, rounds=Rounds((float(measured),)), direction=direction, limit=limit)
+def _goals(size: Size, runs: list[PressureRun]) -> tuple[Goal, ...]:
+    complete = min(
+        sum(one.is_complete and one.output_tokens == one.ask.max_tokens for one in run.traces) for run in runs
+    )
+    errors = max(len(run.errors) for run in runs)
+    different = max(run.count(Verdict.DIFFERENT) for run in runs)
+    what = "greedy outputs that differ from the run alone, near ties of logits not counted"
+    return (
+        Goal.at_least("requests complete", Rounds((float(complete),)), size.requests),
+        Goal.at_most("errors", Rounds((float(errors),)), 0),
+        Goal.at_most(what, Rounds((float(different),)), 0),
+    )
 
 
 def _figures(runs: list[PressureRun]) -> Iterator[Figure]:

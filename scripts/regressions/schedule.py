@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from bench.bench import Bench
 from bench.prompts import random_tokens
-from bench.results import Figure, Goal, WorkloadResult
-from bench.stats import Rounds, percentile
-from simulation.replica import new_scheduler
+from bench.results import Figure, Goal, Rounds, WorkloadResult, percentile
+from simulation.fleet import new_scheduler
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Sample, StepResult
@@ -31,37 +30,30 @@ Steps = list[tuple[float, float]]
 
 def workload(bench: Bench) -> WorkloadResult:
     num_steps = _QUICK_STEPS if bench.is_quick else _STEPS
-    rounds = [measured(num_steps, number) for number in range(bench.rounds)]
+    rounds = [_measured(num_steps, number) for number in range(bench.rounds)]
 
-    def figure(percent: float, *, with_apply: bool = False) -> Rounds:
-        return Rounds.of(
+    def figure(what: str, percent: float, *, with_apply: bool = False) -> Figure:
+        times = Rounds.of(
             rounds, lambda steps: percentile([one[0] + with_apply * one[1] for one in steps], percent)
         )
+        return Figure(what=f"{what} p{percent:g}", rounds=times, unit="ms")
 
-    schedule = figure(50)
-    limit = Goal.at_most("schedule(), median", schedule, 1.0, "ms")
+    schedule = figure("schedule()", 50)
+    both = figure("schedule() and apply()", 50, with_apply=True)
     return WorkloadResult(
         name="schedule",
         sizes=f"{_RUNNING} running, {_WAITING} waiting, {num_steps} steps with a fake result",
-        goals=(limit,),
-        figures=(
-            Figure(what="schedule() p50", rounds=schedule, unit="ms"),
-            Figure(what="schedule() p99", rounds=figure(99), unit="ms"),
-            Figure(what="schedule() and apply() p50", rounds=figure(50, with_apply=True), unit="ms"),
-        ),
+        goals=(Goal.at_most("schedule(), median", schedule.rounds, 1.0, "ms"),),
+        figures=(schedule, figure("schedule()", 99), both),
     )
 
 
-def measured(num_steps: int, number: int, *, running: int = _RUNNING, waiting: int = _WAITING) -> Steps:
-    scheduler = new_scheduler(
-        num_slots=running,
-        ledger=KVLedger(4_096),
-        cache=SavedPrefixes(4_096),
-        told=CostModel.guess().curve,
-        outputs=running,
-    )
+def _measured(num_steps: int, number: int) -> Steps:
+    ledger, cache = KVLedger(4_096), SavedPrefixes(4_096)
+    curve = CostModel.guess().curve
+    scheduler = new_scheduler(num_slots=_RUNNING, ledger=ledger, cache=cache, curve=curve, outputs=_RUNNING)
     source = _requests(number)
-    for _ in range(running + waiting):
+    for _ in range(_RUNNING + _WAITING):
         scheduler.sequences.submit(next(source))
     for _ in range(_WARM_UP_STEPS):
         _step(scheduler, source)

@@ -4,7 +4,6 @@ of one kind without pause; and delays of `/health` meanwhile."""
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import hashlib
 import io
@@ -12,15 +11,14 @@ import itertools
 import tempfile
 import threading
 import time
-import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import numpy as np
-from bench.model import made_projector
+from bench.media import picture_part, sound_part, uri
+from bench.models import made_projector
 from bench.servers import OUR_COMMAND, ServerSpec, running
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -43,14 +41,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=10, help="of each kind, by the light client")
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     heads = ("heavy client sends", *(f"{kind}, s" for kind in LIGHT), "/health late, ms", "heavy client gets")
     table, model = Table(*heads), PACKAGED["smollm2"].path()
     for encoder, rows in _BY_ENCODER.items():
         with _server(model, made_projector(encoder, "tiny", model)) as url:
             light = {kind: body for kind, body in LIGHT.items() if kind != "picture" or encoder == _SEES}
             for name, heavy in rows.items():
-                table.add_row(*_row(url, name, heavy, light, asked.requests))
+                table.add_row(*_row(url, name, heavy, light, options.requests))
     Console(width=_WIDTH).print(table)
     return 0
 
@@ -100,42 +98,47 @@ def _answer(url: str, key: str, body: Body) -> httpx.Response:
 
 @contextlib.contextmanager
 def _flood(url: str, heavy: MakeBody | None) -> Iterator[list[int]]:
-    numbers, is_over, statuses = itertools.count(), threading.Event(), list[int]()
+    numbers, statuses = itertools.count(), list[int]()
 
     def send() -> None:
         assert heavy is not None
-        while not is_over.is_set():
-            statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
+        statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
 
-    threads = [threading.Thread(target=send) for _ in range(_AT_ONCE if heavy else 0)]
-    for thread in threads:
-        thread.start()
-    try:
+    with _repeated(send, _AT_ONCE if heavy else 0):
         yield statuses
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
 
 
 @contextlib.contextmanager
 def _sampled(url: str) -> Iterator[list[float]]:
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-        is_over, late_ms = threading.Event(), list[float]()
+        late_ms = list[float]()
 
         def look() -> None:
-            while not is_over.is_set():
-                start_s = time.monotonic()
-                client.get("/health")
-                late_ms.append(1000 * (time.monotonic() - start_s))
-                is_over.wait(_LOOK_S)
+            start_s = time.monotonic()
+            client.get("/health")
+            late_ms.append(1000 * (time.monotonic() - start_s))
+            time.sleep(_LOOK_S)
 
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
+        with _repeated(look, 1):
             yield late_ms
-        finally:
-            is_over.set()
+
+
+@contextlib.contextmanager
+def _repeated(act: Callable[[], None], num_threads: int) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            act()
+
+    threads = [threading.Thread(target=run) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
             thread.join()
 
 
@@ -154,13 +157,6 @@ def _schema(number: int, num_properties: int) -> Body:
     return _chat("Hello", response_format=form)
 
 
-def _picture(number: int, side: int) -> Body:
-    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).resize((side, side)).save(file, "PNG", compress_level=1)
-    return _chat([{"type": "image_url", "image_url": {"url": _uri("image/png", file.getvalue())}}])
-
-
 def _document(number: int) -> Body:
     """One page with 400,000 operators."""
     from pypdf import PdfWriter
@@ -176,18 +172,8 @@ def _document(number: int) -> Body:
     page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
     file = io.BytesIO()
     writer.write(file)
-    data = {"filename": "a.pdf", "file_data": _uri("application/pdf", file.getvalue())}
+    data = {"filename": "a.pdf", "file_data": uri("application/pdf", file.getvalue())}
     return _chat([{"type": "file", "file": data}])
-
-
-def _sound(number: int) -> Body:
-    """20 MB."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((1, 2, 16_000, 0, "NONE", ""))
-        sound.writeframes(np.random.default_rng(number).integers(-999, 999, 10_000_000, np.int16).tobytes())
-    data = base64.b64encode(file.getvalue()).decode()
-    return _chat([{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}])
 
 
 def _lark(number: int) -> Body:
@@ -210,25 +196,21 @@ def _template(number: int) -> Body:
     return "/api/generate", {"model": "smollm2", "prompt": "Hello", "stream": False, "template": text}
 
 
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
 _salts = itertools.count(1_000_000)
 """Make all requests of the light client new."""
 LIGHT: dict[str, MakeBody] = {
     "schema of 30 properties": lambda number: _schema(next(_salts), 30),
     "chat": lambda number: _chat(f"Hello {next(_salts)}"),
-    "picture": lambda number: _picture(next(_salts), 64),
+    "picture": lambda number: _chat([picture_part(64, next(_salts))]),
 }
 _BY_ENCODER: dict[str, dict[str, MakeBody | None]] = {
     _SEES: {
         "nothing": None,
         "documents": _document,
         "Lark grammars": _lark,
-        "pictures of 40 megapixels": lambda number: _picture(number, 6324),
+        "pictures of 40 megapixels": lambda number: _chat([picture_part(6324, number)]),
         "schemas of 60 kB": lambda number: _schema(number, 1800),
         "templates": _template,
     },
-    "ultravox": {"sounds of 20 MB": _sound},
+    "ultravox": {"sounds of 20 MB": lambda number: _chat([sound_part(625, number)])},
 }

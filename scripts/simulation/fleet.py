@@ -1,23 +1,334 @@
-"""Runs a trace on many replicas in virtual time, with one queue of events and no real clock."""
+"""Runs a trace on many replicas in virtual time: the real scheduler, router and autoscaler, with one queue of
+events, no real clock, and step times from a cost curve."""
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from time import thread_time
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.replica import block_hashes
+from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
+from openai_cpu_server.contract.replica import HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Drafted, Sample, Step, StepResult, num_right
+from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport, RoutedRequest
-from simulation.replica import Live, Machine, SimReplica
-from simulation.routing import Routing, routing
+from openai_cpu_server.replicas.router import ReplicaChoice, ReplicaReport, ReplicaRouter, RoutedRequest
+from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import PriorityPolicy
+from openai_cpu_server.scheduler.sequence import Sequence as RunningSequence
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from simulation.turns import Texts, Turn, prompts, sessions
+
+_STEP_TOKENS = 256
+_sample = functools.cache(Sample)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Machine and model of a replica. The scheduler gets the curve."""
+
+    curve: CostCurve
+    step_ms: Callable[[Step, int], float] | None = None
+    """Time of a step, by the cells in the pool, or None for the curve's, and copies of cells."""
+    has_drafts: bool = False
+    num_slots: int = 64
+    kv_tokens: int = 16_384
+    cache_blocks: int = 4_000
+    """Blocks of 64 tokens."""
+    noise: float = 0.1
+    """Standard deviation of the logarithm of step times."""
+    load_s: float = 20.0
+    stride: int = 16
+    """Most steps that are simulated as one, while all sequences only decode and no request waits. It ends
+    with the step in which a request arrives."""
+
+
+@dataclass(eq=False)
+class Live:
+    request: GenerationRequest
+    answer: tuple[int, ...]
+    arrived_s: float
+    session: str
+    output: list[int] = field(default_factory=list)
+    first_s: float | None = None
+    ended_s: float | None = None
+    cached_tokens: int = 0
+    num_moves: int = 0
+    longest_pause_s: float = 0.0
+    last_token_s: float = 0.0
+
+
+class SimReplica:
+    """The owner asks for the end of each step, and comes back then."""
+
+    def __init__(self, name: str, machine: Machine, options: EngineOptions, seed: int) -> None:
+        self.name = name
+        self.state = EngineState.READY
+        self.busy_s = 0.0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.live: dict[str, Live] = {}
+        self._machine = machine
+        self._truth = CostModel(machine.curve)
+        self._copying = CopyPrice()
+        self._noise = Random(seed)
+        self._journal = PrefixJournal()
+        self._version = 0
+        self._ledger = KVLedger(machine.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS)
+        self._scheduler = new_scheduler(
+            num_slots=machine.num_slots,
+            ledger=self._ledger,
+            cache=SavedPrefixes(machine.cache_blocks, journal=self._journal),
+            curve=machine.curve,
+            options=options,
+            speculator=Speculator(LookupDrafter(frozenset({0}))) if machine.has_drafts else None,
+        )
+        self._step: Step | None = None
+        self._elapsed_ms = 0.0
+        self._num_steps = 1
+        self._preempt_ms = options.scheduling.preempt_threshold_ms
+        self._began_s = self._ends_s = 0.0
+        self._was_interrupted = False
+
+    @property
+    def is_computing(self) -> bool:
+        return self._step is not None
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def submit(self, live: Live, now_s: float) -> None:
+        self.live[live.request.id] = live
+        self._scheduler.sequences.submit(live.request, tuple(live.output), now_s=now_s)
+
+    def interrupts_for(self, live: Live, now_s: float) -> bool:
+        """Return True if the running step is discarded for this request, as the engine's core decides it."""
+        if self._step is None or self._was_interrupted or live.request.priority is not Priority.INTERACTIVE:
+            return False
+        left_ms = 1000 * (self._ends_s - now_s)
+        return left_ms > self._preempt_ms and self._step.may_be_interrupted
+
+    def interrupt(self, now_s: float) -> None:
+        assert self._step is not None
+        self.busy_s += now_s - self._began_s
+        self._scheduler.apply(self._step, StepResult(interrupted=True))
+        self._step, self._was_interrupted = None, True
+
+    def begin_step(self, now_s: float) -> float:
+        step = self._scheduler.schedule(beside_interactive=self._was_interrupted)
+        noise = math.exp(self._noise.gauss(0, self._machine.noise))
+        if self._machine.step_ms is None:
+            attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
+            size = step.num_tokens + step.padding
+            computing_ms = self._truth.predict_ms(size, attended) if size else 0.0
+            self._elapsed_ms = computing_ms * noise + self._copying.predict_ms(step.verbs)
+        else:
+            cells = POOL_BLOCK_TOKENS * self._scheduler.kv_stats.pool_blocks_used
+            self._elapsed_ms = self._machine.step_ms(step, cells) * noise
+        self._step, self._began_s = step, now_s
+        self._num_steps = self._stride(step)
+        self._ends_s = now_s + self._num_steps * self._elapsed_ms / 1000
+        return self._ends_s
+
+    def cut(self, now_s: float) -> float:
+        """End the stride with the step that runs now, because a request has arrived. Return its end."""
+        passed = math.ceil(1000 * (now_s - self._began_s) / max(self._elapsed_ms, 1e-9))
+        self._num_steps = min(self._num_steps, max(1, passed))
+        self._ends_s = self._began_s + self._num_steps * self._elapsed_ms / 1000
+        return self._ends_s
+
+    @property
+    def is_striding(self) -> bool:
+        return self._step is not None and self._num_steps > 1
+
+    def end_step(self, now_s: float) -> list[Live]:
+        assert self._step is not None
+        step, self._step, self._was_interrupted = self._step, None, False
+        self.busy_s += self._num_steps * self._elapsed_ms / 1000
+        participants = self._scheduler.participants(step)
+        result = _executed(step, {s.slot: self.live[s.request.id] for s in participants})
+        ended: list[Live] = []
+        first_end_s = now_s - (self._num_steps - 1) * self._elapsed_ms / 1000
+        for advance in self._scheduler.apply(step, result, self._elapsed_ms):
+            live = self.live[advance.sequence.request.id]
+            _deliver(live, [sample.token for sample in advance.samples], first_end_s)
+            self.output_tokens += len(advance.samples)
+            if advance.sequence.remaining == 0:
+                live.cached_tokens = advance.sequence.cached_tokens or 0
+                self.prompt_tokens += len(live.request.tokens)
+                self.cached_tokens += live.cached_tokens
+                self._scheduler.sequences.complete(advance.sequence)
+                del self.live[live.request.id]
+                live.ended_s = now_s
+                ended.append(live)
+        if self._num_steps > 1:
+            self._decode_on(participants, now_s)
+        return ended
+
+    def _stride(self, step: Step) -> int:
+        """Number of steps like this one if no request arrives: all sequences decode, and none ends."""
+        participants = self._scheduler.participants(step)
+        if len(participants) < len(self.live) or not participants or step.padding:
+            return 1
+        if any(len(span.tokens) > 1 or not span.sample for span in step.spans):
+            return 1
+        most_cells = self._ledger.num_free // len(participants) * self._ledger.block_size
+        return max(1, min(self._machine.stride, most_cells, *(s.remaining - 1 for s in participants)))
+
+    def _decode_on(self, participants: Iterable[RunningSequence], now_s: float) -> None:
+        """Apply the steps after the first, as the scheduler would, without asking it."""
+        num = self._num_steps - 1
+        for sequence in participants:
+            live = self.live.get(sequence.request.id)
+            if live is None:
+                continue
+            coming = live.answer[len(live.output) : len(live.output) + num]
+            sequence.computed += num
+            sequence.tokens += coming
+            self._ledger.grow(sequence.slot, sequence.computed)
+            live.longest_pause_s = max(live.longest_pause_s, self._elapsed_ms / 1000)
+            _deliver(live, coming, now_s)
+            self.output_tokens += num
+            assert sequence.remaining > 0
+
+    def report(self, *, with_prefixes: bool) -> ReplicaReport:
+        held = None
+        if with_prefixes and (news := self._journal.take()) is not None:
+            self._version += 1
+            held = HeldUpdate(version=self._version, saved=news.saved, dropped=news.dropped)
+        return ReplicaReport(self.state, self._scheduler.expectations.forecast(), held)
+
+
+def new_scheduler(
+    *,
+    num_slots: int,
+    ledger: KVLedger,
+    cache: SavedPrefixes,
+    curve: CostCurve,
+    options: EngineOptions | None = None,
+    outputs: int = _STEP_TOKENS,
+    speculator: Speculator | None = None,
+) -> Scheduler:
+    return Scheduler(
+        limits=StepLimits(num_slots, _STEP_TOKENS, outputs),
+        ledger=ledger,
+        cache=cache,
+        cost=CostModel(curve),
+        options=step_options(options or EngineOptions(model_path="")),
+        policy=PriorityPolicy(),
+        speculator=speculator,
+    )
+
+
+def _executed(step: Step, served: Mapping[int, Live]) -> StepResult:
+    """A known token for each sequence, and one more for each right draft token."""
+    sampling = [span for span in step.spans if span.sample]
+    outputs = {span.slot: _coming(span.draft, served[span.slot]) for span in sampling}
+    return StepResult(
+        samples={slot: tokens[0] for slot, tokens in outputs.items()},
+        further={slot: tokens[1:] for slot, tokens in outputs.items() if len(tokens) > 1},
+        drafted={
+            span.slot: Drafted(len(span.draft), len(outputs[span.slot]) - 1)
+            for span in sampling
+            if span.draft
+        },
+        padding=step.padding,
+    )
+
+
+def _coming(draft: tuple[int, ...], live: Live) -> tuple[Sample, ...]:
+    coming = live.answer[len(live.output) : len(live.output) + len(draft) + 1]
+    return tuple(map(_sample, coming[: num_right(draft, coming) + 1]))
+
+
+def _deliver(live: Live, tokens: Iterable[int], now_s: float) -> None:
+    before = len(live.output)
+    live.output.extend(tokens)
+    if len(live.output) == before:
+        return
+    if live.first_s is None:
+        live.first_s = now_s
+    elif len(live.output) == before + 1:
+        live.longest_pause_s = max(live.longest_pause_s, now_s - live.last_token_s)
+    live.last_token_s = now_s
+
+
+class PlainRouter:
+    """Chooses one replica after the other, or the one with the fewest requests of this router. Offers what
+    `ReplicaRouter` does."""
+
+    def __init__(self, begin: float, random: Random | None = None) -> None:
+        """`begin`: 0 is the first replica, 1 would be behind the last, because routers would otherwise all go
+        the same way. `random`: chooses among equals with the fewest requests."""
+        self._ready: list[str] = []
+        self._num_live: Counter[str] = Counter()
+        self._places: dict[str, str] = {}
+        self._begin = begin
+        self._random = random
+        self._next = 0
+
+    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None:
+        if not self._ready:
+            return None
+        if self._random is not None:
+            draw = self._random.random
+            return ReplicaChoice(min(self._ready, key=lambda one: (self._num_live[one], draw())), 0, 0.0)
+        self._next += 1
+        place = self._next + int(self._begin * len(self._ready))
+        return ReplicaChoice(self._ready[place % len(self._ready)], 0, 0.0)
+
+    def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
+        is_ready = report.state is EngineState.READY
+        if is_ready and replica not in self._num_live:
+            self._ready.append(replica)
+            self._num_live[replica] = 0
+        elif not is_ready:
+            self.gone(replica)
+
+    def gone(self, replica: str) -> None:
+        if replica in self._num_live:
+            self._ready.remove(replica)
+            del self._num_live[replica]
+
+    def sent(self, wanted: RoutedRequest, choice: ReplicaChoice, now_s: float) -> None:
+        self._places[wanted.id] = choice.replica
+        self._num_live[choice.replica] += 1
+
+    def began(self, name: str) -> None: ...
+
+    def ended(self, name: str) -> None:
+        replica = self._places.pop(name, None)
+        if replica is not None and replica in self._num_live:
+            self._num_live[replica] -= 1
+
+
+ROUTINGS = ("round robin", "least loaded", "ours")
+Routing = ReplicaRouter | PlainRouter
+
+
+def routing(name: str, seed: int, number: int, num_routers: int) -> Routing:
+    """Return the router of this number, one of `num_routers`."""
+    if name == "round robin":
+        return PlainRouter(number / num_routers)
+    if name == "least loaded":
+        return PlainRouter(0.0, Random(seed + number))
+    return ReplicaRouter(Random(seed + number), num_routers=num_routers)
+
 
 _SCALE_S = 2.0
 _BEAT_S = 2.0
@@ -74,12 +385,15 @@ class _Simulation:
             name: (iter(ones), prompts(ones, self._texts)) for name, ones in sessions(turns).items()
         }
         self._random = Random(plan.seed)
-        self._routers = [self._router(number) for number in range(plan.num_routers)]
+        self._routers = [
+            routing(plan.routing, 100 * plan.seed, number, plan.num_routers)
+            for number in range(plan.num_routers)
+        ]
         self._replicas: dict[str, SimReplica] = {}
         self._all: list[SimReplica] = []
         self._epochs: dict[str, int] = {}
         """By replica: number of its step. The end of an interrupted step is ignored."""
-        self._told_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         self._reports: dict[str, ReplicaReport] = {}
         self._born_s: dict[str, float] = {}
         self._unplaced: list[tuple[Live, Routing]] = []
@@ -107,10 +421,6 @@ class _Simulation:
             self._vanish(name)
         return self.outcome
 
-    def _router(self, number: int) -> Routing:
-        plan = self._plan
-        return routing(plan.routing, seed=100 * plan.seed, number=number, num_routers=plan.num_routers)
-
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._ticks), happen))
 
@@ -135,7 +445,7 @@ class _Simulation:
             priority=Priority.BATCH if turn.batch else Priority.INTERACTIVE,
             cache_namespace=turn.key,
         )
-        live = Live(request, answer, (), self._now_s, turn.session, number, told_s=self._now_s)
+        live = Live(request, answer, self._now_s, turn.session, last_token_s=self._now_s)
         self.outcome.requests.append(live)
         self._place(live, self._random.choice(self._routers), frozenset())
 
@@ -163,7 +473,7 @@ class _Simulation:
         if is_interrupted:
             replica.interrupt(self._now_s)
         if not replica.is_computing:
-            self._begin_step(replica)
+            self._end_at(replica, replica.begin_step(self._now_s))
         elif replica.is_striding:
             self._end_at(replica, replica.cut(self._now_s))
 
@@ -176,9 +486,6 @@ class _Simulation:
         self._place(live, router, frozenset({lost}))
 
     # -- steps -------------------------------------------------------------------------------------------
-
-    def _begin_step(self, replica: SimReplica) -> None:
-        self._end_at(replica, replica.begin_step(self._now_s))
 
     def _end_at(self, replica: SimReplica, when_s: float) -> None:
         epoch = self._epochs[replica.name] = self._epochs.get(replica.name, 0) + 1
@@ -194,17 +501,17 @@ class _Simulation:
         for live in fresh:
             if live.first_s is not None and (router := self._routing_of.get(live.request.id)):
                 router.began(live.request.id)
-        is_due = self._now_s - self._told_s.get(replica.name, -1.0) >= self._plan.news_s
+        is_due = self._now_s - self._reported_s.get(replica.name, -1.0) >= self._plan.news_s
         if replica.has_work:
-            self._begin_step(replica)
+            self._end_at(replica, replica.begin_step(self._now_s))
         if is_due or not replica.has_work:
-            self._tell(replica)
+            self._report(replica)
         if replica.state is EngineState.DRAINING and not replica.live:
             self._vanish(replica.name)
 
-    def _tell(self, replica: SimReplica) -> None:
+    def _report(self, replica: SimReplica) -> None:
         report, made_s = replica.report(with_prefixes=self._plan.routing == "ours"), self._now_s
-        self._told_s[replica.name] = made_s
+        self._reported_s[replica.name] = made_s
         self._reports[replica.name] = report
         self._at(made_s + self._plan.news_delay_s, lambda: self._hear(replica.name, report, made_s))
 
@@ -234,8 +541,8 @@ class _Simulation:
     def _beat(self, replica: SimReplica) -> None:
         if replica.name not in self._replicas:
             return
-        if self._now_s - self._told_s.get(replica.name, -_BEAT_S) >= _BEAT_S:
-            self._tell(replica)
+        if self._now_s - self._reported_s.get(replica.name, -_BEAT_S) >= _BEAT_S:
+            self._report(replica)
         self._at(self._now_s + _BEAT_S, lambda: self._beat(replica))
 
     def _place_all(self) -> None:
@@ -259,13 +566,14 @@ class _Simulation:
 
     def _drain(self, replica: SimReplica) -> None:
         replica.state = EngineState.DRAINING
-        self._tell(replica)
-        if not replica.live:
-            self._at(self._now_s + 1.0, lambda: self._end_drained(replica))
+        self._report(replica)
 
-    def _end_drained(self, replica: SimReplica) -> None:
-        if not replica.live and replica.name in self._replicas:
-            self._vanish(replica.name)
+        def vanish() -> None:
+            if not replica.live and replica.name in self._replicas:
+                self._vanish(replica.name)
+
+        if not replica.live:
+            self._at(self._now_s + 1.0, vanish)
 
     def _strike(self, fault: Fault) -> None:
         replica = list(self._replicas.values())[fault.replica]

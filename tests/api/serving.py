@@ -13,13 +13,13 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.files.batches import RowRunner
+from openai_cpu_server.api.files.routes import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.subscribers import NOBODY, EngineObserver
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs

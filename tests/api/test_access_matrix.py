@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.keys import Scope as KeyScope
 from openai_cpu_server.jobs.jobs import Jobs
 from tests.access_table import NEEDED, OPEN, OPEN_TO_GATEWAYS, OTHERS, SOCKETS, with_an_end

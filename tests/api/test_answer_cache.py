@@ -54,7 +54,7 @@ class Cached:
         self.models = ModelRegistry(models, [ModelRouter(router)])
         self.watch = Watch.new(model="fake")
         self.store = SqliteAnswers.open(None, BOUNDS)
-        self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics.answers)
+        self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics)
         similar = SimilarAnswers("vectors", least) if least is not None else None
         self.recall = AnswerLookup(self.cache, self.models, similar)
         options = ApiOptions(compares_turns=least is not None)

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.admin.cache import EngineCache, cache_stats
+from openai_cpu_server.api.admin.stats import EngineCache, cache_stats
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.engine_client.client import EngineClient

@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, new_engine, running, served
 from tests.api.sockets import connected

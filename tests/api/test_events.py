@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.events.hub import (
+from openai_cpu_server.api.events.broadcaster import (
     FOR_ADMINISTRATORS,
     MOST_LISTENERS,
     MOST_OF_ADMINISTRATOR,
@@ -22,8 +22,7 @@ from openai_cpu_server.api.events.hub import (
     StepBroadcaster,
     Subscriber,
 )
-from openai_cpu_server.api.events.stream import EventListener, EventSchedule
-from openai_cpu_server.api.events.view import MOST_STEPS, EventFilter
+from openai_cpu_server.api.events.stream import MOST_STEPS, EventFilter, EventListener, EventSchedule
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState, ShownWait, StepTrace

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import sha

@@ -20,11 +20,11 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.answers import GenerationAnswer
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer

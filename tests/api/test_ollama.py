@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.offload import DevicePlacement
-from openai_cpu_server.models.presets import Preset
+from openai_cpu_server.models.registry import Preset
 from tests.api.captures import captured
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import OPTIONS, api, client, served

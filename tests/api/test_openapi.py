@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, locked_api

@@ -15,8 +15,7 @@ import pytest
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from openai_cpu_server.http.keys import Allowance, Key
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.jobs.jobs import Jobs
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine

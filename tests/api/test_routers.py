@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import (
     Cascade,

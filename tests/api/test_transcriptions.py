@@ -19,7 +19,7 @@ from openai_cpu_server.api.transcriptions.render import TranscriptForm, Transcri
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.options import ApiOptions, MediaOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS

@@ -18,12 +18,12 @@ from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.contract.figures import Amounts, Price
-from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.watch import ModelWatch, Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of, sha
@@ -77,7 +77,7 @@ async def at_home(
     recall = None
     if remembers:
         recall = AnswerLookup(
-            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch.metrics.answers),
+            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch.metrics),
             registry,
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)
@@ -216,7 +216,7 @@ async def test_cpu_seconds_are_shared_among_keys_and_told_to_prometheus(tmp_path
     """On a real engine process: also what was computed for a client that has left counts."""
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
     watch = Watch.new(model="fake")
-    async with running(new_engine(watch=watch.of_model("fake"))) as engine:
+    async with running(new_engine(watch=ModelWatch(watch, "fake"))) as engine:
         keys = key_ring(tmp_path, **KEYS)
         api = create_api(served(engine), OPTIONS, keys=keys, jobs=jobs, watch=watch)
         house = House(api, jobs, FakeEngine(), watch)

@@ -15,8 +15,8 @@ from openai_cpu_server.api.admin.tokens import DetokenizeBody
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.chat.body import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
-from openai_cpu_server.api.files.batches import BatchBody
-from openai_cpu_server.api.pooling.body import EmbeddingBody
+from openai_cpu_server.api.files.routes import BatchBody
+from openai_cpu_server.api.pooling.schema import EmbeddingBody
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues
 from openai_cpu_server.http.body import MOST_SMALL_BYTES

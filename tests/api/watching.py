@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.files.batches import RowRunner
+from openai_cpu_server.api.files.routes import RowRunner
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.observe.tracing import Tracing
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.watch import ModelWatch, Watch
 from tests.api.serving import OPTIONS, client, new_engine, running, served
 
 
@@ -39,7 +39,7 @@ async def cancel_on_disconnect(
             max_queue=max_queue,
             max_seqs=max_seqs,
             cache_bytes=4096,
-            watch=watch.of_model("fake"),
+            watch=ModelWatch(watch, "fake"),
         )
     ) as engine:
         made = create_api(served(engine), OPTIONS, watch=watch)

@@ -25,10 +25,9 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import pytest
-from bench.llama_sources import VERSION, llama_cpp_in, run, unpacked_sources
-from random_model.borrowed import borrowed_vocabulary
-from random_model.gguf_file import add_tokenizer
-from random_model.wanted import weights_for
+from bench.peers import VERSION, llama_cpp_in, run, unpacked_sources
+from random_model.gguf_file import add_tokenizer, weights_for
+from random_model.vocabulary import borrowed_vocabulary
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState

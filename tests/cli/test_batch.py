@@ -69,7 +69,7 @@ def test_rows_that_fail_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
     assert "4 of 5 rows" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_goes_on_with_the_same_input_alone(tmp_path: Path, number: signal.Signals) -> None:
     """The last row takes far longer than all before, so the run ends in the midst of it."""
     write_rows(tmp_path, *[4] * 5, 800)

@@ -26,8 +26,8 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.measure.calibrate import CurveKey
-from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
+from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
+from openai_cpu_server.llama.measure.measurements import Profile, save_profile
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom
 from tests import warm
 from tests.cli.in_process import Run, runner
@@ -328,7 +328,7 @@ def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Sho
     for kv_type in ("f16", "q8_0"):
         options = EngineOptions(model_path=str(tiny), kv_type=kv_type)
         with closing(LlamaBackend.load(options, lambda fraction: None)) as backend:
-            Measurements(tmp_path / "cache").put(CurveKey.of(backend.info, options), curve)
+            curves(tmp_path / "cache").put(CurveKey.of(backend.info, options), curve)
     speed = facts(tiny)["speed"]
     assert (speed["kv_type"], speed["is_default"], speed["context"]) == ("f16", True, 512)
     assert speed["prompt_tokens_per_second"] == pytest.approx(1000 * 256 / 266)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, printable
 
 
 def test_numbers_have_three_digits() -> None:
@@ -13,4 +13,4 @@ def test_numbers_have_three_digits() -> None:
 
 def test_columns_have_no_trailing_blanks_and_nothing_invisible_reaches_a_terminal() -> None:
     assert columns([("a", "1", ""), ("long", "22", "x")], right=(1,)) == "a      1\nlong  22  x"
-    assert harmless("ü\x1b[2J\n\u202e") == r"ü\x1b[2J\n\u202e"
+    assert printable("ü\x1b[2J\n\u202e") == r"ü\x1b[2J\n\u202e"

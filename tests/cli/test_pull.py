@@ -105,7 +105,7 @@ def test_comes_is_listed_and_goes(home: Home, hub: Hub) -> None:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> None:
     hub.stalled.clear()
     hub.released.clear()

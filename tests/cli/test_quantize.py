@@ -21,7 +21,7 @@ import psutil
 import pytest
 from inline_snapshot import snapshot
 
-from openai_cpu_server.cli.quantize.command import OutputFiles
+from openai_cpu_server.cli.quantize import OutputFiles
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import (
     FILE_TYPES,
@@ -144,10 +144,10 @@ def test_options_for_single_tensors(tiny: Path, tmp_path: Path, made: Run) -> No
 
 def test_a_dry_run_writes_nothing_and_foresees_the_size(tiny: Path, tmp_path: Path, made: Run) -> None:
     out = tmp_path / "out.gguf"
-    foreseen = made(tiny, out, "--type", "q6_k", "--dry-run").stdout
+    prediction = made(tiny, out, "--type", "q6_k", "--dry-run").stdout
     assert left(tmp_path) == []
     happened = made(tiny, out, "--type", "q6_k").stdout
-    assert foreseen.splitlines() == ["out.gguf: would be made", *happened.splitlines()[1:]]
+    assert prediction.splitlines() == ["out.gguf: would be made", *happened.splitlines()[1:]]
 
 
 def test_parts_stay_parts_or_become_one(tiny: Path, tmp_path: Path, run: Run, made: Run) -> None:

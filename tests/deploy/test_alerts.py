@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -50,3 +51,13 @@ def test_the_metrics_that_they_ask_for_exist() -> None:
 
 def test_prometheus_can_read_what_compose_gives_it() -> None:
     assert "SUCCESS" in promtool("check", "config", "--syntax-only", str(ROOT / "deploy" / "prometheus.yml"))
+
+
+def test_prometheus_understands_what_the_dashboard_asks(tmp_path: Path) -> None:
+    """Each expression as a rule. Its panels and their metrics: tests/observe/test_documents.py."""
+    text = ALERTS.with_name("dashboard.json").read_text().replace("$__rate_interval", "1m")
+    panels = json.loads(re.sub(r"\$(job|instance)", ".*", text))["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(asked)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    assert "SUCCESS" in promtool("check", "rules", str(tmp_path / "rules.yml"))

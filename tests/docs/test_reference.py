@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from bench.contestants import Variant
 from bench.peers import KEYS
+from bench.servers import Variant
 from bench.workloads import WORKLOADS
 from manual.options import option
 from manual.pages import pages

@@ -1,4 +1,4 @@
-"""Anthropic's SDK, and LangChain on it, with only the base URL changed."""
+"""Anthropic's SDK with only the base URL changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from tests.server_process import ServerProcess
 
 if TYPE_CHECKING:
     import anthropic
-    import langchain_anthropic
     from anthropic.types import MessageParam, ToolParam
-    from langchain_core import messages
 else:
-    anthropic, langchain_anthropic = Lazy("anthropic"), Lazy("langchain_anthropic")
-    messages = Lazy("langchain_core.messages")
+    anthropic = Lazy("anthropic")
 
 pytestmark = pytest.mark.native
 
@@ -99,21 +96,3 @@ def test_errors_are_the_exceptions_that_users_catch(server: ServerProcess, sdk: 
     long: MessageParam = {"role": "user", "content": "river " * 20_000}
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         sdk.messages.create(model="tiny", max_tokens=1, messages=[long])
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"It is sunny in {city}."
-
-
-def test_langchain_calls_a_tool_and_goes_on(server: ServerProcess) -> None:
-    langchain = langchain_anthropic.ChatAnthropic(
-        base_url=server.url, api_key="none", model_name="tiny", max_tokens=120, temperature=0
-    )
-    asked = langchain.bind_tools([get_weather], tool_choice="any").invoke("How is the weather?")
-    assert isinstance(asked, messages.AIMessage)
-    call = asked.tool_calls[0]
-    assert call["name"] == "get_weather"
-    results = [messages.ToolMessage("sunny", tool_call_id=each["id"]) for each in asked.tool_calls]
-    told = langchain.invoke([messages.HumanMessage("How is the weather?"), asked, *results])
-    assert told.text

@@ -12,7 +12,7 @@ from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATE = "/api/generate"
 DOUBLINGS = 40
 MOST_GROWTH = 64 * 2**20
@@ -23,16 +23,6 @@ def format_of(schema: object) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
-def custom(syntax: str, definition: str) -> dict[str, object]:
-    form = {"type": "grammar", "syntax": syntax, "definition": definition}
-    tool = {"type": "custom", "name": "x", "format": form}
-    return {"input": "hi", "tools": [tool], "tool_choice": "required"}
-
-
-LARK = "start: A40\nA0: /a/\n" + "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, DOUBLINGS + 1))
-GBNF = 'root ::= r40\nr0 ::= "a"\n' + "\n".join(
-    f"r{n} ::= r{n - 1} r{n - 1}" for n in range(1, DOUBLINGS + 1)
-)
 REFERENCES = {"$defs": {"d0": {"const": "a"}}, "$ref": "#/$defs/d40"}
 PAIR = {"type": "array", "minItems": 2, "items": False}
 REFERENCES["$defs"] |= {  # type: ignore[operator]
@@ -41,8 +31,6 @@ REFERENCES["$defs"] |= {  # type: ignore[operator]
 ALL_OF: object = {"properties": {"a": {"type": "string"}}}
 for _ in range(12):
     ALL_OF = {"allOf": [ALL_OF, {"anyOf": [{"minLength": 1}, {"maxLength": 9}]}]}
-REGEX = "(" * 20 + "a" + "{9}){9}" * 20
-
 DOUBLED = "{{$x := print `aaaaaaaa`}}" + "{{$x = print $x $x}}" * DOUBLINGS + "{{.Prompt}}"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": REFERENCES}}
 PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
@@ -51,29 +39,18 @@ PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
         GENERATE,
         {"model": "tiny", "prompt": "y" * 100_000, "template": "{{.Prompt}}" * 5900},
     ),
-    "Lark": (RESPONSES, custom("lark", LARK)),
-    "regular expression of a tool": (RESPONSES, custom("regex", REGEX)),
-    "GBNF": (COMPLETIONS, {"prompt": "hi", "grammar": GBNF}),
-    "regular expression": (COMPLETIONS, {"prompt": "hi", "structured_outputs": {"regex": REGEX}}),
     "references of a schema": (CHAT, {"messages": HI, "response_format": format_of(REFERENCES)}),
     "alternatives of a schema": (CHAT, {"messages": HI, "response_format": format_of(ALL_OF)}),
     "parameters of a tool": (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "required"}),
 }
 
 
-USES_ITS_SHARE = {"Lark", "regular expression of a tool", "GBNF", "regular expression"}
-"""Programs that compute until they are refused, which takes about ten seconds."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in USES_ITS_SHARE)) for name in PROGRAMS]
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_doubles_does_not_grow_here(server: ServerProcess, name: str) -> None:
     path, body = PROGRAMS[name]
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
-    limit = {"max_output_tokens": 16} if path == RESPONSES else {"max_tokens": 4}
-    body = {**body, **({"stream": False} if path.startswith("/api") else limit)}
+    body = {**body, **({"stream": False} if path.startswith("/api") else {"max_tokens": 4})}
     answers = [server.post(path, json=body) for _ in range(2)]
     assert {answer.status_code for answer in answers} <= {200, 400}, answers[0].text
     assert process.memory_info().rss - before < MOST_GROWTH

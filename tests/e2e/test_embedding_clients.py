@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 vectorstores, langchain_openai = Lazy("langchain_core.vectorstores"), Lazy("langchain_openai")
-litellm, schema = Lazy("litellm"), Lazy("llama_index.core.schema")
+schema = Lazy("llama_index.core.schema")
 embeddings = Lazy("llama_index.embeddings.openai_like")
 rerankers = Lazy("llama_index.postprocessor.jinaai_rerank")
 
@@ -90,20 +88,6 @@ def test_llama_index_embeds_and_reranks(url: str) -> None:
     assert best.score is not None
     assert second.score is not None
     assert best.score > second.score
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")  # of LiteLLM's own types
-def test_litellm_embeds_and_reranks(url: str) -> None:
-    answer = litellm.embedding(model="hosted_vllm/minilm", input=WEATHER, api_base=url + "/v1")
-    assert cosines([item["embedding"] for item in answer.data]) == pytest.approx(PUBLISHED, abs=0.01)
-    assert answer.usage.prompt_tokens > 0
-    ranked = litellm.rerank(
-        model="hosted_vllm/minilm", query=QUESTION, documents=FACTS, top_n=2, api_base=url + "/v1"
-    )
-    assert ranked.results[0]["index"] == 0
-    assert ranked.results[0]["document"]["text"] == FACTS[0]
-    assert len(ranked.results) == 2
 
 
 @pytest.mark.parametrize(

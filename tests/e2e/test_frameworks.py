@@ -1,4 +1,4 @@
-"""LangChain, LlamaIndex, LiteLLM, Pydantic AI and OpenAI's Agents SDK with only the base URL changed.
+"""LangChain, LlamaIndex, Pydantic AI and OpenAI's Agents SDK with only the base URL changed.
 
 Answers, streams, agents and typed answers, each by its own way of asking, and with the hints and notes that
 each sends to anybody.
@@ -6,7 +6,6 @@ each sends to anybody.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -19,18 +18,15 @@ from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
 graphs, prebuilt = Lazy("langgraph.graph"), Lazy("langgraph.prebuilt")
 types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")
 workflow = Lazy("llama_index.core.agent.workflow")
 pydantic_ai, models = Lazy("pydantic_ai"), Lazy("pydantic_ai.models.openai")
-providers, litellm = Lazy("pydantic_ai.providers.openai"), Lazy("litellm")
-agents, handlers = Lazy("agents"), Lazy("litellm.llms.custom_httpx.http_handler")
+providers, agents = Lazy("pydantic_ai.providers.openai"), Lazy("agents")
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 SHORT: Any = {"max_tokens": 60, "temperature": 0}
-NOTED: Any = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
 
 
 class Level(BaseModel):
@@ -51,13 +47,6 @@ def chat_model(server: ServerProcess, **more: Any) -> langchain_openai.ChatOpenA
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> langchain_openai.ChatOpenAI:
     return chat_model(server, use_responses_api=request.param)
-
-
-def test_langchain_invokes_and_streams_the_same(langchain: langchain_openai.ChatOpenAI) -> None:
-    whole = langchain.invoke("hello")
-    assert whole.text
-    assert whole.usage_metadata["output_tokens"] == 60
-    assert "".join(chunk.text for chunk in langchain.stream("hello")) == whole.text
 
 
 @pytest.mark.thorough

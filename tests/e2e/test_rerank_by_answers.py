@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from openai_cpu_server.prompt.chat_prompts import RerankTemplate
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.rerank_template import RerankTemplate
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 

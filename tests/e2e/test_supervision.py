@@ -62,7 +62,7 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
         assert "no progress for 2 s" in "".join(server.lines)
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("is_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool, tmp_path: Path) -> None:
     with tiny_server(*(("--cache-file", str(tmp_path / "cache")) if is_stopped else ())) as server:
         engine = server.engine
@@ -84,11 +84,12 @@ def test_one_signal_ends_a_server_whose_engine_loads(number: signal.Signals, tmp
         assert server.stop(number) == (0 if number == signal.SIGTERM else -number)
         psutil.wait_procs([engine], timeout=DEADLINE_S)
         assert not engine.is_running()
+        assert "Traceback" not in "".join(server.lines)
     finally:
         server.stop(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_drains(number: signal.Signals) -> None:
     """Nothing new is taken, all else is answered, and what runs comes to its end."""
     options = ("--drain-seconds", "600", "--batch-concurrency", "2", "--hang-seconds", "0")

@@ -32,8 +32,7 @@ from openai_cpu_server.engine.base import PreparedRequest, shared_ms
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.process import calibrated
-from openai_cpu_server.llama.measure.calibrate import CurveKey
-from openai_cpu_server.llama.measure.measurements import Measurements
+from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from tests.engine.driver import CURVE, OPTIONS, Engine
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, FakeEmbedder, Panic
 from tests.scheduler.driver import alone, request
@@ -322,13 +321,13 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     core.handle(Submit(request("large", prompt=5000)))
     core.handle(Submit(request("person")))
     assert core.work is Priority.INTERACTIVE
-    done, queue = core.tell(Sharing(slowdown=3.0))
+    done, queue = core.flush(Sharing(slowdown=3.0))
     assert [event.id for event in done.events] == ["large"]
     assert [(place.id, place.position) for place in queue.places] == [("person", 1), ("batch", 2)]
-    assert list(core.tell(Sharing())) == []
+    assert list(core.flush(Sharing())) == []
     twin = Engine(backend=of_one_slot()).core
     twin.handle(Submit(request("person")))
-    (undisturbed,) = twin.tell(Sharing())
+    (undisturbed,) = twin.flush(Sharing())
     assert queue.places[0].first_token_ms == pytest.approx(3 * undisturbed.places[0].first_token_ms)
 
 
@@ -364,7 +363,7 @@ def test_who_never_measures_goes_by_a_guess_or_what_an_earlier_start_has_kept(tm
     assert not guessing.is_guessing
     assert predicted_ms(guessing) < 100
     assert not list(tmp_path.iterdir())
-    Measurements(tmp_path).put(CurveKey.of(info, options), CURVE)
+    curves(tmp_path).put(CurveKey.of(info, options), CURVE)
     knowing = calibrated(options, FakeBackend(info), lambda fraction: None)
     assert predicted_ms(knowing) == pytest.approx(5 + 995 * 99 / 255)
 

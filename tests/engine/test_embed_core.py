@@ -129,7 +129,7 @@ def test_a_request_that_is_wrong_fails_alone_also_while_another_model_computes()
     driver = Driver()
     driver.submit(embed("empty", ()))
     assert driver.core.work is None
-    (done,) = driver.core.tell(Sharing())
+    (done,) = driver.core.flush(Sharing())
     assert [event.id for event in done.embedded if event.error] == ["empty"]
     assert not driver.core.has_work
     driver.submit(embed("long", (1,) * 65), embed("alien", (512,)), embed("a", (1,)))

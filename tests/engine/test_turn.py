@@ -24,7 +24,7 @@ from openai_cpu_server.contract.messages import (
     TurnBack,
 )
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, StepTimer, Work
+from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, StepTimer, Work
 from openai_cpu_server.engine.loop import Inbox
 from openai_cpu_server.engine.preparation import Preparation
 from openai_cpu_server.engine.turn import PIECE_S, EngineTurn, SharedTurn
@@ -277,8 +277,8 @@ def word(message: Message) -> str:
             return "handled"
         case Handling(id=name):
             return f"handling {name}"
-        case PreparedRequest(submit=submit) | RefusedRequest(submit=submit):
-            return f"{type(message).__name__.removesuffix('Request').lower()} {submit.request.id}"
+        case PreparedRequest(submit=submit, failure=failure):
+            return f"{'refused' if failure else 'prepared'} {submit.request.id}"
         case Submit(request=one):
             return f"submit {one.id}"
         case CancelRequest(id=name):

@@ -13,8 +13,8 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused
-from openai_cpu_server.contract.model_info import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
-from openai_cpu_server.engine_client.adapters import AdapterTable
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, LoadedAdapter
+from openai_cpu_server.engine_client.adapters import AdapterControl
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound, EngineUnavailable
 from tests.engine_client.test_client import (
@@ -138,10 +138,11 @@ async def test_the_engine_stops_while_one_is_awaited() -> None:
 
 async def test_a_good_one_takes_the_place_of_one_that_was_refused() -> None:
     bad, good = adapter("one", "bad.gguf"), adapter("one", "good.gguf")
-    shelf = AdapterTable([bad])
-    shelf.heard(AdapterRefused(RefusedAdapter(key=bad.key, reason="It is bad.")))
-    shelf.add(good)
-    shelf.heard(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))
-    shelf.give_name(good.key)
-    assert shelf.status(bad.key) is None
-    assert [status.adapter for status in shelf.offered] == [good]
+    control = AdapterControl([bad])
+    control.heard(AdapterRefused(bad.key, "It is bad."))
+    loading = asyncio.create_task(control.load(good))
+    await anyio.lowlevel.checkpoint()
+    control.heard(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))
+    await loading
+    assert control.status(bad.key) is None
+    assert [status.adapter for status in control.offered] == [good]

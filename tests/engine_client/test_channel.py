@@ -91,7 +91,7 @@ async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None
     answer = GenerationAnswer([asked], cancel=lambda _: None, clock=lambda: 0.0)
     live = AcceptedRequest(asked, answer, 0.0, output=[5, 6])
     async with linked() as (channel, _, engine):
-        channel.send(live.submit())
+        channel.send(*live.commands())
         (length,) = LENGTH.unpack(await engine.readexactly(LENGTH.size))
         assert read_command(await engine.readexactly(length)) == Submit(request=asked, output=(5, 6))
 

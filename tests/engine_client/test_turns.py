@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.messages import GrantTurn, ShortenTurn
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.turns import (
+from openai_cpu_server.engine_client.shared_cores import (
     BATCH_TURN_S,
     INTERACTIVE_TURN_S,
     LONGEST_COURTESY_S,

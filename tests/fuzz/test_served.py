@@ -141,14 +141,3 @@ def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples
             check()
     status = server.status()
     assert (status["restarts"], status["status"]) == (0, "ready"), status
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(200, 210))
-async def test_thousands_in_ten_parts(server: ServerProcess, document: Json, seed: int) -> None:
-    await post(server, Bodies(document, seed), 1000)
-    await post(server, RichBodies(seed), 1000)
-    odd = OddRequests(server.url, document, Random(seed))
-    await send_all(server, [odd.without_body() for _ in range(1000)])
-    await send_all(server, [odd.upload() for _ in range(1000)])

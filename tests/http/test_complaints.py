@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.http.connection import Complaints
+from openai_cpu_server.http.server import Complaints
 
 
 def test_a_line_tells_how_many_there_were_since_the_last(caplog: pytest.LogCaptureFixture) -> None:

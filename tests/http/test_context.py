@@ -12,8 +12,7 @@ from openai_cpu_server.errors import InvalidRequest, RequestsLimited
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, served
 from openai_cpu_server.http.errors import CLIENT_GONE
 from openai_cpu_server.http.keys import Allowance, Identity, Key
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.observe.ended import RequestOrigin
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,7 @@ from openai_cpu_server.contract.replica import key_identity
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.clients import given_key
-from openai_cpu_server.http.key_file import KeyRing, new_key, read_keys
-from openai_cpu_server.http.keys import ALL_SCOPES, Allowance, Key, Scope
+from openai_cpu_server.http.keys import ALL_SCOPES, Allowance, Key, KeyRing, Scope, new_key, read_keys
 from openai_cpu_server.jobs.records import StorageLimits
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.http.limits import duration
-from openai_cpu_server.http.meter import Window
+from openai_cpu_server.http.limits import Window, duration
 
 
 def later(window: Window, seconds: float) -> Window:

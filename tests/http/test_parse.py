@@ -14,9 +14,9 @@ from openai_cpu_server.api.admin.tokens import TokenizeBody
 from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.generation.params import PictureParam
-from openai_cpu_server.api.llama_server.body import LlamaCompletionBody
-from openai_cpu_server.api.ollama.body import OllamaChatBody
-from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
+from openai_cpu_server.api.llama_server.schema import LlamaCompletionBody
+from openai_cpu_server.api.ollama.schema import OllamaChatBody
+from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.ignored_params import (
     GENERATION_HINTS,

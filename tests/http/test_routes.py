@@ -15,10 +15,8 @@ from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.errors import ErrorShape
 from openai_cpu_server.http.gate import AuthMiddleware
-from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import ADMIN, OPEN, WORK
-from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.keys import ADMIN, OPEN, WORK, KeyRing
+from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.observe.watch import Watch
@@ -33,29 +31,33 @@ class Greeting:
     def __init__(self, word: str) -> None:
         self._word = word
 
+    @ApiRoute("GET", "/hello/{name:path}", OPEN, "Words", aliases=("/hi/{name}",))
     async def greet(self, request: Request) -> Response:
         return PlainTextResponse(f"{self._word} {request.path_params['name']}")
 
+    @ApiRoute("POST", "/echo", WORK, "Words", batched=lambda at: at.row, aliases=("/echoes",))
     async def echo(self, request: Request) -> Response:
+        """Count the
+        bytes.
+
+        They are not returned.
+        """
         return PlainTextResponse(f"{context_of(request.scope).ticket.route} {len(await request.body())}")
+
+    @ApiRoute("DELETE", "/echo", ADMIN, "Words")
+    async def forget(self, request: Request) -> Response:
+        """Forget."""
+        return PlainTextResponse("forgotten")
 
     async def row(self, *_: object) -> bytes:
         return self._word.encode()
 
 
-GREETINGS = ApiRouter[str, Greeting](
-    lambda word: Greeting(word) if word else None,
-    (
-        ApiRoute("GET", "/hello/{name:path}", lambda at: at.greet, OPEN, "Words", "Greets"),
-        ApiRoute("POST", "/echo", lambda at: at.echo, WORK, "Words", "Counts", batched=lambda at: at.row),
-        ApiRoute("DELETE", "/echo", lambda at: at.echo, ADMIN, "Words", "Forgets"),
-    ),
-    is_hidden=lambda word: word == "psst",
-)
+GREETINGS = ApiRouter[str](Greeting, is_served=bool, is_hidden=lambda word: word == "psst")
 
 
 def greeting(
-    word: str, options: ApiOptions | None = None, room: ApiRouter[str, Greeting] = GREETINGS
+    word: str, options: ApiOptions | None = None, room: ApiRouter[str] = GREETINGS
 ) -> httpx.AsyncClient:
     options = options or ApiOptions()
     keys, limits = KeyRing("secret"), RateLimits(Meter.open(None))
@@ -83,8 +85,8 @@ async def test_a_row_is_a_route_with_what_it_asks_for() -> None:
 async def test_the_document_is_made_of_the_rows_that_are_served() -> None:
     async with greeting("hello") as http:
         paths = (await http.get("/openapi.json")).json()["paths"]
-    assert list(paths) == ["/hello/{name}", "/echo", "/openapi.json"]
-    assert paths["/echo"]["post"]["summary"] == "Counts"
+    assert list(paths) == ["/hello/{name}", "/hi/{name}", "/echo", "/echoes", "/openapi.json"]
+    assert paths["/echo"]["post"]["summary"] == "Count the bytes."
     assert paths["/echo"]["delete"]["x-required-scope"] == "admin"
 
 
@@ -119,10 +121,12 @@ async def test_a_row_says_what_answers_rows_of_batches() -> None:
     assert await handler(b"", None) == b"hello"  # type: ignore[arg-type, unused-ignore]
 
 
-def test_a_row_can_stand_at_another_path() -> None:
-    row = GREETINGS.rows[0]
-    assert row.at("/hi/{name}") == replace(row, path="/hi/{name}")
-    assert (row.name, row.at("/hi/{name}").name) == ("GET /hello/{name}", "GET /hi/{name}")
+def test_an_alias_is_a_row_without_batches() -> None:
+    row, alias = GREETINGS.rows[:2]
+    assert alias == replace(row, path="/hi/{name}")
+    assert (row.name, alias.name) == ("GET /hello/{name}", "GET /hi/{name}")
+    echo, alias = GREETINGS.rows[2:4]
+    assert alias == replace(echo, path="/echoes", batched=None)
 
 
 def test_every_row_is_named_once_and_described() -> None:

@@ -13,8 +13,13 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
-from openai_cpu_server.kernels.graphs import GgmlGraphs, ProductCase, random_weights
-from openai_cpu_server.kernels.layouts import LayoutGraphs, StoredWeights
+from openai_cpu_server.kernels.graphs import (
+    GgmlGraphs,
+    LayoutGraphs,
+    ProductCase,
+    StoredWeights,
+    random_weights,
+)
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType

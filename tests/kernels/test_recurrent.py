@@ -40,15 +40,15 @@ def normal(random: np.random.Generator, *shape: int) -> Floats:
 
 
 def delta_net(
-    *, tokens: int, reads: tuple[int, ...], kept: int = 1, width: int = 64, per_column: bool = False
+    *, tokens: int, reads: tuple[int, ...], num_states: int = 1, width: int = 64, per_column: bool = False
 ) -> DeltaNetCase:
     random = np.random.default_rng(tokens)
     shape, heads = (len(reads), tokens), 4
     return DeltaNetCase(
-        states=normal(random, 7 * kept, heads * width * width),
+        states=normal(random, 7 * num_states, heads * width * width),
         reads=reads,
         first=1,
-        kept=kept,
+        num_states=num_states,
         queries=normal(random, *shape, heads // 2, width),
         keys=normal(random, *shape, heads // 2, width) / np.sqrt(width, dtype=np.float32),
         values=normal(random, *shape, heads, width),
@@ -57,15 +57,15 @@ def delta_net(
     )
 
 
-def scan(*, tokens: int, reads: tuple[int, ...], kept: int = 1, single_rows: bool = False) -> ScanCase:
+def scan(*, tokens: int, reads: tuple[int, ...], num_states: int = 1, single_rows: bool = False) -> ScanCase:
     random = np.random.default_rng(tokens)
     heads, rows, width = (70, 1, 16) if single_rows else (4, 24, 64)
     shape = len(reads), tokens
     return ScanCase(
-        states=normal(random, 7 * kept, heads * rows * width),
+        states=normal(random, 7 * num_states, heads * rows * width),
         reads=reads,
         first=1,
-        kept=kept,
+        num_states=num_states,
         x=normal(random, *shape, heads, rows),
         steps=normal(random, *shape, heads),
         decays=-np.abs(normal(random, heads, width if single_rows else 1)),
@@ -75,15 +75,15 @@ def scan(*, tokens: int, reads: tuple[int, ...], kept: int = 1, single_rows: boo
 
 
 def convolution(
-    *, tokens: int, reads: tuple[int, ...], kept: int = 1, taps: int = 4, has_bias: bool = True
+    *, tokens: int, reads: tuple[int, ...], num_states: int = 1, taps: int = 4, has_bias: bool = True
 ) -> ConvolutionCase:
     random = np.random.default_rng(tokens)
     channels = 1040
     return ConvolutionCase(
-        states=normal(random, 7 * kept, channels * (taps - 1)),
+        states=normal(random, 7 * num_states, channels * (taps - 1)),
         reads=reads,
         first=1,
-        kept=kept,
+        num_states=num_states,
         inputs=normal(random, len(reads), tokens, channels),
         weights=normal(random, channels, taps),
         bias=normal(random, channels) if has_bias else None,
@@ -106,15 +106,15 @@ CASES: dict[str, Callable[..., RecurrentCase]] = {
 def expected(case: RecurrentCase) -> Doubles:
     """By plain loops: results, then all of the memory."""
     results, memory = [], case.states.astype(np.float64)
-    cells = len(memory) // case.kept
+    cells = len(memory) // case.num_states
     for sequence, read in enumerate(case.reads):
         state, last = case.states[read].astype(np.float64), []
         for token in range(shape_of(case)[1]):
             result, state = next_of(case, sequence, token, state)
             results.append(result.ravel())
             last.insert(0, state.ravel())
-        for age, kept in enumerate(last[: case.kept]):
-            memory[age * cells + case.first + sequence] = kept
+        for age, state in enumerate(last[: case.num_states]):
+            memory[age * cells + case.first + sequence] = state
     return np.concatenate([np.concatenate(results), memory.ravel()])
 
 
@@ -136,8 +136,8 @@ def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> t
         heads, rows = case.x.shape[2:]
         steps = np.log1p(np.exp(of(case.steps)))[:, None]
         b, c = (np.repeat(of(each), heads // each.shape[2], axis=0) for each in (case.b, case.c))
-        kept = np.exp(steps * case.decays)[:, None] * state.reshape(heads, rows, -1)
-        state = kept + (steps * of(case.x))[..., None] * b[:, None]
+        decayed = np.exp(steps * case.decays)[:, None] * state.reshape(heads, rows, -1)
+        state = decayed + (steps * of(case.x))[..., None] * b[:, None]
         return (state * c[:, None]).sum(axis=-1), state
     heads, width = case.values.shape[2:]
     queries, keys = (np.tile(of(each), (heads // each.shape[2], 1)) for each in (case.queries, case.keys))
@@ -177,7 +177,7 @@ def test_states_of_earlier_tokens_are_kept(compute: Compute, name: str) -> None:
     make = CASES[name]
     for tokens in (1, 2, 9, 40):
         for reads in ((1, 2, 3), (3, 9, 2)):
-            case = make(tokens=tokens, reads=reads, kept=3)
+            case = make(tokens=tokens, reads=reads, num_states=3)
             assert is_close(compute(case), expected(case))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from random_model.wanted import add_facts
+from random_model.gguf_file import add_facts
 
 from tests.tiny_model import tiny_model_path
 

@@ -23,7 +23,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import OtherProcesses
 from openai_cpu_server.llama.loading import switch_kernels
-from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
+from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, curves, is_sane
 from openai_cpu_server.llama.measure.layout import (
     STEPS,
     LayoutKey,
@@ -33,7 +33,7 @@ from openai_cpu_server.llama.measure.layout import (
     known_layout,
     timed_products,
 )
-from openai_cpu_server.llama.measure.measurements import Measurements
+from openai_cpu_server.llama.measure.measurements import Measured
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
 from tests.llama.driver import generate, loaded, pressing, small
@@ -65,7 +65,7 @@ class Bench:
 
     def path(self, **changes: object) -> Path:
         changed = msgspec.structs.replace(self.options, **changes)
-        return Measurements(self.folder).path(CurveKey.of(self.backend.info, changed))
+        return curves(self.folder).path(CurveKey.of(self.backend.info, changed))
 
     def calibrator(self, clock: Callable[[], float] = time.monotonic) -> Calibrator:
         return Calibrator(self.backend, self.options, self.folder, neighbours=Neighbours(), clock=clock)
@@ -144,10 +144,10 @@ def test_an_interrupted_step_is_not_counted(bench: Bench) -> None:
 
 
 def test_a_damaged_file_or_a_curve_that_cannot_be_is_measured_again(bench: Bench) -> None:
-    kept, key = Measurements(bench.folder), CurveKey.of(bench.backend.info, bench.options)
+    kept, key = curves(bench.folder), CurveKey.of(bench.backend.info, bench.options)
     for content in (b"", b"{", b"\xff\xfe", b'{"key": 1, "value": 2}', b"[]", b"null"):
         bench.path().write_bytes(content)
-        assert kept.get(key, CostCurve) is None
+        assert kept.get(key) is None
     again = bench.measured()
     assert is_sane(again)
     assert bench.measured() == again
@@ -166,7 +166,7 @@ def test_beside_busy_neighbours_it_is_not_kept(bench: Bench, caplog: pytest.LogC
 
 
 def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path, tmp_path: Path) -> None:
-    info, kept = bench.backend.info, Measurements(tmp_path)
+    info, kept = bench.backend.info, curves(tmp_path)
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny.read_bytes())
     os.utime(copy, ns=(1, 1))
@@ -251,7 +251,8 @@ def chosen(model: Path, folder: Path | None, **more: object) -> WeightLayout:
 
 
 def keep(model: Path, folder: Path, layout: WeightLayout, kernels: Kernels) -> None:
-    Measurements(folder).put(LayoutKey.of(model, kernels.products.instruction_set), layout)
+    key = LayoutKey.here(model, products=kernels.products.instruction_set)
+    Measured(folder, LayoutKey, WeightLayout).put(key, layout)
 
 
 def test_it_is_measured_once_and_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

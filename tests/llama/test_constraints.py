@@ -161,7 +161,7 @@ def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) ->
             assert output.allowed() is None
             assert not output.is_forced
         output.accept(tokens[-1])
-        assert [words.shown(token) for token in output.take_forced()] == [b"x"]
+        assert [words.text_of(token) for token in output.take_forced()] == [b"x"]
 
 
 def test_the_rest_of_the_triggers_token_is_of_the_grammar(words: ModelTokens, vocabulary: Vocabulary) -> None:
@@ -270,7 +270,7 @@ def test_a_long_run_that_is_forced_is_read_in_parts(words: ModelTokens, begin: s
         output.accept(only)
         parts.append((only,))
     assert [len(part) for part in parts] == [MOST_FORCED, 1] * 2
-    text = b"".join(words.shown(token) for part in parts for token in part)
+    text = b"".join(words.text_of(token) for part in parts for token in part)
     assert (b"1," * 1000).startswith(text)
 
 
@@ -415,7 +415,7 @@ def test_the_opening_follows_the_thoughts(words: ModelTokens) -> None:
     output = thoughtful(words, opening=opening)
     spell(output, "so" + END)
     assert output.take_forced() == opening
-    assert all(words.shown(int(token)).isdigit() for token in np.flatnonzero(output.allowed()))
+    assert all(words.text_of(int(token)).isdigit() for token in np.flatnonzero(output.allowed()))
 
 
 def test_thoughts_that_must_come_are_opened(words: ModelTokens) -> None:

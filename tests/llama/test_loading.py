@@ -100,7 +100,7 @@ def test_no_memory_for_the_states(tmp_path: Path, failure: Failure) -> None:
         state = backend.info.state_bytes
     machine = SmallMachine(tmp_path, path.stat().st_size + 30 * state)
     with loaded(path, machine, max_seqs=20, kv_tokens=256) as backend:
-        assert len(backend._loaded.set_aside.kept) == 30 // 8
+        assert len(backend._loaded.sequences.rollback_slots) == 30 // 8
     line = failure(path, machine=machine, max_seqs=40, kv_tokens=256)
     assert line.startswith("Not enough memory for the states of sequences: they need ")
 

@@ -137,7 +137,7 @@ class Sensing(Engine):
     @property
     def known_rows(self) -> dict[object, object]:
         """What is encoded. Where it is cleared, what is computed from then on must come from cells."""
-        return self.backend._loaded.row_store._known
+        return self.backend._loaded.row_store._rows
 
 
 @contextmanager

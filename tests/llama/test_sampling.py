@@ -26,9 +26,9 @@ from openai_cpu_server.llama.sampling.sampler import (
     Scratch,
     Truncation,
     above,
+    best_tokens,
     draw,
     finite,
-    of_the_best,
     uniform,
 )
 from openai_cpu_server.llama.sampling.sampler import nucleus as nucleus_of
@@ -390,7 +390,7 @@ LARGE[1000:1020] += np.linspace(24, 12, 20, dtype=np.float32)
 
 @given(ANY_LOGITS, st.integers(1, 40))
 def test_the_best_are_among_them(logits: np.ndarray, count: int) -> None:
-    found = logits[of_the_best(logits, count)]
+    found = logits[best_tokens(logits, count)]
     finite = np.sort(logits[logits > -np.inf])[::-1][:count]
     assert list(np.sort(found)[::-1][: len(finite)]) == list(finite)
     assert -np.inf not in found
@@ -432,4 +432,4 @@ def test_edges() -> None:
     assert not len(above(np.float32([1, 3, 2]), 3.0))
     assert list(nucleus_of(np.zeros(10, np.float32), 0.3, Scratch(10))) == [0, 1, 2], "the first of equals"
     assert list(nucleus_of(np.float32([0, 9, 0, 9, 9]), 0.6, Scratch(5))) == [1, 3]
-    assert 40 <= len(of_the_best(LARGE, 40)) < 120, "few are looked at where there are many"
+    assert 40 <= len(best_tokens(LARGE, 40)) < 120, "few are looked at where there are many"

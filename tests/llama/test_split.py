@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pytest
 from random_model import gguf_file
-from random_model.shapes import SHAPES
+from random_model.architectures import SHAPES
+from random_model.gguf_file import wanted_tensors
 from random_model.tensors import Quant
 from random_model.vocabulary import build_vocabulary
-from random_model.wanted import wanted_tensors
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, Device, Offload
@@ -31,10 +31,10 @@ from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.offload.split import (
     DeviceBytes,
-    Fitting,
     ModelSizes,
     Split,
     SplitKind,
+    SplitPlanner,
     StepSizes,
     margin_bytes,
 )
@@ -76,9 +76,11 @@ def device(free_mib: int) -> Device:
     )
 
 
-def fitting(path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP, reserved: int = 0) -> Fitting:
+def fitting(
+    path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP, reserved: int = 0
+) -> SplitPlanner:
     sizes = ModelSizes.of(GgufHeader(path), KVType.F16, asked, "GPU0")
-    return Fitting(sizes, step, asked, device(free_mib), reserved_bytes=reserved)
+    return SplitPlanner(sizes, step, asked, device(free_mib), reserved_bytes=reserved)
 
 
 def split(path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP) -> Split:
@@ -129,12 +131,12 @@ def test_what_goes_where(
     why: str | None,
 ) -> None:
     found = split(files[name], free_mib, asked)
-    taken = (round(found.taken.weights / MIB), found.taken.cells / MIB)
+    taken = (round(found.device_bytes.weights / MIB), found.device_bytes.cells / MIB)
     assert (str(found), taken, found.why) == (said, (weights, cells), why)
-    assert found.is_cpu_alone == (sum(found.taken) == 0)
+    assert found.is_cpu_alone == (sum(found.device_bytes) == 0)
     assert found.offload.cpu_moe >= found.experts_on_cpu
-    if free_mib and sum(found.taken):
-        assert sum(found.taken) + margin_bytes(device(free_mib)) <= free_mib * MIB
+    if free_mib and sum(found.device_bytes):
+        assert sum(found.device_bytes) + margin_bytes(device(free_mib)) <= free_mib * MIB
 
 
 def test_overrides_name_the_experts_of_those_layers_alone(files: dict[str, Path]) -> None:
@@ -151,34 +153,38 @@ def test_patterns_place_tensors_wherever_layers_are(files: dict[str, Path]) -> N
     asked = Offload(gpu_layers=0, tensor_place=((r"blk\.[0-3]\.attn_q\.", "GPU0"), (r"attn", "CPU")))
     found = split(files["1b"], 4096, asked)
     assert not found.is_cpu_alone
-    assert found.taken.weights == 4 * 2048 * 2048 * 144 // 256
+    assert found.device_bytes.weights == 4 * 2048 * 2048 * 144 // 256
     off = split(files["1b"], 4096, msgspec.structs.replace(ALL, tensor_place=((r"ffn", "CPU"),)))
-    assert off.taken.weights < split(files["1b"], 4096, ALL).taken.weights / 2
+    assert off.device_bytes.weights < split(files["1b"], 4096, ALL).device_bytes.weights / 2
 
 
 def test_what_patterns_place_beside_the_device_is_known(files: dict[str, Path]) -> None:
     two = Offload(gpu_layers=0, tensor_place=((r"blk\.0\.attn_q\.", "GPU1"), (r"blk\.1\.", "CPU")))
     found = split(files["1b"], 4096, two)
-    assert (sum(found.taken), found.beside_bytes, found.is_cpu_alone) == (0, 2048 * 2048 * 144 // 256, False)
+    assert (sum(found.device_bytes), found.other_devices_bytes, found.is_cpu_alone) == (
+        0,
+        2048 * 2048 * 144 // 256,
+        False,
+    )
 
 
 def test_an_output_that_a_pattern_has_placed_is_not_the_embeddings(files: dict[str, Path]) -> None:
     asked = Offload(gpu_layers=1, tensor_place=((r"^output\.weight", "CPU"),))
-    assert split(files["qwen3-moe"], 4096, asked).taken.weights < MIB
+    assert split(files["qwen3-moe"], 4096, asked).device_bytes.weights < MIB
 
 
 def test_wishes_that_the_model_cannot_heed_are_told(files: dict[str, Path]) -> None:
     places = ((r"attn", "CPU"), (r"blk\.0\.attn_q\.", "GPU0"), (r"ffn_upp", "GPU0"))
     asked = Offload(gpu_layers=4, cpu_moe=ALL_LAYERS, tensor_place=places)
-    assert fitting(files["1b"], 4096, asked).idle_wishes == [
+    assert fitting(files["1b"], 4096, asked).unused_options == [
         r"--tensor-place: 'blk\\.0\\.attn_q\\.' places no tensor",
         "--tensor-place: 'ffn_upp' places no tensor",
         "--cpu-moe: the model has no experts",
     ]
-    assert fitting(files["qwen3-moe"], 4096, msgspec.structs.replace(ALL, cpu_moe=2)).idle_wishes == []
+    assert fitting(files["qwen3-moe"], 4096, msgspec.structs.replace(ALL, cpu_moe=2)).unused_options == []
 
 
-def test_why_nothing_is_there(files: dict[str, Path]) -> None:
+def test_why_cpu_alone_is_there(files: dict[str, Path]) -> None:
     placed = Offload(tensor_place=(("no such", "GPU0"),))
     assert placed.wants_device
     assert not Offload(tensor_place=(("blk", "cpu"),)).wants_device
@@ -188,7 +194,7 @@ def test_why_nothing_is_there(files: dict[str, Path]) -> None:
         (AUTO, 0, "GPU0 does not tell how much memory it has"),
     ):
         found = fitting(files["1b"], free_mib, asked)
-        assert (found.first_choice().is_cpu_alone, found.why_nothing) == (True, why)
+        assert (found.first_choice().is_cpu_alone, found.why_cpu_alone) == (True, why)
 
 
 def test_a_pattern_that_is_none(files: dict[str, Path]) -> None:
@@ -212,8 +218,8 @@ def test_candidates_are_few_and_the_first_choice_is_the_first(files: dict[str, P
 
 def test_states_are_where_their_layers_are(files: dict[str, Path]) -> None:
     found = split(files["qwen3.5"], 8192, ALL)
-    assert found.taken.states == pytest.approx(66 * 18 * (1 + 72 / 1024) * MIB)
-    assert found.taken.cells == 16_384 * 6 * 2 * 2 * 256 * 2
+    assert found.device_bytes.states == pytest.approx(66 * 18 * (1 + 72 / 1024) * MIB)
+    assert found.device_bytes.cells == 16_384 * 6 * 2 * 2 * 256 * 2
 
 
 def test_a_server_with_the_default_options_asks_for_such_steps(files: dict[str, Path]) -> None:
@@ -261,7 +267,7 @@ def _reserved(path: Path, step: StepSizes) -> _Reserved:
 def test_as_llama_cpp_reserves_it(files: dict[str, Path], name: str) -> None:
     """Computed by a build without a device: the same graph lies on one, where all of it is there."""
     step = STEP._replace(sequences=8, states=8)
-    expected, found = _reserved(files[name], step), split(files[name], 16_384, ALL, step).taken
+    expected, found = _reserved(files[name], step), split(files[name], 16_384, ALL, step).device_bytes
     assert expected.compute * MIB <= found.compute <= 1.2 * expected.compute * MIB
     assert found.states == pytest.approx(expected.states * MIB, abs=0.01 * MIB)
 
@@ -276,10 +282,10 @@ def test_a_step_that_embeds_reserves_as_llama_cpp_does(files: dict[str, Path], m
         header, options = GgufHeader(path), EngineOptions(model_path="", kv_tokens=kv_tokens)
         sizes = ModelSizes.of(header, KVType.F16, ALL, "GPU0")
         step = StepSizes.of_embeddings(header, sizes, options, 8 * GIB)
-        found = Fitting(sizes, step, ALL, device(16_384)).first_choice()
+        found = SplitPlanner(sizes, step, ALL, device(16_384)).first_choice()
         expected = _reserved(path, step).compute * MIB
-        assert expected <= found.taken.compute <= most * expected
-        assert found.taken.cells == cells * 16 * 8 * 64 * 2 * 2
+        assert expected <= found.device_bytes.compute <= most * expected
+        assert found.device_bytes.cells == cells * 16 * 8 * 64 * 2 * 2
 
 
 GPU = device(1024)
@@ -290,7 +296,7 @@ def some_split(layers: int, *, experts: int = 0, kv_on_gpu: bool = True) -> Spli
         offload=Offload(gpu_layers=layers, cpu_moe=experts, kv_on_gpu=kv_on_gpu),
         num_layers=33,
         experts_on_cpu=experts,
-        taken=DeviceBytes(layers, 0, 0, 0),
+        device_bytes=DeviceBytes(layers, 0, 0, 0),
         cells=256,
         elsewhere=Elsewhere(),
     )
@@ -369,7 +375,7 @@ def test_where_nothing_fits_it_is_told_though_nothing_was_measured(tmp_path: Pat
     asked, full = Offload(gpu_layers="auto"), msgspec.structs.replace(GPU, free_bytes=0)
     header, options = GgufHeader(tiny_model_path()), EngineOptions(model_path="")
     sizes = ModelSizes.of(header, KVType.F16, asked, GPU.name)
-    fitting = Fitting(sizes, StepSizes.of(sizes, options, 256, 2**30), asked, full)
+    fitting = SplitPlanner(sizes, StepSizes.of(sizes, options, 256, 2**30), asked, full)
     found = fastest(race(key, tmp_path, fitting.candidates()), fitting)
     assert found == Offload(given_up="nothing of it fits on GPU0")
 

@@ -14,8 +14,7 @@ import pytest
 
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions, McpServerState, McpUnavailable
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.mcp_servers.connection import McpConnection
-from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from openai_cpu_server.mcp_servers.connection import ConfiguredServers, McpConnection
 
 pytestmark = pytest.mark.anyio
 

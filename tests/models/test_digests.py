@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from openai_cpu_server.models.served import FileDigests
-from openai_cpu_server.server.model_builder import FileContent
+from openai_cpu_server.server.model_builder import content_digest
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
 from tests.waiting import DEADLINE_S
@@ -42,17 +42,17 @@ def test_equal_files_have_one_digest_wherever_they_are(tmp_path: Path) -> None:
     one.write_bytes(b"x" * 3_000_000)
     two.write_bytes(b"x" * 3_000_000)
     other.write_bytes(b"x" * 2_999_999 + b"y")
-    digests = [FileContent([path]).digest() for path in (one, two, other)]
+    digests = [content_digest([path])() for path in (one, two, other)]
     assert digests[0] == digests[1] != digests[2]
-    assert FileContent([one, two]).digest() not in digests
+    assert content_digest([one, two])() not in digests
 
 
 def test_a_file_that_has_changed_since_has_none(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x")
-    content = FileContent([path])
-    assert content.digest() is not None
+    content = content_digest([path])
+    assert content() is not None
     path.write_bytes(b"xy")
-    assert content.digest() is None
+    assert content() is None
     path.unlink()
-    assert content.digest() is None
+    assert content() is None

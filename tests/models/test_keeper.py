@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
-from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
+from openai_cpu_server.models.keeper import RETRY_S, KeeperEntry, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
 from tests.clock import Clock
 from tests.waiting import eventually
@@ -91,9 +91,9 @@ class Story:
         pinned: bool = False,
         keep_alive_s: float | None = None,
         breaks: bool = False,
-    ) -> tuple[KeptModel, FakeSleeper]:
+    ) -> tuple[KeeperEntry, FakeSleeper]:
         engine = FakeSleeper(self.clock, breaks=breaks)
-        kept = KeptModel(
+        kept = KeeperEntry(
             name, engine, MemoryNeed(weights=num_bytes, cells=0, buffers=0), keep_alive_s, pinned
         )
         self.keeper.add(kept)
@@ -245,7 +245,7 @@ async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after
 async def test_the_only_model_comes_back_by_itself_later_and_later(story: Story) -> None:
     """Nobody has to ask for it: a server that is not ready is sent no requests."""
     only, engine = story.model("only", 10, breaks=True)
-    only.comes_back = True
+    only.reloads_itself = True
     _, asleep = story.model("other", 10)
     async with story.running():
         with pytest.raises(ModelNotLoaded, match="broken"):
@@ -270,7 +270,7 @@ async def test_the_only_model_comes_back_by_itself_later_and_later(story: Story)
 
 async def test_what_can_never_be_loaded_does_not_come_back(story: Story) -> None:
     large, engine = story.model("large", 1000)
-    large.comes_back = True
+    large.reloads_itself = True
     engine.state, engine.failed_s = EngineState.FAILED, story.clock.now_s - 1000.0
     small, _ = story.model("small", 1)
     async with story.running():

@@ -11,12 +11,14 @@ from openai_cpu_server.models.keeper import MemoryBudget, MemoryNeed, ResidentMo
 _MIB = 1024 * 1024
 
 
-def resident(name: str, num_bytes: int, last_use_s: float = 0.0, *, may_go: bool = True) -> ResidentModel:
-    return ResidentModel(name=name, num_bytes=num_bytes, last_use_s=last_use_s, may_go=may_go)
+def resident(
+    name: str, num_bytes: int, last_use_s: float = 0.0, *, is_evictable: bool = True
+) -> ResidentModel:
+    return ResidentModel(name=name, num_bytes=num_bytes, last_use_s=last_use_s, is_evictable=is_evictable)
 
 
 OLD, NEW = resident("old", 40, 1.0), resident("new", 40, 9.0)
-PINNED, IDLE = resident("pinned", 60, 1.0, may_go=False), resident("idle", 30, 2.0)
+PINNED, IDLE = resident("pinned", 60, 1.0, is_evictable=False), resident("idle", 30, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,10 @@ def test_who_goes(num_bytes: int, loaded: list[ResidentModel], gone: tuple[str, 
 def test_what_can_never_fit_is_told_with_the_arithmetic() -> None:
     budget = MemoryBudget(8000 * _MIB)
     large = MemoryNeed(weights=5000 * _MIB, cells=1500 * _MIB, buffers=300 * _MIB, cache=200 * _MIB)
-    pinned = [resident("chat", 2000 * _MIB, may_go=False), resident("large", 7000 * _MIB, may_go=False)]
+    pinned = [
+        resident("chat", 2000 * _MIB, is_evictable=False),
+        resident("large", 7000 * _MIB, is_evictable=False),
+    ]
     assert budget.why_never("large", large, []) is None
     assert budget.why_never("large", large, pinned) == (
         "the model 'large' needs 7,000 MiB (weights 5,000 MiB, KV cells 1,500 MiB, buffers 300 MiB, "
@@ -61,8 +66,8 @@ def test_what_can_never_fit_is_told_with_the_arithmetic() -> None:
 _SIZES = st.integers(0, 120)
 _RESIDENTS = st.lists(st.tuples(_SIZES, st.integers(0, 5), st.booleans()), max_size=6).map(
     lambda facts: [
-        resident(str(number), size, float(used), may_go=may_go)
-        for number, (size, used, may_go) in enumerate(facts)
+        resident(str(number), size, float(used), is_evictable=is_evictable)
+        for number, (size, used, is_evictable) in enumerate(facts)
     ]
 )
 
@@ -72,10 +77,10 @@ def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[ResidentMod
     """It fits afterwards, nobody goes in vain or who must not, and None means that it is impossible."""
     indices = MemoryBudget(limit).to_unload(num_bytes, loaded)
     if indices is None:
-        assert num_bytes + sum(one.num_bytes for one in loaded if not one.may_go) > limit
+        assert num_bytes + sum(one.num_bytes for one in loaded if not one.is_evictable) > limit
         return
     gone = [loaded[index] for index in indices]
-    assert all(one.may_go for one in gone)
+    assert all(one.is_evictable for one in gone)
     left = sum(one.num_bytes for one in loaded) - sum(one.num_bytes for one in gone)
     assert not indices or left + num_bytes <= limit
     assert all(left + num_bytes + one.num_bytes > limit for one in gone)
@@ -85,6 +90,6 @@ def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[ResidentMod
 def test_never_means_that_unloading_all_others_does_not_help(
     limit: int, num_bytes: int, loaded: list[ResidentModel]
 ) -> None:
-    pinned = [one for one in loaded if not one.may_go]
+    pinned = [one for one in loaded if not one.is_evictable]
     why = MemoryBudget(limit).why_never("new", MemoryNeed(weights=num_bytes, cells=0, buffers=0), pinned)
     assert (why is None) == (MemoryBudget(limit).to_unload(num_bytes, loaded) is not None)

@@ -17,10 +17,15 @@ from openai_cpu_server.contract.model_info import ControlToken
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens
 from openai_cpu_server.prompt.chat import ControlNames, Literals
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_prompts import (
+    ChatPrompt,
+    ChatPrompts,
+    Conversation,
+    RerankTemplate,
+    TemplatePrompts,
+)
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
-from openai_cpu_server.prompt.rerank_template import RerankTemplate, TemplatePrompts
 from openai_cpu_server.prompt.tool_formats import format_for
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.prompt.test_reasoning_templates import FOLDER, template

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from openai_cpu_server.prompt.chat_prompts import rerank_template
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.rerank_template import rerank_template
 
 QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query. "

@@ -28,13 +28,13 @@ from openai_cpu_server.contract.model_info import (
 )
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DropAdapter,
     EndReason,
     HostReport,
     Order,
+    ReplicaLost,
     ReplicaNews,
     RequestEnd,
     encode_news,
@@ -89,7 +89,7 @@ class FakeReplica:
             yield payload
         raise ReplicaLost("it was killed")
 
-    async def tell(self, lessee: str, orders: bytes) -> bool:
+    async def send_orders(self, lessee: str, orders: bytes) -> bool:
         if self.is_deaf:
             await anyio.sleep_forever()
         if lessee != self._lessee:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch, ReplicaFleet
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 
 _OPTIONS = AutoscaleOptions(
     min_replicas=1, max_replicas=10, target_wait_ms=1000, up_after_s=5, down_after_s=60, idle_after_s=100

@@ -17,12 +17,10 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
-from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
-from openai_cpu_server.replicas.host.session import CpuSpending
+from openai_cpu_server.replicas.host.host import CpuSpending, ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.report import ReplicaLost
-from openai_cpu_server.replicas.wire import DoorAddress, encode_orders, read_news
+from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLost, encode_orders, read_news
 from tests.clock import Clock
 from tests.engine_client.test_client import expected_text
 from tests.fake_engine import COMMAND
@@ -151,7 +149,9 @@ async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_t
     async with hosting(spending=spending) as host:
         leaver = host.attend("leaver")
         assert not read_news(await anext(leaver)).spent_ms
-        assert host.tell("leaver", encode_orders([Submit(request=request("a", output=20, client="mine"))]))
+        assert host.take_orders(
+            "leaver", encode_orders([Submit(request=request("a", output=20, client="mine"))])
+        )
         await eventually(lambda: any(spent_ms.get("mine") for spent_ms in spending.taken))
         await leaver.aclose()  # type: ignore[attr-defined]
         told: list[dict[str, float]] = []
@@ -167,13 +167,13 @@ async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> Non
     async with hosting("step_s=0.01", clock=clock) as host:
         news = host.attend("silent")
         assert read_news(await anext(news)).report is not None
-        assert host.tell("silent", encode_orders([Submit(request=request("a", output=3000))]))
+        assert host.take_orders("silent", encode_orders([Submit(request=request("a", output=3000))]))
         clock.now_s += 60.1
         with anyio.fail_after(DEADLINE_S):
             async for payload in news:
                 assert not read_news(payload).ended
         assert host.num_live == 0
-        assert not host.tell("silent", encode_orders([]))
+        assert not host.take_orders("silent", encode_orders([]))
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_state_with_its_reason() -> None:

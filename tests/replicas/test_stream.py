@@ -15,11 +15,11 @@ import pytest
 
 from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.messages import Submit
-from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
     FrameStream,
     NewsFrame,
+    ReplicaLost,
     SessionHello,
     encode_orders,
     read_news,
@@ -115,7 +115,7 @@ async def test_who_does_not_know_the_token_is_not_let_in() -> None:
         with pytest.raises(ReplicaLost):
             async with aclosing(link(plate._replace(token="guess")).attend("me")) as news:
                 await anext(news)
-        assert not host.tell("me", encode_orders([]))
+        assert not host.take_orders("me", encode_orders([]))
 
 
 async def test_who_sends_much_before_the_token_is_cut_off() -> None:

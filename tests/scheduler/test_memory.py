@@ -100,7 +100,7 @@ def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() ->
     assert cache.insert(text(1)[:20], "").saved == ()
     whole = cache.insert(text(1, 9), "")
     assert (whole.saved, whole.dropped) == (((3, B, 2 * B),), (2,))
-    assert (cache.totals.evictions, len(cache)) == (0, 2)
+    assert (cache.totals.cache_evictions, len(cache)) == (0, 2)
     cache.check()
 
 
@@ -213,7 +213,7 @@ def test_the_cache_agrees_with_what_was_saved_and_dropped(
         for number in insertion.dropped:
             del (blocks if number in blocks else states)[number]
         cache.check()
-        assert (len(cache), cache.totals.states) == (len(blocks), len(states))
+        assert (len(cache), cache.totals.cache_states) == (len(blocks), len(states))
         match = cache.match(tokens, namespace, len(tokens))
         begun = [len(t) for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
         if is_stateful:

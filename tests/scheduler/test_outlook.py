@@ -5,8 +5,7 @@ from __future__ import annotations
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, PrefixNews, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.scheduler.live_sequences import OutputLengths
-from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request
 from tests.scheduler.test_pictures import picture, seeing
@@ -47,7 +46,7 @@ def test_clients_without_end_do_not_fill_the_memory() -> None:
     for number in range(5000):
         lengths.learn(one(client=str(number)), 7)
     assert lengths.left(one(client="4999")) == 7
-    assert len(lengths._known) <= 1024
+    assert len(lengths._by_kind) <= 1024
 
 
 def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> None:
@@ -87,7 +86,7 @@ def test_who_takes_turns_with_other_adapters_waits_longer() -> None:
     assert (one_other, two_others) == (2 * alone, 3 * alone)
 
 
-def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
+def test_an_adapter_group_that_only_reads_takes_no_longer_than_its_prompts() -> None:
     waits = []
     for one_key, other_key in ((None, None), ("a", "b")):
         driver = Driver(slots=1)

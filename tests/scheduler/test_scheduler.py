@@ -188,8 +188,8 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     assert driver.backend.cells == {}
     assert driver.ledger.num_used == 0
     assert len(driver.backend.blocks) == len(driver.cache)
-    assert len(driver.backend.saved_states) == driver.cache.totals.states
-    assert driver.cache.totals.used_bytes <= driver.cache.totals.capacity_bytes
+    assert len(driver.backend.saved_states) == driver.cache.totals.cache_states
+    assert driver.cache.totals.cache_bytes <= driver.cache.totals.cache_capacity_bytes
     assert len(driver.finished) == len(set(driver.finished))
     assert snapshots == 0 or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
     assert set(driver.finished) - driver.failures.keys() >= set(asked) - cancelled
@@ -242,8 +242,8 @@ def test_newcomers_are_those_that_got_a_slot_at_once_and_had_no_step_yet() -> No
     driver = Driver(slots=3)
     lives = driver.scheduler.sequences
     driver.step(request("a", adapter="one", output=20))
-    assert lives.cohorts_of_newcomers == frozenset()
+    assert lives.groups_of_newcomers == frozenset()
     driver.submit(request("b", adapter="two"), request("c", output=20, priority=BATCH), request("d"))
-    assert lives.cohorts_of_newcomers == frozenset(), "nobody has a slot yet"
+    assert lives.groups_of_newcomers == frozenset(), "nobody has a slot yet"
     driver.step()
-    assert lives.cohorts_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"
+    assert lives.groups_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"

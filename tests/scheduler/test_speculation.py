@@ -16,9 +16,8 @@ from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepReason, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
 from openai_cpu_server.scheduler.speculation.drafts import ModelDrafter, SequenceDraft
-from openai_cpu_server.scheduler.speculation.speculator import Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator, choose_lengths
 from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, request
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))

@@ -47,8 +47,8 @@ def test_stops_that_others_ask_for_are_apart_too(asking: range) -> None:
     sequence = driver.scheduler.sequences.get("long")
     kin = [request(f"k{i}", tokens=(*long.tokens[: 700 + 10 * i], *range(2, 30))) for i in asking]
     driver.step(*kin)
-    assert any(700 <= stop < 990 and stop % 256 for stop in sequence.stops)
-    assert all(later - stop >= BLOCK_TOKENS for stop, later in pairwise(sequence.stops))
+    assert any(700 <= stop < 990 and stop % 256 for stop in sequence.checkpoints)
+    assert all(later - stop >= BLOCK_TOKENS for stop, later in pairwise(sequence.checkpoints))
     driver.run()
 
 
@@ -141,7 +141,7 @@ def test_what_leads_to_no_state_goes_too_and_what_finds_no_room_is_not_begun() -
     cache = SavedPrefixes(STATE + 20, state_bytes=STATE)
     cache.insert(text(1, length=640), "")
     assert len(cache.insert(text(2, length=700), "").dropped) == 11
-    assert (len(cache), cache.totals.states) == (11, 1)
+    assert (len(cache), cache.totals.cache_states) == (11, 1)
     small = SavedPrefixes(STATE + 5, state_bytes=STATE)
     assert small.insert(text(1, length=640), "") == small.insert((), "")
     assert len(small) == 0

@@ -12,15 +12,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench.asking import Ask, Trace, Usage
+from bench.asking import OURS, Ask, Trace, Usage
 from bench.bench import Bench
-from bench.contestants import Variant, ours
-from bench.dialect import OURS
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed
 from bench.report import markdown
-from bench.results import Circumstances, Direction, Goal, Line, Report, WorkloadResult
-from bench.servers import environment
-from bench.stats import Rounds, percentile, ratios
+from bench.results import (
+    Circumstances,
+    Direction,
+    Goal,
+    Line,
+    Report,
+    Rounds,
+    WorkloadResult,
+    percentile,
+    ratios,
+)
+from bench.servers import Variant, environment, ours
 from bench.workloads import WORKLOADS
 
 from tests.tiny_model import SCRIPTS, tiny_model_path
@@ -150,7 +157,7 @@ def test_the_report_tells_pass_from_miss() -> None:
         WorkloadResult(name="two", sizes="", failure="no such option"),
     )
     report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(1, 1, 1), results=results)
-    rows = markdown(report, {}).splitlines()
+    rows = markdown(report).splitlines()
     for row in (
         "| one | speed 1.3 | 1.50 x (1.20 to 1.70) | at least 1.3 x | pass |",
         "| one | speed 1.6 | 1.50 x (1.20 to 1.70) | at least 1.6 x | miss |",

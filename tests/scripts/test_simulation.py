@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from simulation import stories
-from simulation.fleet import Fault, Plan, simulate
-from simulation.machines import read_curve
-from simulation.replica import Machine
-from simulation.workloads import trace
+from simulation.fleet import Fault, Machine, Plan, simulate
+from simulation.stories import read_curve
+from simulation.turns import trace
 
 _PLAN = Plan(Machine(read_curve("1b")), 4)
 _FEW = trace(stories.scaled(stories.PREFIXES, 4), 40, seed=2)
-
-
-@pytest.mark.slow
-def test_a_prefix_workload_is_shared_evenly_and_hardly_computed_twice() -> None:
-    turns = trace(stories.scaled(stories.PREFIXES, 4), 300, seed=1)
-    ours, one = stories.run(_PLAN, turns), stories.run(stories.one_instead(_PLAN), turns)
-    assert ours.hit_rate >= 0.95 * one.hit_rate
-    assert ours.imbalance < 1.25
 
 
 def test_every_answer_is_whole_at_equal_times_though_one_replica_dies_and_one_is_drained() -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.http.connection import authority
+from openai_cpu_server.http.server import authority
 from openai_cpu_server.server.run import listening
 
 

@@ -18,7 +18,7 @@ OPTIONS = EngineOptions(model_path="/models/a.gguf", cache_bytes=2**40)
 def test_each_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
     files = PrefixFiles(tmp_path / "new" / "prefixes", num_models=1)
     kept = [
-        files.kept(msgspec.structs.replace(OPTIONS, **other), "../a b")
+        files.with_file(msgspec.structs.replace(OPTIONS, **other), "../a b")
         for other in (
             {},
             {"kv_type": "q8_0"},
@@ -32,7 +32,7 @@ def test_each_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert all(one.cache_file_limit and one.cache_file_limit.num_bytes <= 2**30 for one in kept)
     assert not (tmp_path / "new").exists(), "the engine makes it when it is loaded"
     without = msgspec.structs.replace(OPTIONS, cache_bytes=0)
-    assert files.kept(without, "a") == without
+    assert files.with_file(without, "a") == without
 
 
 def test_what_was_used_longest_ago_goes_first_unless_somebody_has_it(tmp_path: Path) -> None:
@@ -59,6 +59,6 @@ def test_where_nothing_can_be_kept_it_says_so_in_a_line(
     caplog.set_level("INFO")
     (tmp_path / "file").touch()
     files = PrefixFiles(place and tmp_path / place / "prefixes", num_models=1)
-    assert files.kept(OPTIONS, "a") == OPTIONS
+    assert files.with_file(OPTIONS, "a") == OPTIONS
     (record,) = caplog.records
     assert "prefix caches are not kept" in record.getMessage()

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from openai_cpu_server.answers.sqlite import SqliteAnswers
@@ -19,7 +18,11 @@ from openai_cpu_server.answers.store import AnswerEntry, StoreBounds
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.llama.cells.block_store import read_cache_file, write_cache_file
-from openai_cpu_server.llama.measure.measurements import Measurements
+from openai_cpu_server.llama.measure.measurements import (
+    Measured,
+    Profile,
+    ProfileKey,
+)
 from openai_cpu_server.storage.private_files import (
     ForeignFile,
     SoleWriter,
@@ -27,6 +30,7 @@ from openai_cpu_server.storage.private_files import (
     private_folder,
     replacing,
 )
+from tests.tiny_model import tiny_model_path
 
 _STRANGER = 12_345
 """The id of some other user."""
@@ -40,8 +44,9 @@ def _wide_umask() -> Iterator[None]:
     os.umask(before)
 
 
-class Key(msgspec.Struct, frozen=True):
-    name: str
+PROFILE = Profile(
+    threads=1, threads_batch=1, repack=False, prefill_tokens=64, kv_type="f16", flash_attention=True
+)
 
 
 def jobs(path: Path) -> None:
@@ -67,7 +72,8 @@ def prefixes(path: Path) -> None:
 
 
 def measurements(path: Path) -> None:
-    assert Measurements(path.parent).put(Key("a"), Key("b"))
+    key = ProfileKey.here(tiny_model_path())
+    assert Measured(path.parent, ProfileKey, Profile).put(key, PROFILE)
 
 
 WRITERS = [jobs, answers, prefixes, measurements]
@@ -173,11 +179,11 @@ def test_cells_of_another_user_are_not_given_to_native_code(tmp_path: Path) -> N
 
 @as_root
 def test_measurements_of_another_user_are_not_believed(tmp_path: Path) -> None:
-    kept = Measurements(tmp_path)
-    kept.put(Key("a"), Key("b"))
-    os.chown(kept.path(Key("a")), _STRANGER, -1)
-    assert kept.get(Key("a"), Key) is None
-    assert kept.all_of(Key, Key) == []
+    profiles, key = Measured(tmp_path, ProfileKey, Profile), ProfileKey.here(tiny_model_path())
+    profiles.put(key, PROFILE)
+    assert (profiles.get(key), profiles.of_model(tiny_model_path())) == (PROFILE, [(key, PROFILE)])
+    os.chown(profiles.path(key), _STRANGER, -1)
+    assert (profiles.get(key), profiles.of_model(tiny_model_path())) == (None, [])
 
 
 def test_a_draft_cannot_be_laid_in_wait_for(tmp_path: Path) -> None:

@@ -10,17 +10,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, FindAdapter
+from openai_cpu_server.api.parts import AppState, chosen_model, response_of
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
 from openai_cpu_server.http.body import in_thread, off_loop, small_body
-from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import ModelRegistry, fetch
 from openai_cpu_server.models.served import ServedModel
 
 
@@ -70,18 +68,21 @@ def no_adapters(source: AdapterSource) -> Adapter:
     raise AdapterNotAllowed("This server loads no adapters over the API.")
 
 
+_route = partial(ApiRoute, access=ADMIN, tag="Models")
+
+
 class AdapterRoutes:
-    def __init__(self, models: ModelRegistry, find: FindAdapter, *, lenient: bool) -> None:
-        self._models = models
-        self._find = find
-        self._lenient = lenient
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._find = parts.find_adapter
+        self._lenient = parts.options.lenient
 
-    async def list(self, request: Request) -> Response:
-        cards = [_card(model, status) for model in self._models for status in model.engine.adapters()]
-        return json_response(AdapterList(cards))
-
+    @_route("POST", "/v1/adapters", body=AdapterBody, answer=AdapterCard, errors=(404,))
     async def load(self, request: Request) -> Response:
-        """Answer when requests get the adapter. Until then they get the previous one of the name."""
+        """Load a LoRA adapter, or replace the one of the same name.
+
+        Until the answer, requests get the previous one.
+        """
         data = await small_body(request)
         body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
         model = await self._model(body.model, request)
@@ -90,20 +91,25 @@ class AdapterRoutes:
         status = await model.engine.load_adapter(adapter)
         return json_response(_card(model, status), headers=ignored.headers)
 
+    @_route("GET", "/v1/adapters", answer=AdapterList)
+    async def list(self, request: Request) -> Response:
+        """List the adapters of all models."""
+        cards = [_card(model, status) for model in self._models for status in model.engine.adapters()]
+        return json_response(AdapterList(cards))
+
+    @_route("DELETE", "/v1/adapters/{id:path}", answer=AdapterDeleted)
     async def unload(self, request: Request) -> Response:
-        """Unload `MODEL:NAME`, or `NAME` of the first model. Running calls keep it."""
-        asked: str = request.path_params["id"]
-        base, colon, name = asked.rpartition(":")
+        """Unload the adapter `MODEL:NAME`, or `NAME` of the first model. Running calls keep it."""
+        base, colon, name = request.path_params["id"].rpartition(":")
         model = await self._model(base if colon else None, request)
         if not model.engine.unload_adapter(name):
-            known = [status.adapter.name for status in model.engine.adapters()]
-            raise AdapterNotFound(name, known, param="id")
+            names = [status.adapter.name for status in model.engine.adapters()]
+            raise AdapterNotFound(name, names, param="id")
         return json_response(AdapterDeleted(f"{model.name}:{name}"))
 
     async def _model(self, name: str | None, request: Request) -> ServedModel:
-        name, allowed = name or self._models.default.name, context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        chosen = self._models.choose(name, allowed)
+        name = name or self._models.default.name
+        chosen = await chosen_model(self._models, request, name)
         if chosen.adapter is not None:
             raise wrong(f"'{name}' is a model with an adapter; name the model itself.", "model")
         return chosen.model
@@ -123,12 +129,11 @@ def _source(body: AdapterBody) -> AdapterSource:
 
 def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     adapter, loaded = status.adapter, status.loaded
-    return AdapterCard(
+    return response_of(
+        AdapterCard,
+        adapter,
         id=f"{model.name}:{adapter.name}",
         model=model.name,
-        name=adapter.name,
-        path=adapter.path,
-        scale=adapter.scale,
         state=status.state.value,
         reason=status.reason,
         sha256=adapter.digest,
@@ -138,22 +143,4 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     )
 
 
-_row = partial(ApiRoute[AdapterRoutes], access=ADMIN, tag="Models")
-_rows = (
-    _row(
-        "POST",
-        "/v1/adapters",
-        lambda at: at.load,
-        summary="Load a LoRA adapter, or put it in the place of one of the same name",
-        body=AdapterBody,
-        answer=AdapterCard,
-        errors=(404,),
-    ),
-    _row("GET", "/v1/adapters", lambda at: at.list, summary="Adapters of all models", answer=AdapterList),
-    _row(
-        "DELETE", "/v1/adapters/{id:path}", lambda at: at.unload, summary="Unload one", answer=AdapterDeleted
-    ),
-)
-ROOM = ApiRouter[AppState, AdapterRoutes](
-    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient), _rows
-)
+ROOM = ApiRouter[AppState](AdapterRoutes)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
@@ -19,10 +19,9 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, error_object, json_response
 from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
-from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics, text_of
+from openai_cpu_server.observe.metrics import CONTENT_TYPE, text_of
 
 GATEWAY_METRICS_PATH = "/metrics/gateway"
 
@@ -54,18 +53,6 @@ class NodeHealth(msgspec.Struct, frozen=True):
     restarts: int
     threads: int
     threads_computing: int
-
-    @classmethod
-    def of(cls, status: EngineStatus) -> NodeHealth:
-        return cls(
-            status.state.value,
-            status.reason,
-            queue_sizes(status),
-            status.engine_rss_bytes,
-            status.restarts,
-            status.threads,
-            status.threads_computing,
-        )
 
 
 class ModelHealth(msgspec.Struct, frozen=True):
@@ -107,94 +94,87 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-class HealthRoutes:
-    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
-        self._models = models
-        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
-        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
-        metrics.add(self._for_gateways)
-        self._metrics = metrics
+_route = partial(ApiRoute, "GET", access=PROBES, tag="Operation")
 
+
+class HealthRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._models = models = parts.models
+        self._metrics = parts.watch.metrics
+        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
+        self._metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
+        self._metrics.add(self._for_gateways)
+
+    @_route("/health", answer=HealthReport)
     async def health(self, request: Request) -> Response:
+        """Report the state of the server, with status 200 while its process runs."""
         return json_response(self._report(self._models.status()))
 
+    @_route("/ready", answer=HealthReport, errors=(503,))
     async def ready(self, request: Request) -> Response:
+        """Report the state of the server, with status 503 until it can generate."""
         status = self._models.status()
         report = self._report(status)
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         why = unavailable(status)
         error = error_object(why, request_id=context_of(request.scope).ticket.id).error
-        told = msgspec.structs.replace(report, error=error)
-        return json_response(told, 503, {"retry-after": str(why.retry_after_s)})
+        report = msgspec.structs.replace(report, error=error)
+        return json_response(report, 503, {"retry-after": str(why.retry_after_s)})
 
+    @_route("/version", access=GATEWAYS, answer=Version)
     async def version(self, request: Request) -> Response:
+        """Return the version of this server."""
         return json_response(Version(__version__))
 
+    @_route("/metrics", access=GATEWAY_METRICS, media="text/plain")
     async def metrics(self, request: Request) -> Response:
-        """Return all metrics, or only those for gateways without a key."""
+        """Return all metrics for Prometheus, or without a key only those for gateways."""
         if not context_of(request.scope).identity.may(Scope.METRICS):
             return await self.gateway_metrics(request)
-        return _response(self._metrics.page())
+        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE})
 
+    @_route(GATEWAY_METRICS_PATH, access=GATEWAY_METRICS, media="text/plain")
     async def gateway_metrics(self, request: Request) -> Response:
-        """Gateways may ask 20 times per second, and the whole page takes milliseconds."""
-        return _response(text_of(self._for_gateways))
+        """Return the metrics by which gateways choose a server.
+
+        Gateways may ask 20 times per second, and the whole page takes milliseconds.
+        """
+        return Response(text_of(self._for_gateways), headers={"content-type": CONTENT_TYPE})
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
         last = status.last_death
-        return HealthReport(
+        return response_of(
+            HealthReport,
+            status,
             status="degraded" if degraded else status.state.value,
             reason=degraded or status.reason,
             model=self._models.default.name,
             models={model.name: _health(model) for model in self._models.current},
-            loaded=status.loaded,
             queue=queue_sizes(status),
-            memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
-            kernels=status.kernels,
-            restarts=status.restarts,
+            memory=response_of(Memory, status),
             last_restart=LastRestart(last.cause, last.message, round(last.age_s, 1)) if last else None,
         )
 
 
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
-    nodes = {node: NodeHealth.of(one) for node, one in status.nodes.items()}
-    return ModelHealth(
-        status.state.value,
-        status.reason,
-        status.threads,
-        status.threads_computing,
-        nodes,
-        status.placement,
-        status.draft_placement,
-    )
+    nodes = {
+        name: response_of(
+            NodeHealth,
+            node,
+            state=node.state.value,
+            queue=queue_sizes(node),
+            rss_bytes=node.engine_rss_bytes,
+        )
+        for name, node in status.nodes.items()
+    }
+    return response_of(ModelHealth, status, state=status.state.value, nodes=nodes)
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
 
 
-def _response(text: bytes) -> Response:
-    return Response(text, headers={"content-type": CONTENT_TYPE})
-
-
-_row = partial(ApiRoute[HealthRoutes], access=PROBES, tag="Operation")
-_gateway_row = partial(_row, access=GATEWAY_METRICS, media="text/plain")
-_FOR_GATEWAYS = "What gateways in front of several servers choose by"
-_rows = (
-    _row("GET", "/health", lambda at: at.health, summary="The process lives", answer=HealthReport),
-    _row("GET", "/ready", lambda at: at.ready, summary="It can generate", answer=HealthReport, errors=(503,)),
-    _row(
-        "GET",
-        "/version",
-        lambda at: at.version,
-        access=GATEWAYS,
-        summary="The version of this server",
-        answer=Version,
-    ),
-    _gateway_row("GET", "/metrics", lambda at: at.metrics, summary="For Prometheus"),
-    _gateway_row("GET", GATEWAY_METRICS_PATH, lambda at: at.gateway_metrics, summary=_FOR_GATEWAYS),
-)
-ROOM = ApiRouter[AppState, HealthRoutes](lambda parts: HealthRoutes(parts.models, parts.watch.metrics), _rows)
+ROOM = ApiRouter[AppState](HealthRoutes)

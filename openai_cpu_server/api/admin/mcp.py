@@ -10,8 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.contract.mcp import McpServer, McpServers, McpServerStatus, McpUnavailable
+from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.contract.mcp import McpServer, McpServerStatus, McpUnavailable
 from openai_cpu_server.errors import McpServerNotFound
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
@@ -43,18 +43,23 @@ class McpServerList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-class McpRoutes:
-    def __init__(self, servers: McpServers | None) -> None:
-        self._servers = servers
+_route = partial(ApiRoute, "GET", access=REQUESTS, tag="MCP servers", answer=McpServerCard)
 
+
+class McpRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._servers = parts.mcp
+
+    @_route("/v1/mcp", answer=McpServerList)
     async def list(self, request: Request) -> Response:
-        """List the servers without starting any."""
+        """List the MCP servers and their known tools, without starting any server."""
         identity = context_of(request.scope).identity
         servers = self._of(identity).values()
         return json_response(McpServerList([_card(server.status(), identity) for server in servers]))
 
+    @_route("/v1/mcp/{name}")
     async def one(self, request: Request) -> Response:
-        """Show a server with its tools, which starts it."""
+        """Start an MCP server if necessary, and list its tools."""
         name, identity = request.path_params["name"], context_of(request.scope).identity
         if (server := self._of(identity).get(name)) is None:
             raise McpServerNotFound(name)
@@ -70,36 +75,16 @@ class McpRoutes:
 
 def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     tools = status.tools
-    return McpServerCard(
-        name=status.name,
-        transport=status.transport,
+    return response_of(
+        McpServerCard,
+        status,
         state=status.state.value,
-        error=status.error,
         tools=None
         if tools is None
         else tuple(
-            msgspec.convert(tool, McpToolCard, from_attributes=True)
-            for tool in tools
-            if identity.may_call(status.name, tool.name)
+            response_of(McpToolCard, tool) for tool in tools if identity.may_call(status.name, tool.name)
         ),
     )
 
 
-_row = partial(ApiRoute[McpRoutes], access=REQUESTS, tag="MCP servers")
-_rows = (
-    _row(
-        "GET",
-        "/v1/mcp",
-        lambda at: at.list,
-        summary="The MCP servers of this server, and their tools as far as they are known",
-        answer=McpServerList,
-    ),
-    _row(
-        "GET",
-        "/v1/mcp/{name}",
-        lambda at: at.one,
-        summary="One of them: it is started, and asked for its tools",
-        answer=McpServerCard,
-    ),
-)
-ROOM = ApiRouter[AppState, McpRoutes](lambda parts: McpRoutes(parts.mcp), _rows)
+ROOM = ApiRouter[AppState](McpRoutes)

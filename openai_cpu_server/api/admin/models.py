@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Annotated
 
 import msgspec
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from openai_cpu_server.api.parts import AppState, ModelKeeping
+from openai_cpu_server.api.generation.renderer import Chunk, events
+from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
+from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model, response_of
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
-from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
-from openai_cpu_server.http.context import context_of
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of, ticket_of
+from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
+from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import AvailableModel, ChosenModel, ModelRegistry, fetch, shelved
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel, available_models
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -129,6 +137,44 @@ _EFFORTS = {"low": "Thinks little", "medium": "Thinks more", "high": "Thinks as 
 _RESULT_TOKENS = 10_000
 
 
+class PullBody(Body):
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    """`hf:OWNER/REPO[:QUANT]` or a name listed by the command `models`. It becomes the name of the model."""
+    stream: bool = False
+
+
+class ModelDeleted(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "model"
+
+
+def store_for(store: ModelStore | None, name: str, request: Request) -> ModelStore:
+    """Return the store. Raises PullNotAllowed, and ModelNotFound for a name that the key may not use."""
+    if store is None:
+        raise PullNotAllowed
+    allowed = context_of(request.scope).identity.allowed_models
+    if allowed is not None and name not in allowed:
+        raise ModelNotFound(name)
+    return store
+
+
+async def to_its_end(store: ModelStore, name: str) -> None:
+    async for _ in store.pull(name):
+        pass
+
+
+async def _pull_events(store: ModelStore, name: str, request: Request) -> AsyncIterator[bytes]:
+    """The status is already sent, so a failure is in the last event."""
+    try:
+        async for step in store.pull(name):
+            yield events([Chunk(msgspec.json.encode(step))])
+    except Exception as error:
+        ticket = ticket_of(request.scope)
+        ticket.failed(error)
+        yield events([Chunk(msgspec.json.encode(error_object(error, request_id=ticket.id)))])
+
+
 class AlwaysLoaded:
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         if replace:
@@ -140,48 +186,105 @@ class AlwaysLoaded:
         raise InvalidRequest("This server's models stay in memory.", param="id")
 
 
+_route = partial(ApiRoute, access=INFERENCE, tag="Models", answer=ModelCard)
+
+
 class ModelRoutes:
-    def __init__(self, models: ModelRegistry, keeping: ModelKeeping) -> None:
-        self._models = models
-        self._keeping = keeping
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._keeping = parts.keeping
+        self._store = parts.store
+        self._options = parts.options
         self._loads: set[asyncio.Task[ServedModel]] = set()
 
+    @_route(
+        "POST",
+        "/v1/models/pull",
+        access=ADMIN,
+        body=PullBody,
+        streams=True,
+        stream_form="With `stream`: an event for each step; the last one is `success` or an error.",
+        errors=(404, 503),
+    )
+    async def pull(self, request: Request) -> ASGIApp:
+        """Download a model from the hub and serve it, under `--allow-pull`."""
+        body, ignored = parse(PullBody, await small_body(request), lenient=self._options.lenient)
+        store = store_for(self._store, body.model, request)
+        if body.stream:
+            progress = _pull_events(store, body.model, request)
+            headers = {**NO_STORE_HEADERS, **ignored.headers}
+            return event_source(progress, headers, keep_alive_s=self._options.keep_alive_s)
+        await while_connected(request.receive, partial(to_its_end, store, body.model))
+        return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
+
+    @_route("DELETE", "/v1/models/{id:path}", access=ADMIN, answer=ModelDeleted, errors=(404, 409))
+    async def delete(self, request: Request) -> Response:
+        """Remove a downloaded model and its files, or remove a name."""
+        name = request.path_params["id"]
+        await store_for(self._store, name, request).remove(name)
+        return json_response(ModelDeleted(name))
+
+    @_route(
+        "GET",
+        "/v1/models",
+        aliases=("/models",),  # of llama-server
+        query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
+        answer=ModelList,
+    )
     async def list(self, request: Request) -> Response:
+        """List the models."""
         allowed = context_of(request.scope).identity.allowed_models
-        lying = await shelved(self._models, allowed)
-        cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
+        available = await available_models(self._models, allowed)
+        served = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
+        cards = [model_card(chosen) for chosen in served]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
-        cards += map(shelved_card, lying)
-        if CODEX in request.query_params:
-            return json_response(CodexModelList(self._codex_models(allowed, lying), cards))
-        return json_response(ModelList(cards))
+        cards += map(shelved_card, available)
+        if CODEX not in request.query_params:
+            return json_response(ModelList(cards))
+        named = [(one.name, one.model) for one in served if one.model.kind is ModelKind.GENERATES]
+        names = [one.name for one in available if one.kind is ModelKind.GENERATES]
+        codex = [codex_model(name, place, model) for place, (name, model) in enumerate(named)]
+        return json_response(
+            CodexModelList([*codex, *(codex_model(name, len(named)) for name in names)], cards)
+        )
 
-    def _codex_models(
-        self, allowed: Collection[str] | None, lying: Sequence[AvailableModel]
-    ) -> Sequence[CodexModel]:
-        chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
-        able = [each for each in chosen if each.model.kind is ModelKind.GENERATES]
-        others = [each.name for each in lying if each.kind is ModelKind.GENERATES]
-        known = [codex_model(each, place) for place, each in enumerate(able)]
-        return [*known, *(unread_codex_model(name, len(known)) for name in others)]
-
+    @_route("GET", "/v1/models/{id:path}")
     async def one(self, request: Request) -> Response:
+        """Describe a model."""
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
         if not self._models.has(name):
-            for lying in await shelved(self._models, allowed):
-                if lying.name == name:
-                    return json_response(shelved_card(lying))
+            for available in await available_models(self._models, allowed):
+                if available.name == name:
+                    return json_response(shelved_card(available))
         return json_response(model_card(self._models.choose(name, allowed)))
 
+    @_route(
+        "POST",
+        "/v1/models/{id:path}/load",
+        access=ADMIN,
+        query={
+            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
+            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+        },
+        errors=(503,),
+    )
     async def load(self, request: Request) -> Response:
-        """Answer when the model is loaded, or at once with `?wait=false` unless loading fails immediately.
-        Loading continues if the caller leaves."""
+        """Load a model into memory, or reload it if its file has changed.
+
+        `?wait=false` answers at once, unless loading fails immediately. Loading continues if the caller
+        leaves.
+        """
         waits, replaces = _flags(request, "wait", "reload")
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
-        loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
+
+        async def load() -> ServedModel:
+            chosen = await chosen_model(self._models, request, name)
+            return await self._keeping.load(chosen.model, replace=replaces is True)
+
+        loading = asyncio.create_task(load())
         self._loads.add(loading)
         loading.add_done_callback(self._done)
         if waits is False:
@@ -192,26 +295,21 @@ class ModelRoutes:
         await asyncio.shield(loading)
         return json_response(model_card(self._models.choose(name, allowed)))
 
+    @_route("POST", "/v1/models/{id:path}/unload", access=ADMIN, errors=(409,))
     async def unload(self, request: Request) -> Response:
+        """Free the memory of a model without requests. The next request loads it again."""
         _flags(request)
-        allowed = context_of(request.scope).identity.allowed_models
-        name = request.path_params["id"]
-        await fetch(self._models, name, allowed)
-        chosen = self._models.choose(name, allowed)
+        chosen = await chosen_model(self._models, request, request.path_params["id"])
         await self._keeping.unload(chosen.model)
         return json_response(model_card(chosen))
-
-    async def _load(self, name: str, allowed: Collection[str] | None, *, replace: bool) -> ServedModel:
-        await fetch(self._models, name, allowed)
-        return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
 
     def _done(self, task: asyncio.Task[ServedModel]) -> None:
         """Failures are logged, and callers that wait get them too."""
         self._loads.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            known = isinstance(error, ServerError)
-            logger.error("a model was not loaded: %s", error, exc_info=None if known else error)
+            trace = None if isinstance(error, ServerError) else error
+            logger.error("a model was not loaded: %s", error, exc_info=trace)
 
 
 def model_card(chosen: ChosenModel) -> ModelCard:
@@ -225,7 +323,16 @@ def model_card(chosen: ChosenModel) -> ModelCard:
         state=status.state.value,
         reason=status.reason,
         memory_bytes=status.engine_rss_bytes or None,
-        meta=_meta(info, model.quantisation) if info else None,
+        meta=response_of(
+            ModelMeta,
+            info,
+            context_length=info.context_limit,
+            parameters=info.num_parameters,
+            size_bytes=info.file_bytes,
+            quantisation=model.quantisation,
+        )
+        if info
+        else None,
         architecture=Modalities(input_modalities(model)),
     )
 
@@ -244,37 +351,24 @@ def shelved_card(model: AvailableModel) -> ModelCard:
     )
 
 
-def codex_model(chosen: ChosenModel, place: int) -> CodexModel:
-    info = chosen.model.engine.info
-    thinks = chosen.model.thinking is not None
+def codex_model(name: str, place: int, model: ServedModel | None = None) -> CodexModel:
+    """`model`: None if its file has not been read."""
+    info = model.engine.info if model is not None else None
+    thinks = model is not None and model.thinking is not None
     context = info.context_limit if info else None
     return CodexModel(
-        slug=chosen.name,
-        display_name=chosen.name,
+        slug=name,
+        display_name=name,
         description=info.description if info else "",
         priority=place,
         context_window=context,
         truncation_policy=TruncationPolicy(min(_RESULT_TOKENS, (context or _RESULT_TOKENS) // 4)),
         supported_reasoning_levels=(
-            [{"effort": effort, "description": told} for effort, told in _EFFORTS.items()] if thinks else []
+            [{"effort": effort, "description": text} for effort, text in _EFFORTS.items()] if thinks else []
         ),
         supports_reasoning_summaries=thinks,
         base_instructions=_INSTRUCTIONS,
-        input_modalities=input_modalities(chosen.model),
-    )
-
-
-def unread_codex_model(name: str, place: int) -> CodexModel:
-    return CodexModel(
-        slug=name,
-        display_name=name,
-        description="",
-        priority=place,
-        context_window=None,
-        truncation_policy=TruncationPolicy(_RESULT_TOKENS // 4),
-        supported_reasoning_levels=[],
-        supports_reasoning_summaries=False,
-        base_instructions=_INSTRUCTIONS,
+        input_modalities=("text",) if model is None else input_modalities(model),
     )
 
 
@@ -292,69 +386,16 @@ def router_card(name: str, router: ModelRouter) -> ModelCard:
     )
 
 
-def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
-    return ModelMeta(
-        context_length=info.context_limit,
-        context_trained=info.context_trained,
-        parameters=info.num_parameters,
-        size_bytes=info.file_bytes,
-        vocab_size=info.vocab_size,
-        architecture=info.architecture,
-        description=info.description,
-        quantisation=quantisation,
-    )
-
-
 def _flags(request: Request, *names: str) -> list[bool | None]:
     """Return None for absent parameters. Raises InvalidRequest."""
     for name in request.query_params:
         if name not in names:
             raise InvalidRequest(f"Unknown parameter '{name}'.", param=name, code="unknown_parameter")
-    return [_flag(name, request.query_params.get(name)) for name in names]
+    texts = [request.query_params.get(name) for name in names]
+    for name, text in zip(names, texts, strict=True):
+        if text not in (None, *_WORDS):
+            raise wrong_value(name, "true or false")
+    return [None if text is None else _WORDS[text] for text in texts]
 
 
-def _flag(name: str, text: str | None) -> bool | None:
-    if text is None:
-        return None
-    if text not in _WORDS:
-        raise wrong_value(name, "true or false")
-    return _WORDS[text]
-
-
-_row = partial(ApiRoute[ModelRoutes], access=INFERENCE, tag="Models")
-_LIST = _row(
-    "GET",
-    "/v1/models",
-    lambda at: at.list,
-    summary="The names that are served",
-    query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
-    answer=ModelList,
-)
-_rows = (
-    _LIST,
-    _LIST.at("/models"),  # llama-server has it without /v1, too
-    _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
-    _row(
-        "POST",
-        "/v1/models/{id:path}/load",
-        lambda at: at.load,
-        access=ADMIN,
-        summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
-        query={
-            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
-            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
-        },
-        answer=ModelCard,
-        errors=(503,),
-    ),
-    _row(
-        "POST",
-        "/v1/models/{id:path}/unload",
-        lambda at: at.unload,
-        access=ADMIN,
-        summary="Free its memory, if it has no requests; the next one loads it again",
-        answer=ModelCard,
-        errors=(409,),
-    ),
-)
-ROOM = ApiRouter[AppState, ModelRoutes](lambda parts: ModelRoutes(parts.models, parts.keeping), _rows)
+ROOM = ApiRouter[AppState](ModelRoutes)

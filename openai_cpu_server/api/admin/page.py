@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from anyio import Lock, to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -39,46 +37,40 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(self), payment=(), usb=()",
 }
-_ALWAYS_ASKED = "no-cache"
-_KEPT_FOR_EVER = "public, max-age=31536000, immutable"
-_NOT_MODIFIED = 304
 
 
 class PageRoutes:
     """Reads the files at the first request, to save memory on servers without browsers."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: AppState) -> None:
+        self._is_served = parts.options.page
         self._bundle: Bundle | None = None
         self._reading = Lock()
 
+    @ApiRoute("GET", "/", OPEN, "Page", media="text/html")
     async def index(self, request: Request) -> Response:
-        bundle = await self._known()
-        return _response(request, bundle.index, bundle.version, _ALWAYS_ASKED)
+        """Return the page for browsers, with chat and control room."""
+        if not self._is_served and request.method == "HEAD":
+            return Response()  # Ollama's clients see by it if the server runs
+        bundle = await self._read()
+        return _response(request, bundle.index, bundle.version, "no-cache")
 
+    @ApiRoute("GET", "/page/{version}/{name}", OPEN, "Page", media="text/javascript")
     async def file(self, request: Request) -> Response:
-        """Return a file of this version only, so that a page opened before an update notices."""
-        bundle = await self._known()
+        """Return a script or style of this version, so that a page opened before an update notices."""
+        bundle = await self._read()
         file = bundle.files.get(request.path_params["name"])
         if file is None or request.path_params["version"] != bundle.version:
             raise HTTPException(404)
-        return _response(request, file, bundle.version, _KEPT_FOR_EVER)
+        return _response(request, file, bundle.version, "public, max-age=31536000, immutable")
 
-    async def _known(self) -> Bundle:
+    async def _read(self) -> Bundle:
+        if not self._is_served:
+            raise HTTPException(404)
         async with self._reading:
             if self._bundle is None:
                 self._bundle = await to_thread.run_sync(read_bundle)
         return self._bundle
-
-
-class NoPage:
-    async def index(self, request: Request) -> Response:
-        """Ollama's clients send `HEAD` to see if the server runs."""
-        if request.method == "HEAD":
-            return Response()
-        raise HTTPException(404)
-
-    async def file(self, request: Request) -> Response:
-        raise HTTPException(404)
 
 
 def _response(request: Request, file: PageFile, version: str, caching: str) -> Response:
@@ -86,7 +78,7 @@ def _response(request: Request, file: PageFile, version: str, caching: str) -> R
     etag = f'"{version}-gzip"' if is_small else f'"{version}"'
     headers = {**SECURITY_HEADERS, "cache-control": caching, "etag": etag, "vary": "accept-encoding"}
     if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=_NOT_MODIFIED, headers=headers)
+        return Response(status_code=304, headers=headers)
     headers["content-type"] = file.media_type
     if is_small:
         headers["content-encoding"] = "gzip"
@@ -102,26 +94,5 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-_row = partial(ApiRoute[PageRoutes | NoPage], access=OPEN, tag="Page")
-_rows = (
-    _row(
-        "GET",
-        "/",
-        lambda at: at.index,
-        summary="The page for browsers: chat, control room",
-        media="text/html",
-    ),
-    _row(
-        "GET",
-        "/page/{version}/{name}",
-        lambda at: at.file,
-        summary="Its scripts and styles",
-        media="text/javascript",
-    ),
-)
-ROOM = ApiRouter[AppState, PageRoutes | NoPage](
-    lambda parts: PageRoutes() if parts.options.page else NoPage(),
-    _rows,
-    is_hidden=lambda parts: not parts.options.page,
-)
+ROOM = ApiRouter[AppState](PageRoutes, is_hidden=lambda parts: not parts.options.page)
 """Without the page, its paths need no key and return 404."""

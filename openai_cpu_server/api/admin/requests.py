@@ -24,7 +24,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import kept_stream
 from openai_cpu_server.api.generation.running import ControllableCall
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
     NotThinking,
@@ -88,7 +88,7 @@ class ControlAction(enum.Enum):
             running.stop_thinking()
 
 
-_ACTIONS = tuple(action.value for action in ControlAction)
+_ACTIONS = [action.value for action in ControlAction]
 
 
 def _known_action(name: str) -> ControlAction:
@@ -98,7 +98,7 @@ def _known_action(name: str) -> ControlAction:
 
 
 Action = Annotated[
-    ControlAction, BeforeValidator(_known_action), WithJsonSchema({"type": "string", "enum": [*_ACTIONS]})
+    ControlAction, BeforeValidator(_known_action), WithJsonSchema({"type": "string", "enum": _ACTIONS})
 ]
 
 
@@ -134,18 +134,17 @@ class LookupBody(Body):
     conversation_ids: Annotated[list[str], Field(max_length=1000, fail_fast=True)]
 
 
-def _check_known(request: Request, *known: str) -> None:
+def _check_known(request: Request, *names: str) -> None:
     for name in request.query_params:
-        if name not in known:
+        if name not in names:
             raise unknown_parameter(name)
 
 
-def _counted_bytes(given: str | None) -> int:
-    if given is None:
-        return 0
-    if not (given.isascii() and given.isdecimal() and len(given) < 12):
-        raise wrong_value("from", "a number of bytes")
-    return int(given)
+_route = partial(ApiRoute, access=INFERENCE, tag="Requests")
+_CONVERSATION: Mapping[str, JsonSchema] = {
+    "conv_id": {"type": "string", "description": "the client's name for it"}
+}
+_stream = partial(_route, "GET", streams=True, media="text/event-stream")
 
 
 class RequestRoutes:
@@ -153,17 +152,18 @@ class RequestRoutes:
         self._models = parts.models
         self._calls = parts.generation.calls
         self._streams = parts.generation.streams
-        self._metrics = parts.watch.metrics.streams
-        self._options = parts.options
-        self._lenient = parts.options.lenient
+        self._metrics = parts.watch.metrics
+        self._keep_alive_s, self._lenient = parts.options.keep_alive_s, parts.options.lenient
 
+    @_route("GET", "/v1/requests", answer=RequestList)
     async def list(self, request: Request) -> Response:
-        """List the requests of the caller's key, or all for an administrator."""
+        """List the running and waiting requests of the caller's key, or all for an administrator."""
         identity = context_of(request.scope).identity
         return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 
+    @_route("DELETE", "/v1/requests/{id:path}", answer=Cancelled)
     async def cancel(self, request: Request) -> Response:
-        """Cancel a whole API call, by its id or that of one of its sequences."""
+        """Cancel a call, by its id or that of one of its sequences."""
         name: str = request.path_params["id"]
         visible = self._visible(context_of(request.scope).identity)
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
@@ -172,65 +172,93 @@ class RequestRoutes:
             model.engine.cancel(name)
         return json_response(Cancelled(name))
 
+    @_route(
+        "POST",
+        "/v1/chat/completions/{id}/control",
+        body=ControlBody,
+        answer=Controlled,
+        errors=(409,),
+    )
     async def control(self, request: Request) -> Response:
+        """End a running answer, or only its reasoning."""
         body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
         return json_response(Controlled(name, body.action.value), headers=ignored.headers)
 
+    @_route("POST", "/v1/chat/completions/control", body=LlamaControlBody, answer=LlamaControlled)
     async def control_as_llama_server(self, request: Request) -> Response:
+        """End a running answer or its reasoning, in llama-server's format."""
         body, ignored = parse(LlamaControlBody, await unkept_body(request), lenient=self._lenient)
-        told = LlamaControlled(success=True)
+        answer = LlamaControlled(success=True)
         try:
             body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
         except (RequestNotFound, RequestEnded, NotThinking) as error:
-            told = LlamaControlled(success=False, message=str(error))
-        return json_response(told, headers=ignored.headers)
+            answer = LlamaControlled(success=False, message=str(error))
+        return json_response(answer, headers=ignored.headers)
 
+    @_route("DELETE", "/v1/chat/completions/{id}", answer=DeletedAnswer, errors=(409,))
     async def stop(self, request: Request) -> Response:
-        """Stop an answer, or forget the recorded stream if it has ended."""
+        """Stop a running answer, or forget the stream of one that has ended."""
         name, identity = request.path_params["id"], context_of(request.scope).identity
         try:
-            kept = self._streams.find(name, identity)
+            stream = self._streams.find(name, identity)
         except RequestNotFound:
             self._calls.find(name, identity).stop()
         else:
-            if kept.log.has_ended:
-                self._streams.forget(kept)
+            if stream.log.has_ended:
+                self._streams.forget(stream)
             else:
-                kept.running.stop()
+                stream.running.stop()
         return json_response(DeletedAnswer(name))
 
+    @_stream(
+        "/v1/chat/completions/{id}/stream",
+        query={"starting_after": {"type": "string", "description": "as the header `Last-Event-ID`"}},
+        errors=(400,),
+    )
     async def stream(self, request: Request) -> ASGIApp:
-        """Resume a stream. Raises RequestNotFound, and InvalidRequest for missing events."""
+        """Resume a stream that continues without its client."""
         _check_known(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
-        kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
-        return self._told(kept, kept.log.read(kept.number_behind(last)))
+        stream = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
+        return self._resumed(stream, stream.log.read(stream.number_behind(last)))
 
+    @_stream(
+        "/v1/stream",
+        query={**_CONVERSATION, "from": {"type": "integer", "description": "bytes that are known"}},
+        errors=(400, 404),
+    )
     async def stream_as_llama_server(self, request: Request) -> ASGIApp:
+        """Resume a stream, in llama-server's format."""
         _check_known(request, "conv_id", "from")
-        start = _counted_bytes(request.query_params.get("from"))
-        kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
-        if not kept.log.has_byte(start):
+        start = request.query_params.get("from", "0")
+        if not (start.isascii() and start.isdecimal() and len(start) < 12):
+            raise wrong_value("from", "a number of bytes")
+        stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
+        if not stream.log.has_byte(int(start)):
             raise events_lost("from")
-        return self._told(kept, kept.log.read_bytes(start))
+        return self._resumed(stream, stream.log.read_bytes(int(start)))
 
+    @_route("DELETE", "/v1/stream", query=_CONVERSATION, status=204, errors=(400,))
     async def forget_as_llama_server(self, request: Request) -> Response:
+        """Stop a stream that continues without its client, and forget it."""
         _check_known(request, "conv_id")
         with contextlib.suppress(RequestNotFound):
-            kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
-            self._streams.forget(kept)
+            stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
+            self._streams.forget(stream)
         return Response(status_code=204)
 
+    @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
     async def look_up(self, request: Request) -> Response:
+        """List the resumable streams among these conversations."""
         body, ignored = parse(LookupBody, await unkept_body(request), lenient=self._lenient)
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 
-    def _told(self, kept: ResumableStream, told: AsyncIterator[bytes]) -> ASGIApp:
-        self._metrics.taken_up()
-        return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
+    def _resumed(self, stream: ResumableStream, messages: AsyncIterator[bytes]) -> ASGIApp:
+        self._metrics.count("streams_taken_up")
+        return kept_stream(self._streams, stream, messages, keep_alive_s=self._keep_alive_s)
 
     def _conversation(self, request: Request) -> str:
         name = request.query_params.get("conv_id")
@@ -244,90 +272,17 @@ class RequestRoutes:
 
 
 def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
-    return RequestCard(
-        id=live.id,
+    return response_of(
+        RequestCard,
+        live,
         priority=live.priority.label,
         state=live.state.value,
-        prompt_tokens=live.prompt_tokens,
-        output_tokens=live.output_tokens,
         age_s=round(live.age_s, 3),
         client=Client.of_label(live.client).shown_to(seen_by),
-        position=live.position,
         inputs=live.num_inputs,
         inputs_done=None if live.num_inputs is None else live.num_embedded,
         first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
     )
 
 
-_row = partial(ApiRoute[RequestRoutes], access=INFERENCE, tag="Requests")
-_CONVERSATION: Mapping[str, JsonSchema] = {
-    "conv_id": {"type": "string", "description": "the client's name for it"}
-}
-_rows = (
-    _row("GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList),
-    _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
-    _row(
-        "POST",
-        "/v1/chat/completions/{id}/control",
-        lambda at: at.control,
-        summary="End an answer that runs as it is, or its thoughts",
-        body=ControlBody,
-        answer=Controlled,
-        errors=(409,),
-    ),
-    _row(
-        "POST",
-        "/v1/chat/completions/control",
-        lambda at: at.control_as_llama_server,
-        summary="The same, as llama-server has it",
-        body=LlamaControlBody,
-        answer=LlamaControlled,
-    ),
-    _row(
-        "DELETE",
-        "/v1/chat/completions/{id}",
-        lambda at: at.stop,
-        summary="End an answer that runs as it is; forget the stream of one that has ended",
-        answer=DeletedAnswer,
-        errors=(409,),
-    ),
-    _row(
-        "GET",
-        "/v1/chat/completions/{id}/stream",
-        lambda at: at.stream,
-        summary="A stream that goes on without its client: what is missing, and what comes",
-        query={"starting_after": {"type": "string", "description": "as the header `Last-Event-ID`"}},
-        streams=True,
-        media="text/event-stream",
-        errors=(400,),
-    ),
-    _row(
-        "GET",
-        "/v1/stream",
-        lambda at: at.stream_as_llama_server,
-        summary="The same, as llama-server has it",
-        query={**_CONVERSATION, "from": {"type": "integer", "description": "bytes that are known"}},
-        streams=True,
-        media="text/event-stream",
-        errors=(400, 404),
-    ),
-    _row(
-        "DELETE",
-        "/v1/stream",
-        lambda at: at.forget_as_llama_server,
-        summary="End such a stream, and forget it",
-        query=_CONVERSATION,
-        status=204,
-        errors=(400,),
-    ),
-    _row(
-        "POST",
-        "/v1/streams/lookup",
-        lambda at: at.look_up,
-        summary="Which of these conversations have such a stream",
-        body=LookupBody,
-        answer=StreamState,
-        lists=(True,),
-    ),
-)
-ROOM = ApiRouter[AppState, RequestRoutes](RequestRoutes, _rows)
+ROOM = ApiRouter[AppState](RequestRoutes)

@@ -1,20 +1,28 @@
-"""`GET /v1/stats`: how the server has been doing, since its start and in the last minutes."""
+"""`/v1/stats` and `/v1/cache`: counts since the start and in the last minutes, and the caches."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.admin.cache import cache_stats, held_by
 from openai_cpu_server.api.admin.health import QueueSizes, queue_sizes
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.errors import EngineUnavailable, wrong_value
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import METRICS
+from openai_cpu_server.http.keys import ADMIN, METRICS
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution
-from openai_cpu_server.observe.recent import RecentActivity, TimeSpan
+from openai_cpu_server.observe.recent import TimeSpan
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,15 +99,107 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheUse | None
 
 
-class StatsRoutes:
-    def __init__(self, models: ModelRegistry, recent: RecentActivity) -> None:
-        self._models = models
-        self._recent = recent
+class Amount(msgspec.Struct, frozen=True):
+    """One amount in three units, in whole blocks."""
 
+    blocks: int
+    tokens: int
+    bytes: int
+
+
+class KvPool(msgspec.Struct, frozen=True, kw_only=True):
+    block_tokens: int
+    total: Amount
+    used: Amount
+    shared: Amount
+    """Used blocks that several requests hold."""
+
+
+class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
+    block_tokens: int
+    capacity: Amount
+    used: Amount
+    evictions: int
+
+
+class Savings(msgspec.Struct, frozen=True, kw_only=True):
+    """Comparison with a server that reserves a whole context for each running request."""
+
+    running_requests: int
+    full_contexts_bytes: int
+    """`running_requests` times the size of a context."""
+    pool_used_bytes: int
+    saved_bytes: int
+
+
+class AnswerCacheSize(msgspec.Struct, frozen=True):
+    """Cached answers, possibly with expired ones."""
+
+    entries: int
+    bytes: int
+
+
+class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the start of the engine process."""
+
+    object: str = "cache.stats"
+    pool: KvPool | None
+    """Set, like `cache` and `savings`, after the engine's first step."""
+    cache: PrefixCache | None
+    savings: Savings | None
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+    answers: AnswerCacheSize | None = None
+    """Answer cache, or None if there is none or it fails."""
+
+
+_CACHES = ("prompts", "answers")
+
+
+class StatsRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._recall = parts.recall
+        self._recent = parts.watch.recent
+
+    @ApiRoute(
+        "DELETE",
+        "/v1/cache",
+        ADMIN,
+        "Cache",
+        query={"only": {"enum": list(_CACHES), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    )
+    async def clear_cache(self, request: Request) -> Response:
+        """Clear the prompt cache and the answer cache, or one of them."""
+        only = request.query_params.get("only")
+        if only not in (None, *_CACHES):
+            raise wrong_value("only", "'prompts' or 'answers'")
+        engines = self._engines_with_prompts() if only != "answers" else []
+        if self._recall is not None and only != "prompts":
+            await self._recall.clear()
+        for engine in engines:
+            with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
+                engine.clear_cache()
+        return Response(status_code=204)
+
+    @ApiRoute("GET", "/v1/cache/stats", ADMIN, "Cache", answer=CacheStats, errors=(503,))
+    async def cache_stats(self, request: Request) -> Response:
+        """Return the use of both tiers of KV memory and of the answer cache."""
+        self._models.default.loaded()
+        size = await self._recall.size() if self._recall is not None else None
+        answers = AnswerCacheSize(*size) if size is not None else None
+        stats = cache_stats(caches_of(self._models))
+        return json_response(msgspec.structs.replace(stats, answers=answers))
+
+    @ApiRoute("GET", "/v1/stats", METRICS, "Operation", answer=Stats)
     async def stats(self, request: Request) -> Response:
+        """Return counts, times and rates since the start and of the last five minutes."""
         status, recent = self._models.status(), self._recent
         total = TimeSpan(recent.uptime_s, recent.total)
-        memory, cache = self._kv()
+        cache = cache_stats(caches_of(self._models))
         return json_response(
             Stats(
                 uptime_s=round(recent.uptime_s, 1),
@@ -110,25 +210,19 @@ class StatsRoutes:
                 recent=_calls(recent.window()),
                 throughput=_throughput(total, recent.moment()),
                 speculation=_speculation(total, recent.window()),
-                memory=memory,
-                cache=cache,
+                memory=None if cache.savings is None else _memory(cache.savings),
+                cache=None if cache.savings is None else response_of(CacheUse, cache),
             )
         )
 
-    def _kv(self) -> tuple[MemoryEfficiency | None, CacheUse | None]:
-        stats = cache_stats(held_by(self._models))
-        if stats.savings is None:
-            return None, None
-        saved, full = stats.savings, stats.savings.full_contexts_bytes
-        memory = MemoryEfficiency(
-            running_requests=saved.running_requests,
-            kv_bytes_held=saved.pool_used_bytes,
-            full_contexts_bytes=full,
-            saved_share=round(saved.saved_bytes / full, 4) if full else None,
-        )
-        return memory, CacheUse(
-            prompt_tokens=stats.prompt_tokens, cached_tokens=stats.cached_tokens, hit_rate=stats.hit_rate
-        )
+    def _engines_with_prompts(self) -> list[Engine]:
+        """Clearing needs all engines that may have a cache. A sleeping model may have one in a file."""
+        models, empty = self._models.current, (EngineState.LOADING, EngineState.FAILED)
+        engines = [model.engine for model in models if len(models) == 1 or model.engine.state not in empty]
+        for engine in engines:
+            if engine.state not in (EngineState.READY, EngineState.ASLEEP):
+                raise unavailable(engine.status())
+        return engines
 
 
 def _calls(span: TimeSpan) -> Calls:
@@ -145,12 +239,11 @@ def _calls(span: TimeSpan) -> Calls:
 
 
 def _times(distribution: Distribution) -> Times:
-    return Times(
-        mean=_ms(distribution.mean_s),
-        p50=_ms(distribution.quantile_s(0.5)),
-        p90=_ms(distribution.quantile_s(0.9)),
-        p99=_ms(distribution.quantile_s(0.99)),
+    quantiles = (distribution.quantile_s(share) for share in (0.5, 0.9, 0.99))
+    mean, p50, p90, p99 = (
+        None if seconds is None else round(1000 * seconds, 3) for seconds in (distribution.mean_s, *quantiles)
     )
+    return Times(mean=mean, p50=p50, p90=p90, p99=p99)
 
 
 def _throughput(total: TimeSpan, moment: TimeSpan) -> Throughput:
@@ -171,21 +264,86 @@ def _speculation(total: TimeSpan, window: TimeSpan) -> Speculation:
     )
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)
+def _memory(savings: Savings) -> MemoryEfficiency:
+    full = savings.full_contexts_bytes
+    return response_of(
+        MemoryEfficiency,
+        savings,
+        kv_bytes_held=savings.pool_used_bytes,
+        saved_share=round(savings.saved_bytes / full, 4) if full else None,
+    )
 
 
-ROOM = ApiRouter[AppState, StatsRoutes](
-    lambda parts: StatsRoutes(parts.models, parts.watch.recent),
-    (
-        ApiRoute(
-            "GET",
-            "/v1/stats",
-            lambda at: at.stats,
-            METRICS,
-            "Operation",
-            "The same at a glance",
-            answer=Stats,
+class EngineCache(NamedTuple):
+    kv: KVStats
+    info: ModelInfo
+    num_running: int
+
+
+def caches_of(models: Iterable[ServedModel]) -> list[EngineCache]:
+    """Return the caches of engines, except those without a step."""
+    return [
+        EngineCache(kv, info, sum(model.engine.status().running.values()))
+        for model in models
+        if (kv := model.engine.kv_stats()) is not None and (info := model.engine.info) is not None
+    ]
+
+
+def cache_stats(held: Sequence[EngineCache]) -> CacheStats:
+    prompt_tokens = sum(each.kv.prompt_tokens for each in held)
+    cached_tokens = sum(each.kv.cached_tokens for each in held)
+    return CacheStats(
+        pool=_pool(held) if held else None,
+        cache=_cache(held) if held else None,
+        savings=_savings(held) if held else None,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        hit_rate=cached_tokens / prompt_tokens if prompt_tokens else None,
+    )
+
+
+def _pool(held: Sequence[EngineCache]) -> KvPool:
+    amount = partial(_amount, held, tokens_of=lambda kv: kv.block_tokens)
+    return KvPool(
+        block_tokens=held[0].kv.block_tokens,
+        total=amount(lambda kv: kv.pool_blocks),
+        used=amount(lambda kv: kv.pool_blocks_used),
+        shared=amount(lambda kv: kv.pool_blocks_shared),
+    )
+
+
+def _cache(held: Sequence[EngineCache]) -> PrefixCache:
+    amount = partial(_amount, held, tokens_of=lambda kv: kv.cache_block_tokens)
+    return PrefixCache(
+        block_tokens=held[0].kv.cache_block_tokens,
+        capacity=amount(lambda kv: kv.cache_capacity_blocks),
+        used=msgspec.structs.replace(
+            amount(lambda kv: kv.cache_blocks),
+            bytes=sum(each.kv.cache_bytes for each in held),  # with those of states
         ),
-    ),
-)
+        evictions=sum(each.kv.cache_evictions for each in held),
+    )
+
+
+def _savings(held: Sequence[EngineCache]) -> Savings:
+    """Never negative, because the last step's pool may hold a request that has just ended."""
+    full = sum(each.num_running * each.info.context_limit * each.info.kv_bytes_per_token for each in held)
+    used = sum(each.kv.pool_tokens_used * each.info.kv_bytes_per_token for each in held)
+    return Savings(
+        running_requests=sum(each.num_running for each in held),
+        full_contexts_bytes=full,
+        pool_used_bytes=used,
+        saved_bytes=max(0, full - used),
+    )
+
+
+def _amount(
+    held: Sequence[EngineCache], blocks_of: Callable[[KVStats], int], tokens_of: Callable[[KVStats], int]
+) -> Amount:
+    blocks = [blocks_of(each.kv) for each in held]
+    tokens = [count * tokens_of(each.kv) for count, each in zip(blocks, held, strict=True)]
+    sizes = [count * each.info.kv_bytes_per_token for count, each in zip(tokens, held, strict=True)]
+    return Amount(sum(blocks), sum(tokens), sum(sizes))
+
+
+ROOM = ApiRouter[AppState](StatsRoutes)

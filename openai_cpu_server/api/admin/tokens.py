@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Annotated, ClassVar, TypeVar, Union
 
 import msgspec
@@ -15,13 +14,12 @@ from starlette.responses import Response
 from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
 from openai_cpu_server.api.chat.routes import chat_ask
 from openai_cpu_server.api.generation.body import TEXT_OR_LIST
-from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
 from openai_cpu_server.api.generation.prompts import PromptEnds
 from openai_cpu_server.api.generation.resolve import tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
-from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
+from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import context_of
@@ -30,7 +28,6 @@ from openai_cpu_server.http.keys import WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
-from openai_cpu_server.models.registry import fetch
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
 
@@ -126,119 +123,133 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
     chat_template: str | None
 
 
+_route = partial(ApiRoute, access=WORK, tag="Tokens", errors=(404,))
+
+
 class TokenRoutes:
-    def __init__(self, service: GenerationService, *, lenient: bool) -> None:
-        self._models, self._attachments = service.models, service.attachments
-        self._lenient = lenient
+    def __init__(self, parts: AppState) -> None:
+        self._models = parts.models
+        self._attachments = parts.generation.attachments
+        self._lenient = parts.options.lenient
 
+    @_route("POST", "/tokenize", body=TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:
-        data = await unkept_body(request)
-        body, ignored = await self._read(TokenizeBody, data)
-        model = await self._model(body.model, request)
-        info = model.engine.info
-        limit = info.context_limit if info else None
-        ask = None if body.messages is None else _ask(body, body.messages)
-        if ask is not None:
-            ask = await self._attachments.taken(ask, model, context_of(request.scope).owner)
-        is_slow = len(data) > LONG_BODY
-        answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=is_slow)
+        """Convert a text or messages to tokens."""
+        body, ignored, size = await self._read(TokenizeBody, request)
+        model = (await chosen_model(self._models, request, body.model)).model
+        limit = model.engine.info.context_limit if model.engine.info else None
+        ask = None
+        if body.messages is not None:
+            chat = ChatBody(
+                messages=body.messages,
+                tools=body.tools,
+                chat_template=body.chat_template,
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
+            ask = await self._attachments.taken(chat_ask(chat), model, context_of(request.scope).owner)
+        answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=size > LONG_BODY)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
+    @_route("POST", "/detokenize", body=DetokenizeBody, answer=Detokenized)
     async def detokenize(self, request: Request) -> Response:
-        data = await unkept_body(request)
-        body, ignored = await self._read(DetokenizeBody, data)
-        model = await self._model(body.model, request)
-        answer = await off_loop(len(data), partial(_detokenized, body, model))
+        """Convert tokens to text."""
+        body, ignored, size = await self._read(DetokenizeBody, request)
+        model = (await chosen_model(self._models, request, body.model)).model
+        answer = await off_loop(size, partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
+    @_route("POST", "/apply-template", body=ApplyTemplateBody, answer=AppliedTemplate)
     async def apply_template(self, request: Request) -> Response:
-        data = await unkept_body(request)
-        body, ignored = await self._read(ApplyTemplateBody, data)
-        model = await self._model(body.model, request)
-        asked = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
-        ask = await self._attachments.taken(asked, model, context_of(request.scope).owner)
-        told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
-        return json_response(told, headers=ignored.headers)
+        """Render a conversation as the text of its prompt."""
+        body, ignored, size = await self._read(ApplyTemplateBody, request)
+        model = (await chosen_model(self._models, request, body.model)).model
+        ask = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
+        ask = await self._attachments.taken(ask, model, context_of(request.scope).owner)
+        answer = await in_thread(partial(_applied, body, ask, model), is_slow=size > LONG_BODY)
+        return json_response(answer, headers=ignored.headers)
 
+    @_route("GET", "/tokenizer_info", query={"model": {"type": "string"}}, answer=TokenizerInfo)
     async def info(self, request: Request) -> Response:
-        model = await self._model(request.query_params.get("model"), request)
+        """Describe the tokenizer of a model."""
+        model = (await chosen_model(self._models, request, request.query_params.get("model"))).model
         info, tokenizer = model.engine.info, model.tokenizer
-        limit = info.context_limit if info else None
         return json_response(
             TokenizerInfo(
                 tokenizer_class="llama.cpp",
                 bos_token=tokenizer.bos_text or None,
                 eos_token=tokenizer.eos_text or None,
-                model_max_length=limit,
+                model_max_length=info.context_limit if info else None,
                 chat_template=model.template_source,
             )
         )
 
-    async def _read(self, schema: type[B], data: bytes) -> tuple[B, Ignored]:
-        return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
-
-    async def _model(self, name: str | None, request: Request) -> ServedModel:
-        allowed = context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        return self._models.choose(name, allowed).model
+    async def _read(self, schema: type[B], request: Request) -> tuple[B, Ignored, int]:
+        """Return the body, its ignored fields, and its size in bytes."""
+        data = await unkept_body(request)
+        body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
+        return body, ignored, len(data)
 
 
 def _tokenized(
     body: TokenizeBody, model: ServedModel, limit: int | None, ask: GenerationParams | None
 ) -> bytes:
     """Encoded in the same thread, because the pieces can be many times larger than the body."""
-    tokens, tokenizer = _tokens(body, model, limit, ask), model.tokenizer
-    shown = _written(tokens, lambda token: _piece(token, tokenizer) if body.with_pieces else token)
-    texts = _written(tokens, lambda token: _text(token, tokenizer)) if body.return_token_strs else None
+    tokens, texts = _tokens(body, model, limit, ask), None
+    pieces = partial(model.tokenizer.piece, special=True)
+    shown = _encoded(tokens, lambda token: _piece(token, pieces(token)) if body.with_pieces else token)
+    if body.return_token_strs:
+        texts = _encoded(tokens, lambda token: pieces(token).decode(errors="replace"))
     return msgspec.json.encode(Tokenized(shown, len(tokens), limit, texts))
 
 
-def _written(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Raw:
+def _encoded(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Raw:
     slices = (tokens[at : at + _SLICE] for at in range(0, len(tokens), _SLICE))
     parts = (msgspec.json.encode([show(token) for token in part])[1:-1] for part in slices)
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
+def _piece(token: int, raw: bytes) -> TokenPiece:
+    try:
+        return TokenPiece(token, raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(token, tuple(raw))
+
+
 def _tokens(
-    body: TokenizeBody, model: ServedModel, limit: int | None, asked_chat: GenerationParams | None
+    body: TokenizeBody, model: ServedModel, limit: int | None, chat: GenerationParams | None
 ) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
         raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
-    asked = body.add_special_tokens if body.add_special is None else body.add_special
-    if body.messages is not None and asked_chat is not None:
-        return _tokens_of_messages(body, body.messages, asked_chat, model, has_marks=asked)
+    add_special = body.add_special_tokens if body.add_special is None else body.add_special
+    if body.messages is not None and chat is not None:
+        return _tokens_of_messages(body, body.messages, chat, model, has_marks=add_special)
     if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
         raise wrong("This is for 'messages'.", strange)
-    given = body.content if body.prompt is None else body.prompt
-    assert given is not None, "one of the three is given"
-    items = [given] if isinstance(given, str) else given
+    content = body.content if body.prompt is None else body.prompt
+    assert content is not None, "one of the three is set"
+    items = [content] if isinstance(content, str) else content
     ids = tuple(item for item in items if isinstance(item, int))
     check_tokens(ids, vocab_size=model.tokenizer.vocab_size, param="content")
-    read = partial(_tokens_of_text, body, model, limit, asked)
-    parts = ((item,) if isinstance(item, int) else read(item, at == 0) for at, item in enumerate(items))
-    return tuple(chain.from_iterable(parts))
+    begins = body.prompt is not None if add_special is None else add_special
+    return tuple(
+        token
+        for at, item in enumerate(items)
+        for token in (
+            (item,)
+            if isinstance(item, int)
+            else _tokens_of_text(body, model, limit, item, add_special=begins and at == 0)
+        )
+    )
 
 
 def _tokens_of_text(
-    body: TokenizeBody, model: ServedModel, limit: int | None, asked: bool | None, text: str, is_first: bool
+    body: TokenizeBody, model: ServedModel, limit: int | None, text: str, *, add_special: bool
 ) -> Sequence[int]:
-    add_special = is_first and (body.prompt is not None if asked is None else asked)
     is_prompt = model.kind is ModelKind.GENERATES  # others embed and rank: their texts are no prompts
     if is_prompt if body.parse_special is None else body.parse_special:
         return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
     require_room(model.tokenizer, text, limit)
     return model.tokenizer.encode(text, add_special=add_special, parse_special=False)
-
-
-def _ask(body: TokenizeBody, messages: Messages) -> GenerationParams:
-    return chat_ask(
-        ChatBody(
-            messages=messages,
-            tools=body.tools,
-            chat_template=body.chat_template,
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
-    )
 
 
 def _tokens_of_messages(
@@ -267,63 +278,10 @@ def _applied(body: ApplyTemplateBody, ask: GenerationParams, model: ServedModel)
     return AppliedTemplate(tokenizer.decode(tokens[int(begins) :], special=True))
 
 
-def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
-    raw = tokenizer.piece(token, special=True)
-    try:
-        return TokenPiece(token, raw.decode())
-    except UnicodeDecodeError:
-        return TokenPiece(token, tuple(raw))
-
-
-def _text(token: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.piece(token, special=True).decode(errors="replace")
-
-
 def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     check_tokens(tuple(body.tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
     text = model.tokenizer.decode(body.tokens, special=True)
     return msgspec.json.encode(Detokenized(text, text))
 
 
-_row = partial(ApiRoute[TokenRoutes], access=WORK, tag="Tokens")
-_rows = (
-    _row(
-        "POST",
-        "/tokenize",
-        lambda at: at.tokenize,
-        summary="Text or messages as tokens",
-        body=TokenizeBody,
-        answer=Tokenized,
-        errors=(404,),
-    ),
-    _row(
-        "POST",
-        "/detokenize",
-        lambda at: at.detokenize,
-        summary="Tokens as text",
-        body=DetokenizeBody,
-        answer=Detokenized,
-        errors=(404,),
-    ),
-    _row(
-        "POST",
-        "/apply-template",
-        lambda at: at.apply_template,
-        summary="A chat's conversation as the text that its model is given",
-        body=ApplyTemplateBody,
-        answer=AppliedTemplate,
-        errors=(404,),
-    ),
-    _row(
-        "GET",
-        "/tokenizer_info",
-        lambda at: at.info,
-        summary="What a model's texts begin and end with",
-        query={"model": {"type": "string"}},
-        answer=TokenizerInfo,
-        errors=(404,),
-    ),
-)
-ROOM = ApiRouter[AppState, TokenRoutes](
-    lambda parts: TokenRoutes(parts.generation, lenient=parts.options.lenient), _rows
-)
+ROOM = ApiRouter[AppState](TokenRoutes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import date
 
 import msgspec
@@ -11,21 +10,18 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, page_ends
+from openai_cpu_server.api.parts import AppState, page_ends, response_of
 from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.store.database import storable
 from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
 
 _LISTED, _MAX_LISTED = 100, 1000
 _MOST_NAMES = 100
 _KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _NAMELESS = "-"
 """Stands in ids for the empty name; no key has this name."""
 
@@ -56,9 +52,6 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """At current prices, or null if no model in the sum has one."""
 
 
-_COUNTS = tuple(name for name in UsageRow.__struct_fields__ if name.endswith(("requests", "_tokens")))
-
-
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[UsageRow]
@@ -69,29 +62,54 @@ class UsageList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRoutes:
-    def __init__(self, jobs: Jobs, options: ApiOptions) -> None:
-        self._jobs = jobs
-        self._prices = options.prices
+    def __init__(self, parts: AppState) -> None:
+        assert parts.jobs is not None, "not served without"
+        self._jobs = parts.jobs
+        self._prices = parts.options.prices
 
+    @ApiRoute(
+        "GET",
+        "/v1/usage",
+        INFERENCE,
+        "Operation",
+        query={
+            "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
+            "end": {"type": "string", "format": "date", "description": "the last day"},
+            "model": {"type": "string", "description": "only this one; may be given several times"},
+            "key": {
+                "type": "string",
+                "description": "only the key of this name; may be given several times",
+            },
+            "group_by": {
+                "type": "string",
+                "default": ",".join(GROUPS),
+                "description": "the rest is added up",
+            },
+            **PAGE_QUERY,
+            "order": {"enum": list(ORDERS), "default": "desc"},
+        },
+        answer=UsageList,
+        errors=(503,),
+    )
     async def list(self, request: Request) -> Response:
-        """Return the caller's own use, or all use for an administrator."""
+        """Sum up the caller's use, or all use for an administrator, by day, key and model."""
         query = self._query(request.query_params, context_of(request.scope).identity)
         page = await self._jobs.usage.page(query)
         rows = [_row(one, query.by) for one in page.rows]
         listing = UsageList(data=rows, total=_row(page.total, ()), **page_ends(rows), has_more=page.has_more)
         return json_response(listing)
 
-    def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:
-        page = page_of(given, known=_KNOWN, default=_LISTED, most=_MAX_LISTED)
-        by = _groups(given)
-        start, end = _day(given, "start"), _day(given, "end")
+    def _query(self, query: QueryParams, identity: Identity) -> UsageQuery:
+        page = page_of(query, names=_KNOWN, default=_LISTED, most=_MAX_LISTED)
+        by = _groups(query)
+        start, end = _day(query, "start"), _day(query, "end")
         if start is not None and end is not None and end < start:
             raise wrong_value("end", "a day that is not before 'start'")
         return UsageQuery(
             start=start,
             end=end,
-            keys=_keys(given, identity),
-            models=_names(given, "model"),
+            keys=_keys(query, identity),
+            models=_names(query, "model"),
             by=by,
             prices=self._prices,
             page=page,
@@ -99,39 +117,41 @@ class UsageRoutes:
         )
 
 
-def _keys(given: QueryParams, identity: Identity) -> tuple[str, ...] | None:
-    asked = _names(given, "key")
+def _keys(query: QueryParams, identity: Identity) -> tuple[str, ...] | None:
+    names = _names(query, "key")
     if identity.may(Scope.ADMIN):
-        return asked
+        return names
     own = (identity.holder or "",)
-    if asked is not None and asked != own:
+    if names is not None and names != own:
         raise Forbidden(Scope.ADMIN.value)
     return own
 
 
-def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
-    names = tuple(dict.fromkeys(given.getlist(param)))
+def _names(query: QueryParams, param: str) -> tuple[str, ...] | None:
+    names = tuple(dict.fromkeys(query.getlist(param)))
     if len(names) > _MOST_NAMES:
         raise wrong_value(param, f"at most {_MOST_NAMES} of them")
     return tuple(map(storable, names)) or None
 
 
-def _groups(given: QueryParams) -> tuple[str, ...]:
+def _groups(query: QueryParams) -> tuple[str, ...]:
     """Names may be separated by commas or repeated. An empty one sums up everything."""
-    if "group_by" not in given:
+    if "group_by" not in query:
         return GROUPS
-    asked = {name for one in given.getlist("group_by") for name in one.split(",") if name}
-    if not asked <= set(GROUPS):
+    names = {name for one in query.getlist("group_by") for name in one.split(",") if name}
+    if not names <= set(GROUPS):
         raise wrong_value("group_by", f"some of {', '.join(GROUPS)}")
-    return tuple(name for name in GROUPS if name in asked)
+    return tuple(name for name in GROUPS if name in names)
 
 
-def _day(given: QueryParams, param: str) -> str | None:
-    text = given.get(param)
+def _day(query: QueryParams, param: str) -> str | None:
+    text = query.get(param)
     if text is None:
         return None
     try:
-        return date.fromisoformat(text if _DAY.fullmatch(text) else "").isoformat()
+        return date.fromisoformat(
+            text if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text, re.ASCII) else ""
+        ).isoformat()
     except ValueError:
         raise wrong_value(param, "a day in UTC, YYYY-MM-DD") from None
 
@@ -140,58 +160,25 @@ def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
     parts = storable(row_id).split("/", len(by) - 1) if by else []
     if not by or len(parts) != len(by):
         raise wrong_value("after", "the id of a row of the same 'group_by'")
-    told = zip(by, parts, strict=True)
-    return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in told)
+    named = zip(by, parts, strict=True)
+    return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in named)
 
 
 def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
     used = one.amounts
-    return UsageRow(
-        id="/".join(_told(one, by)) or "all",
+    # The model comes last in an id, because only its name may contain a slash.
+    parts = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
+    return response_of(
+        UsageRow,
+        used,
+        id="/".join(parts[name] or "" for name in by) or "all",
         day=one.day,
         key=one.key,
         model=one.model,
         audio_seconds=round(used.audio_seconds, 3),
         cpu_seconds=round(used.cpu_ms / 1000, 6),
-        **{name: getattr(used, name) for name in _COUNTS},
         cost=None if one.cost is None else round(one.cost, 9),
     )
 
 
-def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
-    """The model comes last, because only its name may contain a slash."""
-    values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
-    return (values[name] or "" for name in by)
-
-
-ROOM = ApiRouter[AppState, UsageRoutes](
-    lambda parts: UsageRoutes(parts.jobs, parts.options) if parts.jobs is not None else None,
-    (
-        ApiRoute(
-            "GET",
-            "/v1/usage",
-            lambda at: at.list,
-            INFERENCE,
-            "Operation",
-            "What keys have used, by day, key and model",
-            query={
-                "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
-                "end": {"type": "string", "format": "date", "description": "the last day"},
-                "model": {"type": "string", "description": "only this one; may be given several times"},
-                "key": {
-                    "type": "string",
-                    "description": "only the key of this name; may be given several times",
-                },
-                "group_by": {
-                    "type": "string",
-                    "default": ",".join(GROUPS),
-                    "description": "the rest is added up",
-                },
-                **PAGE_QUERY,
-                "order": {"enum": list(ORDERS), "default": "desc"},
-            },
-            answer=UsageList,
-            errors=(503,),
-        ),
-    ),
-)
+ROOM = ApiRouter[AppState](UsageRoutes, is_served=lambda parts: parts.jobs is not None)

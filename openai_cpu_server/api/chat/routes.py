@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
 from openai_cpu_server.api.chat.body import (
     AllowedChoice,
@@ -204,45 +207,44 @@ CHAT = ApiAdapter(BodyReader(ChatBody, chat_ask), ChatRenderer())
 class ChatRoutes:
     def __init__(self, parts: AppState) -> None:
         self.route = GenerationRoute(CHAT, parts.generation, parts.options)
-        self.counting = CountRoute(CHAT.reader, parts.generation, lenient=parts.options.lenient)
+        self._counting = CountRoute(CHAT.reader, parts.generation, lenient=parts.options.lenient)
         exchange = partial(ChatExchange, self.route)
-        self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
+        self._socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 
-
-_row = partial(ApiRoute[ChatRoutes], access=CALLS, tag="Generation")
-_CHAT_ROW = _row(
-    "POST",
-    "/v1/chat/completions",
-    lambda at: at.route.create,
-    summary="Answer a conversation, whole or as server-sent events",
-    body=ChatBody,
-    answer=ChatCompletion,
-    streams=True,
-    errors=GENERATION_ERRORS,
-    batched=lambda at: at.route.answer,
-)
-_COUNT_ROW = _row(
-    "POST",
-    "/v1/chat/completions/input_tokens",
-    lambda at: at.counting.count,
-    access=WORK,
-    tag="Tokens",
-    summary="The tokens of a chat's conversation",
-    body=ChatBody,
-    answer=InputTokens,
-    errors=(404,),
-)
-_rows = (
-    _CHAT_ROW,
-    replace(_CHAT_ROW, path="/chat/completions", batched=None),  # llama-server has it without /v1, too
-    _row(
-        WEBSOCKET,
+    @ApiRoute(
+        "POST",
         "/v1/chat/completions",
-        lambda at: at.socket.serve,
-        access=INFERENCE,
-        summary="The same over a WebSocket: one JSON object a message, many requests at once",
-    ),
-    _COUNT_ROW,
-    _COUNT_ROW.at("/chat/completions/input_tokens"),
-)
-ROOM = ApiRouter[AppState, ChatRoutes](ChatRoutes, _rows)
+        CALLS,
+        "Generation",
+        aliases=("/chat/completions",),  # of llama-server
+        body=ChatBody,
+        answer=ChatCompletion,
+        streams=True,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.route.answer,
+    )
+    async def create(self, request: Request) -> ASGIApp:
+        """Answer a conversation, whole or as server-sent events."""
+        return await self.route.create(request)
+
+    @ApiRoute(WEBSOCKET, "/v1/chat/completions", INFERENCE, "Generation")
+    async def socket(self, websocket: WebSocket) -> None:
+        """Answer conversations over a WebSocket: one JSON object per message, many requests at once."""
+        await self._socket.serve(websocket)
+
+    @ApiRoute(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        WORK,
+        "Tokens",
+        aliases=("/chat/completions/input_tokens",),
+        body=ChatBody,
+        answer=InputTokens,
+        errors=(404,),
+    )
+    async def count(self, request: Request) -> Response:
+        """Count the prompt tokens of a conversation."""
+        return await self._counting.count(request)
+
+
+ROOM = ApiRouter[AppState](ChatRoutes)

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Union
 
 import msgspec
 from pydantic import Field
+from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.generation.body import GenerationBody, Prompt, ScoringLimit, Several
@@ -70,21 +72,26 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Unio
 
 
 COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_ask), CompletionRenderer())
-ROOM = ApiRouter[AppState, GenerationRoute](
-    lambda parts: GenerationRoute(COMPLETIONS, parts.generation, parts.options),
-    (
-        ApiRoute(
-            "POST",
-            "/v1/completions",
-            lambda at: at.create,
-            access=CALLS,
-            summary="Continue a text, whole or as server-sent events",
-            tag="Generation",
-            body=CompletionBody,
-            answer=TextCompletion,
-            streams=True,
-            errors=GENERATION_ERRORS,
-            batched=lambda at: at.answer,
-        ),
-    ),
-)
+
+
+class CompletionRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self.route = GenerationRoute(COMPLETIONS, parts.generation, parts.options)
+
+    @ApiRoute(
+        "POST",
+        "/v1/completions",
+        CALLS,
+        "Generation",
+        body=CompletionBody,
+        answer=TextCompletion,
+        streams=True,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.route.answer,
+    )
+    async def create(self, request: Request) -> ASGIApp:
+        """Continue a text, whole or as server-sent events."""
+        return await self.route.create(request)
+
+
+ROOM = ApiRouter[AppState](CompletionRoutes)

@@ -1,4 +1,5 @@
-"""Stream of `GET /v1/events`: one kind of event at a time, the most overdue first."""
+"""Stream of `GET /v1/events`: one kind of event at a time, the most overdue first, with names for requests
+of the listener's own key and counts for others."""
 
 from __future__ import annotations
 
@@ -6,31 +7,361 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.events.hub import StepBroadcaster, Subscriber
-from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
-from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
+from openai_cpu_server.api.admin.health import QueueSizes
+from openai_cpu_server.api.events.broadcaster import SeenStep, StepBroadcaster, Subscriber
+from openai_cpu_server.api.events.schema import (
+    EVENTS,
+    VERSION,
+    Answers,
+    Caches,
+    Event,
+    Hello,
+    Holding,
+    LiveSequence,
+    ModelCache,
+    Models,
+    ModelState,
+    Pool,
+    Prompts,
+    Queue,
+    Requests,
+    Restart,
+    Running,
+    StepPart,
+    StepReport,
+    Steps,
+    Waiting,
+    name_of,
+)
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import event_source
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, RequestState
+from openai_cpu_server.contract.media import Sound
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState
 from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.http.keys import INFERENCE, Identity
-from openai_cpu_server.http.keys import Scope as AccessScope
+from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
 from openai_cpu_server.http.options import SchedulingOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.recent import RecentActivity
+
+L = TypeVar("L", bound=LiveSequence)
+Shown = TypeVar("Shown", ShownPart, ShownHolding)
+
+
+@dataclass(frozen=True)
+class EventFilter:
+    identity: Identity
+
+    @property
+    def is_whole(self) -> bool:
+        return self.identity.may(Scope.ADMIN)
+
+    @property
+    def has_rates(self) -> bool:
+        return self.is_whole or self.identity.may(Scope.METRICS)
+
+    def has_model(self, names: Iterable[str]) -> bool:
+        """Return True if the key may use the model, with or without an adapter."""
+        allowed = self.identity.allowed_models
+        if allowed is None:
+            return True
+        without_adapters = {name.rpartition(":")[0] for name in allowed}
+        return any(name in allowed or name in without_adapters for name in names)
+
+    def adapter(self, key: str | None, names: Iterable[str]) -> str | None:
+        """Return the name of a step's adapter, or None if the key may not use it."""
+        if key is None:
+            return None
+        name, allowed = key.partition("@")[0], self.identity.allowed_models
+        is_known = self.is_whole or allowed is None or any(f"{model}:{name}" in allowed for model in names)
+        return name if is_known else None
+
+    def owns(self, client: str) -> bool:
+        return Client.of_label(client).is_owned_by(self.identity)
+
+    def name_of(self, client: str) -> str:
+        return Client.of_label(client).shown_to(self.identity)
+
+    def parts(self, parts: Sequence[ShownPart]) -> list[StepPart]:
+        """Return the key's own parts, followed by one part for each priority of others."""
+        own, others = self._divided(parts)
+        return [
+            *(
+                StepPart(
+                    id=part.id,
+                    client=self.name_of(part.client) or None,
+                    priority=part.priority.label,
+                    why=part.why or None,
+                    **_sums([part]),
+                )
+                for part in own
+            ),
+            *(
+                StepPart(priority=priority.label, sequences=len(group), **_sums(group))
+                for priority, group in others
+            ),
+        ]
+
+    def holdings(self, holdings: Sequence[ShownHolding]) -> list[Holding]:
+        own, others = self._divided(holdings)
+        return [
+            *(Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
+            *(Holding(priority=priority.label, runs=_united(group)) for priority, group in others),
+        ]
+
+    def _divided(self, items: Sequence[Shown]) -> tuple[list[Shown], list[tuple[Priority, list[Shown]]]]:
+        """Return the key's own items, and those of others by priority."""
+        own = [item for item in items if self.owns(item.client)]
+        others = [item for item in items if not self.owns(item.client)]
+        groups = [(priority, [item for item in others if item.priority is priority]) for priority in Priority]
+        return own, [(priority, group) for priority, group in groups if group]
+
+
+_COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
+
+
+def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
+    return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
+
+
+def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
+    tiles = {first + n for one in holdings for first, count in one.runs for n in range(count)}
+    runs: list[tuple[int, int]] = []
+    for tile in sorted(tiles):
+        if runs and tile == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((tile, 1))
+    return runs
+
+
+MOST_STEPS = 50
+"""Steps in one event, about one per two pixels in a picture of a minute."""
+
+
+def step_reports(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
+    """Return steps of models that the key may use. `wall_s`: Unix time at zero of the monotonic clock."""
+    steps = [_report(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
+    size = -(-len(steps) // MOST_STEPS)
+    if size <= 1:
+        return steps
+    by_model = [list(steps_of_model) for _, steps_of_model in groupby(steps, key=lambda step: step.model)]
+    return [_merged(row[start : start + size]) for row in by_model for start in range(0, len(row), size)]
+
+
+def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
+    figures = seen.figures
+    return response_of(
+        StepReport,
+        figures,
+        model=seen.model.name,
+        at=round(wall_s + seen.ended_s - figures.elapsed_ms / 1000, 4),
+        ms=round(figures.elapsed_ms, 3),
+        predicted_ms=round(figures.predicted_ms, 3),
+        encoding_ms=round(figures.encoding_ms, 3) or 0,
+        sound_ms=round(figures.encoding_ms, 3) or 0 if figures.encodes == Sound.kind else 0,
+        interrupted=figures.is_interrupted,
+        adapter=event_filter.adapter(seen.shown.adapter, seen.model.names),
+        parts=event_filter.parts(seen.shown.parts),
+    )
+
+
+def _merged(steps: Sequence[StepReport]) -> StepReport:
+    first = steps[0]
+    if len(steps) == 1:
+        return first
+    parts: dict[tuple[str | None, str], list[StepPart]] = {}
+    for step in steps:
+        for part in step.parts:
+            parts.setdefault((part.id, part.priority), []).append(part)
+    times = ("ms", "predicted_ms", "encoding_ms", "sound_ms")
+    return msgspec.structs.replace(
+        first,
+        **{name: sum(getattr(step, name) for step in steps) for name in ("tokens", "padding", "preemptions")},
+        **{name: round(sum(getattr(step, name) for step in steps), 3) or 0 for name in times},
+        merged=len(steps),
+        interrupted=any(step.interrupted for step in steps),
+        parts=[
+            msgspec.structs.replace(
+                group[0],
+                sequences=1 if name is not None else sum(part.sequences for part in group),
+                **_sums(group),
+            )
+            for (name, _), group in parts.items()
+        ],
+    )
+
+
+_MOST_LISTED = 100
+_NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    registry: ModelRegistry
+    recent: RecentActivity
+    hub: StepBroadcaster
+    filter: EventFilter
+
+    def models(self) -> Models:
+        states = [_model_state(model) for model in self.seen_models]
+        return Models(models=states, memory_bytes=self.registry.status().rss_bytes)
+
+    def queue(self) -> Queue:
+        seen = [(model, model.engine.status()) for model in self.seen_models]
+        sizes = {
+            label: QueueSizes(
+                sum(status.running[label] for _, status in seen),
+                sum(status.waiting[label] for _, status in seen),
+            )
+            for label in (priority.label for priority in Priority)
+        }
+        waiting = [one for model, status in seen for one in self._waiting(model, status)]
+        return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
+
+    def requests(self) -> Requests:
+        running = (
+            self._shown(
+                Running,
+                model,
+                live,
+                inputs=live.num_inputs,
+                inputs_done=None if live.num_inputs is None else live.num_embedded,
+            )
+            for model in self.seen_models
+            for live in self._own_requests(model, RequestState.RUNNING)
+        )
+        return Requests(running=list(islice(running, _MOST_LISTED)))
+
+    def caches(self) -> Caches:
+        models = [
+            _cache(model, kv, self.hub.state_of(model) or _NO_STATE, self.filter)
+            for model in self.seen_models
+            if (kv := model.engine.kv_stats()) is not None
+        ]
+        return Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
+
+    def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
+        """Yield remembered restarts after the first `after` ones."""
+        for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1):
+            if number > after:
+                at = round(time.time() - death.age_s, 3)
+                yield Restart(
+                    model=model.name, at=at, cause=death.cause, reason=death.message, restarts=number
+                )
+
+    @property
+    def seen_models(self) -> list[ServedModel]:
+        return [model for model in self.registry.current if self.filter.has_model(model.names)]
+
+    def _own_requests(self, model: ServedModel, state: RequestState) -> list[LiveRequest]:
+        live = self.hub.requests_of(model)
+        return [one for one in live if one.state is state and self.filter.owns(one.client)]
+
+    def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
+        """Requests with a position come first, then the oldest."""
+        state = self.hub.state_of(model) or _NO_STATE
+        whys = {wait.id: wait.why for wait in state.waits}
+        is_ready = status.state is EngineState.READY
+        found = self._own_requests(model, RequestState.WAITING)
+        found.sort(key=lambda live: (live.position is None, live.position or 0))
+        return [
+            self._shown(
+                Waiting,
+                model,
+                live,
+                first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
+                why=whys.get(live.id) if is_ready else "engine",
+            )
+            for live in found[:_MOST_LISTED]
+        ]
+
+    def _shown(self, schema: type[L], model: ServedModel, live: LiveRequest, **others: object) -> L:
+        return response_of(
+            schema,
+            live,
+            model=model.name,
+            priority=live.priority.label,
+            client=self.filter.name_of(live.client),
+            age_s=round(live.age_s, 2),
+            **others,
+        )
+
+    def _answers(self) -> Answers | None:
+        counts = self.recent.answers
+        if not counts:
+            return None
+        hits, misses = counts[AnswerUse.EXACT] + counts[AnswerUse.SEMANTIC], counts[AnswerUse.MISS]
+        return Answers(
+            exact=counts[AnswerUse.EXACT],
+            semantic=counts[AnswerUse.SEMANTIC],
+            misses=misses,
+            bypasses=counts[AnswerUse.BYPASS],
+            hit_rate=round(hits / (hits + misses), 4) if hits + misses else None,
+        )
+
+
+def _model_state(model: ServedModel) -> ModelState:
+    status, info = model.engine.status(), model.engine.info
+    return response_of(
+        ModelState,
+        status,
+        name=model.name,
+        kind=model.kind.value,
+        state=status.state.value,
+        quantisation=model.quantisation,
+        context_length=info.context_limit if info else None,
+        max_seqs=info.max_seqs if info else None,
+        threads=info.threads if info else None,
+        threads_computing=status.threads_computing if info else None,
+        memory_bytes=status.engine_rss_bytes,
+    )
+
+
+def _cache(model: ServedModel, kv: KVStats, state: ShownState, event_filter: EventFilter) -> ModelCache:
+    pool = response_of(
+        Pool,
+        kv,
+        blocks=kv.pool_blocks,
+        used_blocks=kv.pool_blocks_used,
+        shared_blocks=kv.pool_blocks_shared,
+        tiles=state.pool_tiles,
+        tile_blocks=state.tile_blocks,
+        holdings=event_filter.holdings(state.holdings),
+    )
+    prompts = response_of(
+        Prompts,
+        kv,
+        block_tokens=kv.cache_block_tokens,
+        capacity_blocks=kv.cache_capacity_blocks,
+        blocks=kv.cache_blocks,
+        pinned_blocks=state.cache_pinned_blocks,
+        evictions=kv.cache_evictions,
+        hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
+    )
+    return ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
 
 
 class EventSchedule:
@@ -84,7 +415,7 @@ class EventListener:
         self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
         self._position = hub.position
         self._wall_s = time.time() - clock()
-        self._told: dict[str, Event] = {}
+        self._sent: dict[str, Event] = {}
         self._restarts: dict[str, int] = {}
         self._due_restarts: deque[Restart] = deque()
         self._past = self._new_restarts()
@@ -117,15 +448,15 @@ class EventListener:
         self._hub.look_for_models()
         for kind in self._agenda.due(self._clock()):
             event = self._makers[kind]()
-            if event is not None and event != self._told.get(kind):
-                self._told[kind] = event
+            if event is not None and event != self._sent.get(kind):
+                self._sent[kind] = event
                 return event
         return None
 
     def _steps(self) -> Event | None:
         news = self._hub.since(self._position)
         self._position = news.next
-        steps = told_steps(news.steps, self._filter, wall_s=self._wall_s)
+        steps = step_reports(news.steps, self._filter, wall_s=self._wall_s)
         return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
 
     def _restart(self) -> Event | None:
@@ -153,15 +484,29 @@ class EventRoutes:
         self._parts = parts
         self._hub = StepBroadcaster(parts.models)
 
+    @ApiRoute(
+        "GET",
+        "/v1/events",
+        INFERENCE,
+        "Operation",
+        query={
+            "types": {
+                "type": "string",
+                "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
+            }
+        },
+        media="text/event-stream",
+        events=EVENTS,
+    )
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream events, only some kinds with `?types=`. Raises InvalidRequest, TooManyWatchers."""
+        """Stream what the scheduler does, as server-sent events."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
         return partial(self._tell, kinds)
 
-    async def _tell(self, kinds: frozenset[str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _tell(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
         identity, parts = context_of(scope).identity, self._parts
         with self._hub.listening(_watcher(identity)):
             listener = EventListener(
@@ -173,11 +518,11 @@ class EventRoutes:
                 scheduling=parts.options.scheduling,
                 has_usage=parts.jobs is not None,
             )
-            told = self._messages(listener, scope)
-            response = event_source(told, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
+            messages = self._messages(listener, scope)
+            response = event_source(messages, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
             await response(scope, receive, send)
 
-    async def _messages(self, listener: EventListener, scope: Scope) -> AsyncIterator[bytes]:
+    async def _messages(self, listener: EventListener, scope: AsgiScope) -> AsyncIterator[bytes]:
         """An event is made only when the previous one has been sent."""
         yield _encoded(listener.hello())
         context, checked_s = context_of(scope), time.monotonic()
@@ -189,49 +534,29 @@ class EventRoutes:
                     if context.identity_now(self._parts.keys) != context.identity:
                         return  # its rights are others now: who connects again sees what they allow
                 except ServerError as error:
-                    said = error_object(error, request_id=context.ticket.id)
-                    yield events([Chunk(msgspec.json.encode(said), "error")])
+                    failure = error_object(error, request_id=context.ticket.id)
+                    yield events([Chunk(msgspec.json.encode(failure), "error")])
                     return
             if (event := listener.next()) is not None:
                 yield _encoded(event)
 
 
 def _kinds(request: Request) -> frozenset[str]:
-    asked = request.query_params.get("types")
-    if asked is None:
+    names = request.query_params.get("types")
+    if names is None:
         return frozenset(PERIODS_S)
-    kinds = frozenset(name.strip() for name in asked.split(",") if name.strip())
+    kinds = frozenset(name.strip() for name in names.split(",") if name.strip())
     if not kinds or not kinds <= PERIODS_S.keys():
         raise wrong_value("types", f"some of {', '.join(PERIODS_S)}, with commas")
     return kinds
 
 
 def _watcher(identity: Identity) -> Subscriber:
-    return Subscriber(Client.of(identity, None).label, identity.may(AccessScope.ADMIN))
+    return Subscriber(Client.of(identity, None).label, identity.may(Scope.ADMIN))
 
 
 def _encoded(event: Event) -> bytes:
     return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
-ROOM = ApiRouter[AppState, EventRoutes](
-    EventRoutes,
-    (
-        ApiRoute(
-            "GET",
-            "/v1/events",
-            lambda at: at.stream,
-            INFERENCE,
-            "Operation",
-            "What the scheduler does, live, as server-sent events",
-            query={
-                "types": {
-                    "type": "string",
-                    "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
-                }
-            },
-            media="text/event-stream",
-            events=EVENTS,
-        ),
-    ),
-)
+ROOM = ApiRouter[AppState](EventRoutes)

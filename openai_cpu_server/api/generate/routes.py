@@ -13,6 +13,7 @@ import msgspec
 from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.generate.render import (
@@ -33,7 +34,7 @@ from openai_cpu_server.api.generation.route import (
     while_connected,
 )
 from openai_cpu_server.api.generation.to_params import any_object, generation_ask
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.parts import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
@@ -42,7 +43,6 @@ from openai_cpu_server.http.keys import CALLS, INFERENCE
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import fetch
 
 MAX_ITEMS = 1024
 """Default limit of sequences in one call of another family."""
@@ -221,50 +221,52 @@ GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_ask), GenerateRenderer()
 class GenerateRoutes:
     def __init__(self, parts: AppState) -> None:
         self.route = GenerationRoute(GENERATE, parts.generation, parts.options)
-        self.batch = GenerateBatchRoute(self.route, parts)
+        self._batch = GenerateBatchRoute(self.route, parts)
         self._models = parts.models
 
-    async def model_info(self, request: Request) -> Response:
-        """Describe the model, for clients of a server that had one model."""
-        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        return json_response(model_card(self._models.choose(name, allowed)))
+    @ApiRoute(
+        "POST",
+        "/generate",
+        CALLS,
+        "Compatibility",
+        aliases=("/v1/generate",),
+        body=GenerateBody,
+        answer=Generated,
+        streams=True,
+        stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the "
+        "`metrics`.",
+        errors=GENERATION_ERRORS,
+    )
+    async def create(self, request: Request) -> ASGIApp:
+        """Answer a prompt, in the format of an older server."""
+        return await self.route.create(request)
 
-
-_ONE = ApiRoute[GenerateRoutes](
-    "POST",
-    "/generate",
-    lambda at: at.route.create,
-    access=CALLS,
-    summary="Answer a prompt, under an older server's name",
-    tag="Compatibility",
-    body=GenerateBody,
-    answer=Generated,
-    streams=True,
-    stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the `metrics`.",
-    errors=GENERATION_ERRORS,
-)
-_row = partial(ApiRoute[GenerateRoutes], access=INFERENCE, tag="Compatibility")
-_rows = (
-    _ONE,
-    _ONE.at("/v1/generate"),
-    _row(
+    @ApiRoute(
         "POST",
         "/v1/generate/batch",
-        lambda at: at.batch.create,
-        summary="Several of them at once; one that fails fails alone",
+        INFERENCE,
+        "Compatibility",
         body=GenerateBatchBody,
         answer=GeneratedBatch,
         errors=(429, CLIENT_GONE),
-    ),
-    _row(
+    )
+    async def create_batch(self, request: Request) -> Response:
+        """Answer several prompts at once. A failure concerns only its own prompt."""
+        return await self._batch.create(request)
+
+    @ApiRoute(
         "GET",
         "/v1/model/info",
-        lambda at: at.model_info,
-        summary="The model that is asked when none is named, or the one named",
+        INFERENCE,
+        "Compatibility",
         query={"model": {"type": "string"}},
         answer=ModelCard,
         errors=(404,),
-    ),
-)
-ROOM = ApiRouter[AppState, GenerateRoutes](GenerateRoutes, _rows)
+    )
+    async def model_info(self, request: Request) -> Response:
+        """Describe the named or the default model, for clients of a server with one model."""
+        chosen = await chosen_model(self._models, request, request.query_params.get("model"))
+        return json_response(model_card(chosen))
+
+
+ROOM = ApiRouter[AppState](GenerateRoutes)

@@ -47,8 +47,7 @@ from openai_cpu_server.http.context import Caller, RequestContext
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, Preset, choose_able, fetch
 from openai_cpu_server.models.routing.decide import (
     JudgedAnswer,
     RouteDecision,

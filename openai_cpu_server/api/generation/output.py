@@ -23,7 +23,7 @@ from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.tool_formats import INPUT, Callee, Parameter, Spelling, ToolFormat
-from openai_cpu_server.prompt.tool_formats.text_calls import OBJECT_HEAD, OBJECT_TAIL
+from openai_cpu_server.prompt.tool_formats.reader import OBJECT_HEAD, OBJECT_TAIL
 
 
 class ToolPlan(msgspec.Struct, frozen=True):

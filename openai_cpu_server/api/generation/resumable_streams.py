@@ -20,7 +20,7 @@ from openai_cpu_server.http.context import RequestHistory, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Reservation
-from openai_cpu_server.observe.metrics import KeptAmounts
+from openai_cpu_server.observe.metrics import StreamAmounts
 
 CONVERSATION_HEADER = "X-Conversation-Id"
 """llama-server's header with the client's name of the conversation."""
@@ -246,10 +246,10 @@ class ResumableStreams:
                 return kept
         raise RequestNotFound(name)
 
-    def amounts(self) -> KeptAmounts:
+    def amounts(self) -> StreamAmounts:
         logs = [one.log for one in self._streams.values()]
         num_ended = sum(log.has_ended for log in logs)
-        return KeptAmounts(len(logs) - num_ended, num_ended, sum(log.held_bytes for log in logs))
+        return StreamAmounts(len(logs) - num_ended, num_ended, sum(log.held_bytes for log in logs))
 
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
         """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""

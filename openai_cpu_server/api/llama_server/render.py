@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -147,74 +147,77 @@ class LlamaRenderer:
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
-        told = [
-            _completion(call, index, at, _Told.of(call, answer, pieces), figures)
+        completions = [
+            _completion(
+                call,
+                index,
+                at,
+                figures,
+                answer.ended,
+                has_new_line="\n" in answer.text,
+                content=answer.text,
+                tokens=answer.tokens if call.details.tokens else [],
+                scores=UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces),
+            )
             for index, (at, answer) in enumerate(shown(call, answers))
         ]
-        return told[0] if len(told) == 1 else b"[" + b",".join(told) + b"]"
+        return completions[0] if len(completions) == 1 else b"[" + b",".join(completions) + b"]"
 
     def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> LlamaStream:
         return LlamaStream(call, pieces)
 
 
-class _Told(NamedTuple):
-    content: str
-    has_new_line: bool
-    tokens: list[int]
-    scores: Probabilities
-    finish: Finish
-
-    @classmethod
-    def of(cls, call: ResolvedRequest, answer: GatheredAnswer, pieces: ShownPieces) -> _Told:
-        tokens = answer.tokens if call.details.tokens else []
-        scores = UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces)
-        return cls(answer.text, "\n" in answer.text, tokens, scores, answer.ended)
-
-
-def _completion(call: ResolvedRequest, index: int, at: int, told: _Told, figures: Figures) -> bytes:
-    request, finish = call.requests[at], told.finish
+def _completion(
+    call: ResolvedRequest,
+    index: int,
+    at: int,
+    figures: Figures,
+    finish: Finish,
+    *,
+    has_new_line: bool,
+    content: str = "",
+    tokens: list[int] | None = None,
+    scores: Probabilities = UNSET,
+) -> bytes:
+    """`at`: place of the request in the call. Streams have sent the content, tokens and scores before."""
+    request = call.requests[at]
     own = msgspec.structs.replace(
         figures,
         prompt_tokens=request.num_tokens,
         output_tokens=finish.output_tokens,
         cached_tokens=finish.cached_tokens,
     )
+    end_type = "eos" if finish.stop_string is None else "word"
     answer = LlamaCompletion(
         index=index,
-        content=told.content,
-        tokens=told.tokens,
+        content=content,
+        tokens=tokens or [],
         model=call.model,
         tokens_predicted=finish.output_tokens,
         tokens_evaluated=request.num_tokens,
         generation_settings=settings(request.sampling, request, call),
         prompt=call.prompt_of(at).echo or "",
-        has_new_line=told.has_new_line,
+        has_new_line=has_new_line,
         truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it,
-        stop_type=_stop_type(finish),
+        stop_type="limit" if finish_reason(finish) == "length" else end_type,
         stopping_word=finish.stop_string or "",
         tokens_cached=request.num_tokens + finish.output_tokens,
         timings=timings(own),
-        completion_probabilities=told.scores,
+        completion_probabilities=scores,
     )
     return _chosen_fields(answer, call.details.fields)
 
 
-def _stop_type(finish: Finish) -> str:
-    if finish_reason(finish) == "length":
-        return "limit"
-    return "eos" if finish.stop_string is None else "word"
-
-
 def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[TokenProbabilities]:
-    def told(token: int) -> tuple[int, str, tuple[int, ...]]:
+    def fields(token: int) -> tuple[int, str, tuple[int, ...]]:
         piece = pieces[token]
         return token, piece.text, piece.bytes or ()
 
     return [
         TokenProbabilities(
-            *told(one.token),
+            *fields(one.token),
             finite(one.logprob),
-            [TokenProbability(*told(token), finite(logprob)) for token, logprob in one.top],
+            [TokenProbability(*fields(token), finite(logprob)) for token, logprob in one.top],
         )
         for one in scores
     ]
@@ -224,15 +227,14 @@ def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
     encoded = msgspec.json.encode(answer)
     if not paths:
         return encoded
-    whole = msgspec.json.decode(encoded)
-    found = {path: _inner(whole, path.split("/")) for path in paths}
-    return msgspec.json.encode({path: value for path, value in found.items() if value is not None})
-
-
-def _inner(value: object, names: Sequence[str]) -> object:
-    for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+    answered, found = msgspec.json.decode(encoded), {}
+    for path in paths:
+        value: object = answered
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return msgspec.json.encode(found)
 
 
 class LlamaStream(Renderer):
@@ -242,12 +244,12 @@ class LlamaStream(Renderer):
         self._call = call
         self._pieces = pieces
         self._places = {request.id: at for at, request in enumerate(call.requests)}
-        self._num_told = dict.fromkeys(self._places, 0)
+        self._num_sent = dict.fromkeys(self._places, 0)
         self._with_new_line: set[str] = set()
         self._finishes: dict[str, Finish] = {}
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        self._num_told[event.id] += len(event.tokens)
+        self._num_sent[event.id] += len(event.tokens)
         if "\n" in event.text:
             self._with_new_line.add(event.id)
         if event.finish is not None:
@@ -257,8 +259,8 @@ class LlamaStream(Renderer):
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         chunk = self._chunk(TokenEvent(id=request_id))
-        told = ProgressChunk.of(progress, figures)
-        return (_line(msgspec.structs.replace(chunk, prompt_progress=told)),)
+        progress_chunk = ProgressChunk.of(progress, figures)
+        return (_line(msgspec.structs.replace(chunk, prompt_progress=progress_chunk)),)
 
     def _chunk(self, event: TokenEvent) -> LlamaChunk:
         at = self._places[event.id]
@@ -267,7 +269,7 @@ class LlamaStream(Renderer):
             index=at,
             content=event.text,
             tokens=list(event.tokens),
-            tokens_predicted=self._num_told[event.id],
+            tokens_predicted=self._num_sent[event.id],
             tokens_evaluated=self._call.requests[at].num_tokens,
             timings=UNSET if self.so_far is None else timings(self.so_far),
             completion_probabilities=_probabilities(event.logprobs, self._pieces) if is_scored else UNSET,
@@ -275,12 +277,20 @@ class LlamaStream(Renderer):
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         return [
-            Chunk(one_line(_completion(self._call, at, at, self._ended(request_id), figures)))
+            Chunk(
+                one_line(
+                    _completion(
+                        self._call,
+                        at,
+                        at,
+                        figures,
+                        self._finishes[request_id],
+                        has_new_line=request_id in self._with_new_line,
+                    )
+                )
+            )
             for request_id, at in self._places.items()
         ]
-
-    def _ended(self, request_id: str) -> _Told:
-        return _Told("", request_id in self._with_new_line, [], UNSET, self._finishes[request_id])
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         return (Chunk(msgspec.json.encode(numbered(error))),)

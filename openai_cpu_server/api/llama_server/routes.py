@@ -1,122 +1,95 @@
-"""Routes of llama-server's own API, and conversion of bodies to a `GenerationParams`."""
+"""Routes of llama-server's own API: generation, and descriptions of the server."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
+from typing import Any, Union
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from openai_cpu_server.api.generation.params import (
-    FileParam,
-    FormParam,
-    GenerationParams,
-    LimitParam,
-    PromptsParam,
-)
+from openai_cpu_server import __version__
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
-from openai_cpu_server.api.generation.sampling import left_out, sampling_sent, with_samplers
-from openai_cpu_server.api.generation.to_params import (
-    any_object,
-    asked_details,
-    one_form,
-    schema_form,
-    shared_ask,
-    shared_forms,
-)
-from openai_cpu_server.api.llama_server.body import (
+from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer, settings
+from openai_cpu_server.api.llama_server.schema import (
     ANY_SEED,
     DEFAULTS,
     LlamaCompletionBody,
     LlamaInfillBody,
-    LlamaServerBody,
 )
-from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer
-from openai_cpu_server.api.llama_server.server import HealthWord, LlamaServerFacts, Props, Slot
-from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
-from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES
-from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.api.llama_server.to_params import completion_ask, infill_ask
+from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.errors import EngineUnavailable
+from openai_cpu_server.http.clients import Client
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import NumberedErrorObject, json_response, numbered_at
+from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES, Identity
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter, JsonSchema
 
-_NO_NAME = "tmp"
-"""llama-server's name of a file without one."""
-_ANSWER_ROOM = 256
+
+class DefaultSettings(msgspec.Struct, frozen=True):
+    params: dict[str, Any]
+    n_ctx: int
 
 
-def completion_ask(body: LlamaCompletionBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest."""
-    return llama_ask(body, PromptsParam(body.prompt, echo=True))
+class PropsModalities(msgspec.Struct, frozen=True):
+    vision: bool
+    audio: bool = False
+    video: bool = False
 
 
-def infill_ask(body: LlamaInfillBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest."""
-    files = [FileParam(file.filename or _NO_NAME, file.text) for file in body.input_extra or ()]
-    limit = body.limit
-    prompt = PromptsParam(
-        [(body.input_prefix, body.prompt or "")],
-        "input_prefix",
-        suffix=body.input_suffix,
-        suffix_path="input_suffix",
-        files=tuple(files),
-        answer_room=_ANSWER_ROOM if limit is None else limit[1],
-        echo=True,
-    )
-    return llama_ask(body, prompt)
+class Props(msgspec.Struct, frozen=True, kw_only=True):
+    default_generation_settings: DefaultSettings
+    total_slots: int
+    model_alias: str
+    model_ftype: str
+    model_path: str
+    modalities: PropsModalities
+    endpoint_slots: bool = True
+    endpoint_props: bool = False
+    """False, because properties cannot be changed."""
+    endpoint_metrics: bool = True
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool
 
 
-def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
-    """Convert the shared fields. Raises InvalidRequest."""
-    given = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
-    biases = body.logit_bias
-    ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
-    seed = None if body.seed == ANY_SEED else body.seed
-    told = body.model_copy(update={**given, "logit_bias": ids, "seed": seed})
-    ask = shared_ask(told, prompt, id_prefix="llama-", form=one_form(_forms(body)))
-    sampling = with_samplers(ask.sampling, body.samplers)
-    if not ask.is_seeded:
-        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
-    limit = body.limit
-    return msgspec.structs.replace(
-        ask,
-        sampling=sampling,
-        sent=sampling_sent(body),
-        ignored=Ignored(left_out(body.samplers)),
-        biases=() if biases is None else biases.texts,
-        n=body.n_cmpl or body.n,
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        max_tokens=None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True),
-        logprobs=body.n_probs or None,
-        details=msgspec.structs.replace(
-            asked_details(body),
-            tokens=bool(body.return_tokens),
-            fields=tuple(body.response_fields or ()),
-        ),
-    )
+class NextToken(msgspec.Struct, frozen=True):
+    has_next_token: bool
+    n_decoded: int
 
 
-def _forms(body: LlamaServerBody) -> Iterator[FormParam]:
-    yield from shared_forms(body)
-    if body.json_schema is not None:
-        yield schema_form(body.json_schema, "json_schema") if body.json_schema else any_object("json_schema")
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """Place for a sequence. Details are shown only for requests of the same client."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool = False
+    request: Union[str, UnsetType] = UNSET
+    n_prompt_tokens: Union[int, UnsetType] = UNSET
+    next_token: Union[list[NextToken], UnsetType] = UNSET
+
+
+class HealthWord(msgspec.Struct, frozen=True):
+    status: str = "ok"
 
 
 _RENDERER = LlamaRenderer()
 _COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
 _INFILL = ApiAdapter(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
-
-
-class LlamaServerRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
-        self.infill = GenerationRoute(_INFILL, parts.generation, parts.options)
-        self.facts = LlamaServerFacts(parts.models)
-
-
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
-    ApiRoute[LlamaServerRoutes],
+    ApiRoute,
     "POST",
     access=CALLS,
     tag="llama-server",
@@ -127,48 +100,93 @@ _generation = partial(
     stream_form=_STREAM,
     errors=GENERATION_ERRORS,
 )
-_COMPLETION_ROW = _generation(
-    "/completion",
-    lambda at: at.completion.create,
-    summary="Continue a text, or each of several, as llama-server does",
-    body=LlamaCompletionBody,
-)
 _MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
 _fact = partial(
-    ApiRoute[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503), error=NumberedErrorObject
+    ApiRoute, "GET", access=INFERENCE, tag="llama-server", errors=(404, 503), error=NumberedErrorObject
 )
-_rows = (
-    _COMPLETION_ROW,
-    _COMPLETION_ROW.at("/completions"),
-    _generation(
-        "/infill",
-        lambda at: at.infill.create,
-        summary="What stands between two texts, for models with tokens for that",
-        body=LlamaInfillBody,
-    ),
-    _fact(
-        "/props",
-        lambda at: at.facts.props,
-        access=INFERENCE,
-        summary="What a model is, and what is taken where nothing is sent",
-        query=_MODEL,
-        answer=Props,
-    ),
-    _fact(
+
+
+class LlamaServerRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
+        self._infill = GenerationRoute(_INFILL, parts.generation, parts.options)
+        self._models = parts.models
+
+    @_generation("/completion", aliases=("/completions",), body=LlamaCompletionBody)
+    async def completion(self, request: Request) -> ASGIApp:
+        """Continue one or several texts, in llama-server's format."""
+        return await self._completion.create(request)
+
+    @_generation("/infill", body=LlamaInfillBody)
+    async def infill(self, request: Request) -> ASGIApp:
+        """Fill in the text between two texts, with a model that has tokens for that."""
+        return await self._infill.create(request)
+
+    @_fact("/props", query=_MODEL, answer=Props)
+    async def props(self, request: Request) -> Response:
+        """Describe a model and its default parameters."""
+        chosen = await chosen_model(self._models, request, request.query_params.get("model"))
+        model, info = chosen.model, chosen.model.loaded()
+        defaults = settings(Sampling(seed=ANY_SEED, **DEFAULTS))
+        props = Props(
+            default_generation_settings=DefaultSettings(defaults, info.context_limit),
+            total_slots=info.max_seqs,
+            model_alias=chosen.name,
+            model_ftype=(model.quantisation or "").upper(),
+            model_path=PurePath(info.path).name,
+            modalities=PropsModalities(info.sees),
+            chat_template=model.template_source or "",
+            bos_token=model.tokenizer.bos_text,
+            eos_token=model.tokenizer.eos_text,
+            build_info=f"openai-cpu-server {__version__}",
+            is_sleeping=model.engine.state is EngineState.ASLEEP,
+        )
+        return json_response(props)
+
+    @_fact(
         "/slots",
-        lambda at: at.facts.slots,
-        access=INFERENCE,
-        summary="A list of the places that sequences may have, and which are taken",
         query={**_MODEL, "fail_on_no_slot": {"type": "string"}},
         answer=Slot,
         lists=(True,),
-    ),
-    _fact(
-        "/v1/health", lambda at: at.facts.health, access=PROBES, summary="It can generate", answer=HealthWord
-    ),
-)
-ROOM = ApiRouter[AppState, LlamaServerRoutes](
+    )
+    async def slots(self, request: Request) -> Response:
+        """List the slots of a model. With `fail_on_no_slot`, answer 503 if none is free."""
+        chosen = await chosen_model(self._models, request, request.query_params.get("model"))
+        engine, info = chosen.model.engine, chosen.model.loaded()
+        running = [one for one in engine.requests() if one.state is RequestState.RUNNING]
+        if request.query_params.get("fail_on_no_slot") and len(running) >= info.max_seqs:
+            raise EngineUnavailable("No slot is available.")
+        identity, speculates = context_of(request.scope).identity, info.draft_cost is not None
+        free = [
+            Slot(id=number, n_ctx=info.context_limit, speculative=speculates)
+            for number in range(max(info.max_seqs, len(running)))
+        ]
+        taken = [_taken(slot, live, identity) for slot, live in zip(free, running, strict=False)]
+        slots = [*taken, *free[len(taken) :]]
+        return Response(msgspec.json.encode(slots), media_type="application/json")
+
+    @_fact("/v1/health", access=PROBES, answer=HealthWord)
+    async def health(self, request: Request) -> Response:
+        """Answer 503 until the server can generate."""
+        status = self._models.status()
+        if status.state not in (EngineState.READY, EngineState.ASLEEP):
+            raise unavailable(status)
+        return json_response(HealthWord())
+
+
+def _taken(slot: Slot, live: LiveRequest, seen_by: Identity) -> Slot:
+    taken = msgspec.structs.replace(slot, is_processing=True)
+    if not Client.of_label(live.client).is_owned_by(seen_by):
+        return taken
+    return msgspec.structs.replace(
+        taken,
+        request=live.id,
+        n_prompt_tokens=live.prompt_tokens,
+        next_token=[NextToken(has_next_token=True, n_decoded=live.output_tokens)],
+    )
+
+
+ROOM = ApiRouter[AppState](
     LlamaServerRoutes,
-    _rows,
     shape=numbered_at("/completion", "/completions", "/infill", "/props", "/slots", "/v1/health"),
 )

@@ -35,12 +35,12 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.http.errors import (
     CLIENT_GONE,
     TABLE,
-    ErrorBody,
     ErrorObject,
     ErrorShape,
     error_object,
     failure_of,
     headers_of,
+    json_response,
 )
 from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
@@ -60,7 +60,6 @@ _TYPES: Mapping[int, str] = {
 }
 """Anthropic's error types by HTTP status. Others are invalid requests."""
 _STATUSES = {failure.code: failure.status for failure in TABLE.values() if failure.code is not None}
-_TOO_LONG = "context_length_exceeded"
 
 
 class MessagesErrorBody(msgspec.Struct, frozen=True):
@@ -81,23 +80,21 @@ def streamed_error(error: ErrorObject) -> MessagesError:
     return MessagesError(type="error", error=_body(error, _STATUSES.get(error.error.code or "", otherwise)))
 
 
-def _body(said: ErrorObject, status: int) -> MessagesErrorBody:
-    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), _words(said.error))
-
-
-def _words(said: ErrorBody) -> str:
+def _body(sent: ErrorObject, status: int) -> MessagesErrorBody:
     """Begin with Anthropic's words for a prompt that is too long, because Claude Code then shortens the
     conversation."""
-    if said.code == _TOO_LONG:
-        return f"prompt is too long: {said.message}"
-    is_named = said.param is None or said.param in said.message
-    return said.message if is_named else f"{said.param}: {said.message}"
+    error, message = sent.error, sent.error.message
+    if error.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"
+    elif error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), message)
 
 
 def _response(error: Exception, request_id: str) -> Response:
-    status, said = failure_of(error).status, error_object(error, request_id=request_id)
-    body = MessagesError(type="error", error=_body(said, status), request_id=request_id)
-    return Response(msgspec.json.encode(body), status, headers_of(error), media_type="application/json")
+    status, sent = failure_of(error).status, error_object(error, request_id=request_id)
+    body = MessagesError(type="error", error=_body(sent, status), request_id=request_id)
+    return json_response(body, status, headers_of(error))
 
 
 SHAPE = ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
@@ -215,7 +212,13 @@ def _ending(call: ResolvedRequest, reader: PartsReader, finish: Finish) -> _Endi
 
 
 def _blocks(parts: Sequence[Part], new_id: NewId) -> Iterator[MessageBlock]:
-    for first, texts in _grouped(parts):
+    groups: list[tuple[Part, list[str]]] = []
+    for part in parts:
+        if not groups or _begins_block(part, groups[-1][0]):
+            groups.append((part, []))
+        if not isinstance(part, CallBegin):
+            groups[-1][1].append(part.text)
+    for first, texts in groups:
         text = "".join(texts)
         if isinstance(first, CallBegin):
             yield MessageToolUse(new_id(), first.name, msgspec.Raw(_object(text)))
@@ -223,19 +226,6 @@ def _blocks(parts: Sequence[Part], new_id: NewId) -> Iterator[MessageBlock]:
             yield MessageThinking(text, _UNSIGNED)
         elif text:
             yield MessageText(text)
-
-
-def _grouped(parts: Sequence[Part]) -> Iterator[tuple[Part, list[str]]]:
-    first, texts = None, list[str]()
-    for part in parts:
-        if first is None or _begins_block(part, first):
-            if first is not None:
-                yield first, texts
-            first, texts = part, []
-        if not isinstance(part, CallBegin):
-            texts.append(part.text)
-    if first is not None:
-        yield first, texts
 
 
 def _begins_block(part: Part, block: Part) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, CountRoute, GenerationRoute
-from openai_cpu_server.api.messages.body import CountBody, MessagesBody
 from openai_cpu_server.api.messages.render import (
     COUNT_TOKENS,
     MESSAGES,
@@ -16,6 +16,7 @@ from openai_cpu_server.api.messages.render import (
     MessagesError,
     MessagesRenderer,
 )
+from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.messages.to_params import messages_ask, prompt_ask
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.http.keys import CALLS, WORK
@@ -35,37 +36,40 @@ class TokensCounted(msgspec.Struct, frozen=True):
 
 class MessagesRoutes:
     def __init__(self, parts: AppState) -> None:
-        self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
-        self.counting = CountRoute(
+        self._route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
+        self._counting = CountRoute(
             COUNTED, parts.generation, lenient=parts.options.lenient, answer=TokensCounted
         )
 
-
-_row = partial(ApiRoute[MessagesRoutes], access=CALLS, tag="Generation")
-_rows = (
-    _row(
+    @ApiRoute(
         "POST",
         MESSAGES,
-        lambda at: at.route.create,
-        summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+        CALLS,
+        "Generation",
         body=MessagesBody,
         answer=AnswerMessage,
         streams=True,
         stream_form=_EVENTS,
         error=MessagesError,
         errors=GENERATION_ERRORS,
-    ),
-    _row(
+    )
+    async def create(self, request: Request) -> ASGIApp:
+        """Answer a conversation in Anthropic's format, whole or as server-sent events."""
+        return await self._route.create(request)
+
+    @ApiRoute(
         "POST",
         COUNT_TOKENS,
-        lambda at: at.counting.count,
-        access=WORK,
-        tag="Tokens",
-        summary="The tokens of such a conversation",
+        WORK,
+        "Tokens",
         body=CountBody,
         answer=TokensCounted,
         error=MessagesError,
         errors=(404,),
-    ),
-)
-ROOM = ApiRouter[AppState, MessagesRoutes](MessagesRoutes, _rows, shape=SHAPE)
+    )
+    async def count(self, request: Request) -> Response:
+        """Count the prompt tokens of a conversation in Anthropic's format."""
+        return await self._counting.count(request)
+
+
+ROOM = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)

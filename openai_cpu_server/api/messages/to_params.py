@@ -14,13 +14,11 @@ import msgspec
 from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
-    Attached,
     ConversationParam,
     DetailsParam,
     FormParam,
     FunctionParam,
     GenerationParams,
-    JsonObject,
     LimitParam,
     MessageParam,
     ReasoningParam,
@@ -30,7 +28,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
 from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
-from openai_cpu_server.api.messages.body import (
+from openai_cpu_server.api.messages.schema import (
     Block,
     CountBody,
     CustomTool,
@@ -79,7 +77,20 @@ def messages_ask(body: MessagesBody) -> GenerationParams:
 def prompt_ask(body: CountBody) -> GenerationParams:
     """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
-    messages = [message for turn in turns for message in _told(turn)]
+    messages = [message for turn in turns for message in _messages(turn)]
+    foreign = [*_foreign_blocks(turns)]
+    left_out = [
+        tool.named(f"tools[{index}]")
+        for index, tool in enumerate(body.tools or ())
+        if isinstance(tool, ForeignKind)
+    ]
+    left_out += [block.named(at) for block, at, _ in foreign if not block.is_attached]
+    left_out += [
+        placed.block.named(placed.at)
+        for placed in _placed(body.system or "", "system", within="")
+        if isinstance(placed.block, ForeignKind) and not placed.block.is_attached
+    ]
+    attached = (block.attached(at, is_asked=is_last) for block, at, is_last in foreign)
     form = _form(body)
     if form is not None and messages[-1].role == "assistant":
         message = "cannot be combined with a last message of the assistant: the answer continues it."
@@ -89,42 +100,24 @@ def prompt_ask(body: CountBody) -> GenerationParams:
         prompt=ConversationParam(messages, "messages"),
         sampling=sampling_of(body),
         sent=sampling_sent(body),
-        ignored=adapted_names([*_skipped_tools(body), *_told_in_words(body, turns)], messages),
+        ignored=adapted_names(left_out, messages),
         model=body.model,
         stop_path="stop_sequences",
         form=form,
         tools=_tools(body),
         thinking=_thinking(body),
-        attached=tuple(_attached(turns)),
+        attached=tuple(item for item in attached if item is not None),
     )
 
 
-def _skipped_tools(body: CountBody) -> list[str]:
-    tools = enumerate(body.tools or ())
-    return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
-
-
-def _told_in_words(body: CountBody, turns: Sequence[_Turn]) -> Iterator[str]:
-    for placed in (placed for turn in turns for placed in turn.blocks):
-        within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
-        yield from _foreign([*_placed(within or "", placed.at), placed])
-    yield from _foreign(_placed(body.system or "", "system", within=""))
-
-
-def _foreign(blocks: Sequence[PlacedBlock]) -> Iterator[str]:
-    found = ((placed.block, placed.at) for placed in blocks if isinstance(placed.block, ForeignKind))
-    return (block.named(at) for block, at in found if not block.is_attached)
-
-
-def _attached(turns: Sequence[_Turn]) -> Iterator[Attached]:
+def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, bool]]:
+    """Yield the foreign blocks with their paths, and True for those of the last turn."""
     for turn in turns:
         for placed in turn.blocks:
             within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
             for block, at in [*_placed(within or "", placed.at), placed]:
-                if not isinstance(block, ForeignKind):
-                    continue
-                if (attached := block.attached(at, is_asked=turn is turns[-1])) is not None:
-                    yield attached
+                if isinstance(block, ForeignKind):
+                    yield block, at, turn is turns[-1]
 
 
 def _thinking(body: CountBody) -> ReasoningParam:
@@ -157,16 +150,18 @@ class _Turn(NamedTuple):
 
 
 def _turns(body: CountBody) -> Iterator[_Turn]:
-    given = [
+    sent = [
         (message.role, f"messages[{index}]", message.content) for index, message in enumerate(body.messages)
     ]
     system = _system_text(body.system)
     first = [("system", "system", system)] if system else []
-    for role, said in groupby([*first, *given], key=itemgetter(0)):
-        messages = [*said]
+    for role, group in groupby([*first, *sent], key=itemgetter(0)):
+        messages = [*group]
         blocks = [placed for _, at, content in messages for placed in _placed(content, at)]
-        for placed in blocks:
-            _check_place(placed, role)
+        for block, at in blocks:
+            if not isinstance(block, _ALLOWED[role]):
+                message = f"'{at}': a message of the role '{role}' cannot have '{block.type}' blocks."
+                raise wrong(message, at)
         if not blocks and role != "assistant":
             raise missing(f"{messages[0][1]}.content")
         yield _Turn(role, blocks, messages[0][1])
@@ -194,17 +189,11 @@ def _placed(content: str | Sequence[Block], at: str, within: str = ".content") -
     return [PlacedBlock(block, f"{at}{within}[{index}]") for index, block in enumerate(content)]
 
 
-def _check_place(placed: PlacedBlock, role: str) -> None:
-    if not isinstance(placed.block, _ALLOWED[role]):
-        message = f"'{placed.at}': a message of the role '{role}' cannot have '{placed.block.type}' blocks."
-        raise wrong(message, placed.at)
-
-
-def _told(turn: _Turn) -> Iterator[MessageParam]:
+def _messages(turn: _Turn) -> Iterator[MessageParam]:
     """Yield results first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
-    said = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
-    text = joined(map(_text, said))
+    texts = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
+    text = joined(map(_text, texts))
     if turn.role == "assistant":
         yield MessageParam(_assistant(blocks, text), path=turn.at)
         return
@@ -212,12 +201,20 @@ def _told(turn: _Turn) -> Iterator[MessageParam]:
         if isinstance(block, ToolResultBlock):
             result = {"role": "tool", "content": _result_text(block), "tool_call_id": block.tool_use_id}
             yield MessageParam(result, path=at)
-    if said:
+    if texts:
         yield MessageParam({"role": turn.role, "content": text}, path=turn.at)
 
 
 def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
-    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": to_json(block.input)},
+        }
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
     thoughts = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     fields: dict[str, object] = {"role": "assistant", "content": None if calls and not text else text}
     if calls:
@@ -227,18 +224,13 @@ def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
     return fields
 
 
-def _call(block: ToolUseBlock) -> dict[str, object]:
-    function = {"name": block.name, "arguments": to_json(block.input)}
-    return {"id": block.id, "type": "function", "function": function}
-
-
 def _result_text(result: ToolResultBlock) -> str:
     """Mark an error in the text, because OpenAI's results have no field for it."""
     content = result.content or ""
     if not isinstance(content, str):
         content = joined(map(_text, content))
-    is_told = "error" in content[:32].lower()
-    return f"Error: {content}" if result.is_error and not is_told else content
+    names_error = "error" in content[:32].lower()
+    return f"Error: {content}" if result.is_error and not names_error else content
 
 
 # -- tools and the answer's form -----------------------------------------------------------------------
@@ -248,8 +240,18 @@ def _tools(body: CountBody) -> ToolsParam | None:
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise missing("tool_choice.name")
-    given = enumerate(body.tools or ())
-    functions = [_function(tool, f"tools[{index}]") for index, tool in given if isinstance(tool, CustomTool)]
+    functions = [
+        FunctionParam(
+            tool.name,
+            f"tools[{index}]",
+            f"tools[{index}].input_schema",
+            tool.description,
+            {"type": "object", **tool.input_schema},
+            is_strict=bool(tool.strict),
+        )
+        for index, tool in enumerate(body.tools or ())
+        if isinstance(tool, CustomTool)
+    ]
     if not functions:
         check_no_choice(choice.type if choice else None, without="tools", path="tool_choice")
         return None
@@ -260,13 +262,6 @@ def _tools(body: CountBody) -> ToolsParam | None:
         use=_USES[choice.type],
         chosen=(choice.name,) if choice.type == "tool" and choice.name else None,
         several=not choice.disable_parallel_tool_use,
-    )
-
-
-def _function(tool: CustomTool, path: str) -> FunctionParam:
-    schema: JsonObject = {"type": "object", **tool.input_schema}
-    return FunctionParam(
-        tool.name, path, f"{path}.input_schema", tool.description, schema, is_strict=bool(tool.strict)
     )
 
 

@@ -10,12 +10,8 @@ import msgspec
 
 from openai_cpu_server.api.generation.call import fingerprint
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
-from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import AvailableModel, ChosenModel
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel, Preset
 from openai_cpu_server.models.served import ServedModel
-
-_NEVER = "9999-12-31T23:59:59Z"
-_BILLION, _MILLION = 10**9, 10**6
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,28 +79,22 @@ def listed(chosen: ChosenModel) -> OllamaModel:
     return OllamaModel(
         name=chosen.name,
         model=chosen.name,
-        modified_at=_since(chosen.model),
+        modified_at=_at(chosen.model.created),
         size=info.file_bytes if info else 0,
         digest=_digest(info, chosen),
-        details=_details(info, chosen.model),
+        details=_details_of(info, chosen.model),
     )
 
 
-def lying(model: AvailableModel) -> OllamaModel:
+def listed_file(model: AvailableModel) -> OllamaModel:
     """Describe a model that has not been requested yet. Only its size is known."""
-    family = model.architecture
     return OllamaModel(
         name=model.name,
         model=model.name,
         modified_at=_at(model.changed_s),
         size=model.num_bytes,
         digest=hashlib.sha256(repr(model).encode()).hexdigest(),
-        details=OllamaDetails(
-            family=family,
-            families=[family] if family else [],
-            parameter_size="",
-            quantization_level=(model.quantisation or "").upper(),
-        ),
+        details=_details(model.architecture, "", (model.quantisation or "").upper()),
     )
 
 
@@ -117,8 +107,8 @@ def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
         size=on_device + (status.engine_rss_bytes or info.file_bytes),
         size_vram=on_device,
         digest=_digest(info, chosen),
-        details=_details(info, chosen.model),
-        expires_at=_NEVER,
+        details=_details_of(info, chosen.model),
+        expires_at="9999-12-31T23:59:59Z",
         context_length=info.context_limit,
     )
 
@@ -132,10 +122,10 @@ def shown(chosen: ChosenModel) -> OllamaShown:
         parameters="".join(f"{name:<30} {value}\n" for name, value in _parameters(preset)),
         system=preset.system or msgspec.UNSET,
         template=preset.template or model.template_source or "",
-        details=_details(info, model),
+        details=_details_of(info, model),
         model_info=_facts(info),
         capabilities=capabilities(model),
-        modified_at=_since(model),
+        modified_at=_at(model.created),
     )
 
 
@@ -180,18 +170,23 @@ def _facts(info: ModelInfo) -> dict[str, str | int]:
     return facts
 
 
-def _details(info: ModelInfo | None, model: ServedModel) -> OllamaDetails:
-    family = info.architecture if info else ""
-    return OllamaDetails(
-        family=family,
-        families=[family] if family else [],
-        parameter_size=_in_words(info.num_parameters) if info else "",
-        quantization_level=re.sub(r"^MOSTLY_", "", (model.quantisation or "").upper()),
+def _details_of(info: ModelInfo | None, model: ServedModel) -> OllamaDetails:
+    quantisation = re.sub(r"^MOSTLY_", "", (model.quantisation or "").upper())
+    if info is None:
+        return _details("", "", quantisation)
+    billions, millions = info.num_parameters / 1e9, info.num_parameters / 1e6
+    return _details(
+        info.architecture, f"{billions:.1f}B" if billions >= 1 else f"{millions:.2f}M", quantisation
     )
 
 
-def _in_words(number: int) -> str:
-    return f"{number / _BILLION:.1f}B" if number >= _BILLION else f"{number / _MILLION:.2f}M"
+def _details(family: str, parameter_size: str, quantisation: str) -> OllamaDetails:
+    return OllamaDetails(
+        family=family,
+        families=[family] if family else [],
+        parameter_size=parameter_size,
+        quantization_level=quantisation,
+    )
 
 
 def _digest(info: ModelInfo | None, chosen: ChosenModel) -> str:
@@ -199,10 +194,6 @@ def _digest(info: ModelInfo | None, chosen: ChosenModel) -> str:
     if chosen.preset is not None:
         facts += msgspec.json.encode(chosen.preset).decode()
     return hashlib.sha256(facts.encode()).hexdigest()
-
-
-def _since(model: ServedModel) -> str:
-    return _at(model.created)
 
 
 def _at(time_s: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from typing import Union
 
 import msgspec
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
@@ -30,28 +30,38 @@ from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_conne
 from openai_cpu_server.api.generation.running import RunningCall, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
+from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.http.context import ticket_of
-from openai_cpu_server.http.errors import ErrorObject, ErrorShape, error_object, failure_of, headers_of
+from openai_cpu_server.http.context import RequestLog, ticket_of
+from openai_cpu_server.http.errors import (
+    ErrorObject,
+    ErrorShape,
+    error_object,
+    failure_of,
+    headers_of,
+    json_response,
+)
 from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
 OLLAMA = "/api"
 NDJSON = "application/x-ndjson"
-_NS_PER_MS = 1e6
 
 
 class OllamaError(msgspec.Struct, frozen=True):
     error: str
 
 
-def _response(error: Exception, request_id: str) -> Response:
-    said = OllamaError(error_object(error, request_id=request_id).error.message)
-    status, headers = failure_of(error).status, headers_of(error)
-    return Response(msgspec.json.encode(said), status, headers, media_type="application/json")
+def _error(error: Exception, request_id: str) -> OllamaError:
+    return OllamaError(error_object(error, request_id=request_id).error.message)
 
 
-SHAPE = ErrorShape((OLLAMA,), _response)
+SHAPE = ErrorShape(
+    (OLLAMA,),
+    lambda error, request_id: json_response(
+        _error(error, request_id), failure_of(error).status, headers_of(error)
+    ),
+)
 
 
 def now() -> str:
@@ -101,7 +111,7 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _nanoseconds(milliseconds: float) -> int:
-    return round(milliseconds * _NS_PER_MS)
+    return round(milliseconds * 1e6)
 
 
 def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
@@ -135,7 +145,7 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._name: str | None = None
-        self._num_told = 0
+        self._num_calls = 0
         self._arguments: list[str] = []
 
     def read(self, parts: Sequence[Part]) -> tuple[OllamaToolCall, ...]:
@@ -159,8 +169,8 @@ class OpenCalls:
             arguments = msgspec.json.decode(text, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError):
             return ()
-        self._num_told += 1
-        return (OllamaToolCall(new_tool_call_id(), OllamaFunctionCall(self._num_told - 1, name, arguments)),)
+        self._num_calls += 1
+        return (OllamaToolCall(new_tool_call_id(), OllamaFunctionCall(self._num_calls - 1, name, arguments)),)
 
 
 class OllamaRenderer:
@@ -189,8 +199,8 @@ class OllamaRenderer:
         text, thoughts = content_of(parts), reasoning_of(parts)
         if not self._is_chat:
             return OllamaLine(model=model, created_at=now(), response=text, thinking=thoughts, done=False)
-        said = OllamaSaid(role="assistant", content=text, thinking=thoughts, tool_calls=calls)
-        return OllamaLine(model=model, created_at=now(), message=said, done=False)
+        message = OllamaSaid(role="assistant", content=text, thinking=thoughts, tool_calls=calls)
+        return OllamaLine(model=model, created_at=now(), message=message, done=False)
 
     def unasked(self, model: str, done_reason: str) -> OllamaLine:
         """Answer a request without a prompt, which has loaded or unloaded the model."""
@@ -230,8 +240,9 @@ class OllamaStream(Renderer):
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Send an empty text with the progress, which clients show as nothing."""
-        line, told = self._renderer.line(self._call.model), ProgressChunk.of(progress, figures)
-        return (_chunk(msgspec.structs.replace(line, prompt_progress=told)),)
+        line = self._renderer.line(self._call.model)
+        line = msgspec.structs.replace(line, prompt_progress=ProgressChunk.of(progress, figures))
+        return (_chunk(line),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._finish is not None, "all sequences have ended"
@@ -246,38 +257,70 @@ def _chunk(line: OllamaLine) -> Chunk:
     return Chunk(one_line(msgspec.json.encode(line)))
 
 
-class JsonLines:
-    """Response of a streaming call. The response owns the call, which ends with it."""
+class OllamaProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    status: str
+    digest: str = ""
+    total: int = 0
+    completed: int | msgspec.UnsetType = msgspec.UNSET
 
-    def __init__(self, running: RunningCall, renderer: Renderer) -> None:
-        self._running = running
-        self._renderer = renderer
+
+DONE = OllamaProgress("success")
+
+
+def progress_of(step: PullStep) -> OllamaProgress | None:
+    match step:
+        case PullStep(status="asking"):
+            return OllamaProgress("pulling manifest")
+        case PullStep(status="pulling", digest=str(digest)):
+            shown = digest.removeprefix("sha256:")[:12]
+            completed = step.completed or 0
+            return OllamaProgress(f"pulling {shown}", digest, step.total or 0, completed)
+        case PullStep(status="verifying"):
+            return OllamaProgress("verifying sha256 digest")
+        case PullStep(status="success"):
+            return DONE
+    return None
+
+
+async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[bytes]:
+    async for item in running.tell(renderer):
+        yield b"".join(chunk.json + b"\n" for chunk in chunks_of(item, renderer))
+
+
+class JsonLines:
+    """Streamed response, which ends with its client. It owns the call, if there is one."""
+
+    def __init__(
+        self,
+        lines: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        call: AbstractAsyncContextManager[object] | None = None,
+    ) -> None:
+        self._lines = lines
+        self._headers = {**NO_STORE_HEADERS, **headers, "content-type": NDJSON}
+        self._call = call or nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ticket = ticket_of(scope)
         try:
-            async with self._running:
-                await while_connected(receive, partial(self._send, scope, send))
+            async with self._call:
+                await while_connected(receive, partial(self._send, ticket, send))
         except (ClientDisconnect, OSError):
             ticket.client_gone()
 
-    async def _send(self, scope: Scope, send: Send) -> None:
-        headers = {**NO_STORE_HEADERS, **self._running.call.headers, "content-type": NDJSON}
-        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": encoded})
-        try:
-            async for said in self._running.tell(self._renderer):
-                await _tell(send, chunks_of(said, self._renderer))
-        except OSError:
-            raise
-        except Exception as error:
-            # The status is out already, so the last line says what went wrong.
-            ticket = ticket_of(scope)
-            ticket.failed(error)
-            await _tell(send, self._renderer.error(error_object(error, request_id=ticket.id)))
+    async def _send(self, ticket: RequestLog, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for line in self._lines_and_error(ticket):
+            if line:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-
-async def _tell(send: Send, chunks: Sequence[Chunk]) -> None:
-    if lines := b"".join(chunk.json + b"\n" for chunk in chunks):
-        await send({"type": "http.response.body", "body": lines, "more_body": True})
+    async def _lines_and_error(self, ticket: RequestLog) -> AsyncIterator[bytes]:
+        """Report an error in the last line, because the status is already sent."""
+        try:
+            async for line in self._lines:
+                yield line
+        except Exception as error:
+            ticket.failed(error)
+            yield msgspec.json.encode(_error(error, ticket.id)) + b"\n"

@@ -1,56 +1,72 @@
-"""Routes of Ollama's API for answers and models."""
+"""Routes of Ollama's API: answers, models, and changes of the set of models."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from openai_cpu_server.api.admin.models import store_for, to_its_end
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
-from openai_cpu_server.api.ollama.body import (
-    OllamaBody,
-    OllamaChatBody,
-    OllamaGenerateBody,
-    OllamaShowBody,
-)
 from openai_cpu_server.api.ollama.models import (
     OllamaProcesses,
     OllamaShown,
     OllamaTags,
     OllamaVersion,
     listed,
-    lying,
+    listed_file,
     running,
     shown,
 )
 from openai_cpu_server.api.ollama.render import (
+    DONE,
     NDJSON,
     OLLAMA,
     SHAPE,
     JsonLines,
     OllamaError,
     OllamaLine,
+    OllamaProgress,
     OllamaRenderer,
+    lines_of,
+    progress_of,
 )
-from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.ollama.schema import (
+    NO_FILES,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaCopyBody,
+    OllamaCreateBody,
+    OllamaGenerateBody,
+    OllamaNamed,
+    OllamaPullBody,
+    OllamaShowBody,
+)
+from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask, preset_of
+from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
-from openai_cpu_server.errors import Forbidden, missing
-from openai_cpu_server.http.body import off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, context_of
+from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
+from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import CALLS, INFERENCE, Scope
+from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import fetch, shelved
+from openai_cpu_server.models.registry import Preset, available_models
 
 B = TypeVar("B", bound=OllamaBody)
-_API_VERSION = "0.13.0"
-"""Version of Ollama with this API. Clients require a minimum, such as 0.6.4 for VS Code."""
+
+
+async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
+    async for step in store.pull(name):
+        if (progress := progress_of(step)) is not None:
+            yield msgspec.json.encode(progress) + b"\n"
 
 
 class OllamaGeneration(Generic[B]):
@@ -63,13 +79,13 @@ class OllamaGeneration(Generic[B]):
         self._route = GenerationRoute(family, parts.generation, parts.options)
 
     async def create(self, request: Request) -> ASGIApp:
-        data, context = await unkept_body(request), context_of(request.scope)
+        data = await unkept_body(request)
         num_bytes = len(data)
         reading = partial(parse, self._reader.schema, data, lenient=self._parts.options.lenient)
         body, ignored = await off_loop(num_bytes, reading)
         del data, reading  # the call may wait for long
         if not getattr(body, self._field):
-            return await self._kept(body, context)
+            return await self._load_or_unload(body, request)
         return await self._answer(request, body, ignored, num_bytes)
 
     async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
@@ -79,15 +95,15 @@ class OllamaGeneration(Generic[B]):
         call = await self._parts.generation.begin(ask, context, CascadeAttempt(watched))
         context.body.release()
         if call.call.stream:
-            return JsonLines(call, self._route.renderer(call))
+            lines = lines_of(call, self._route.renderer(call))
+            return JsonLines(lines, call.call.headers, call)
         whole = await self._route.whole(call, watched)
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
-    async def _kept(self, body: B, context: RequestContext) -> Response:
+    async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""
-        identity = context.identity
-        await fetch(self._parts.models, body.model, identity.allowed_models)
-        chosen = self._parts.models.choose(body.model, identity.allowed_models)
+        identity = context_of(request.scope).identity
+        chosen = await chosen_model(self._parts.models, request, body.model)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
@@ -105,99 +121,135 @@ OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_ask), _CHAT)
 OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_ask), _GENERATE)
 
 
-class OllamaRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
-        self.generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
-        self._models = parts.models
-        self._lenient = parts.options.lenient
-
-    async def tags(self, request: Request) -> Response:
-        allowed = context_of(request.scope).identity.allowed_models
-        there, names = await shelved(self._models, allowed), self._models.names(allowed)
-        told = [listed(self._models.choose(name, allowed)) for name in names]
-        return json_response(OllamaTags([*told, *map(lying, there)]))
-
-    async def running(self, request: Request) -> Response:
-        """List each model in memory once, whatever other names it has."""
-        allowed = context_of(request.scope).identity.allowed_models
-        chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
-        first = {id(each.model): each for each in reversed(chosen) if each.adapter is None}
-        ready = [each for each in reversed(first.values()) if each.model.engine.state is EngineState.READY]
-        told = [running(each, each.model.loaded()) for each in ready]
-        return json_response(OllamaProcesses(told))
-
-    async def show(self, request: Request) -> Response:
-        body, ignored = parse(OllamaShowBody, await unkept_body(request), lenient=self._lenient)
-        name = body.model or body.name
-        if name is None:
-            raise missing("model")
-        allowed = context_of(request.scope).identity.allowed_models
-        await fetch(self._models, name, allowed)
-        return json_response(shown(self._models.choose(name, allowed)), headers=ignored.headers)
-
-    async def version(self, request: Request) -> Response:
-        return json_response(OllamaVersion(_API_VERSION))
-
-
-_row = partial(ApiRoute[OllamaRoutes], tag="Ollama", error=OllamaError)
-_LINES = "Unless `stream` is false: an object on each line; the last one has `done` and the counts."
+_route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=OllamaError)
 _generation = partial(
-    _row,
+    _route,
     "POST",
     access=CALLS,
     answer=OllamaLine,
     streams=True,
-    stream_form=_LINES,
+    stream_form="Unless `stream` is false: an object on each line; the last one has `done` and the counts.",
     stream_media=NDJSON,
     errors=GENERATION_ERRORS,
 )
-_rows = (
-    _generation(
-        f"{OLLAMA}/chat",
-        lambda at: at.chat.create,
-        summary="Answer a conversation as Ollama does",
-        body=OllamaChatBody,
-    ),
-    _generation(
-        f"{OLLAMA}/generate",
-        lambda at: at.generate.create,
-        summary="Answer a prompt as Ollama does",
-        body=OllamaGenerateBody,
-    ),
-    _row(
-        "GET",
-        f"{OLLAMA}/tags",
-        lambda at: at.tags,
-        access=INFERENCE,
-        summary="The names that are served, as Ollama lists them",
-        answer=OllamaTags,
-    ),
-    _row(
-        "GET",
-        f"{OLLAMA}/ps",
-        lambda at: at.running,
-        access=INFERENCE,
-        summary="The models that are in memory, as Ollama lists them",
-        answer=OllamaProcesses,
-    ),
-    _row(
-        "POST",
-        f"{OLLAMA}/show",
-        lambda at: at.show,
-        access=INFERENCE,
-        summary="What is known of a model, and what it can do",
-        body=OllamaShowBody,
-        answer=OllamaShown,
-        errors=(404, 503),
-    ),
-    _row(
-        "GET",
-        f"{OLLAMA}/version",
-        lambda at: at.version,
-        access=INFERENCE,
-        summary="The version of Ollama whose API this is",
-        answer=OllamaVersion,
-    ),
+
+
+_admin_route = partial(_route, access=ADMIN)
+_streamed = partial(
+    _admin_route,
+    "POST",
+    answer=OllamaProgress,
+    streams=True,
+    stream_form="Unless `stream` is false: an object on each line; the last one is `success` or an error.",
+    stream_media=NDJSON,
 )
-ROOM = ApiRouter[AppState, OllamaRoutes](OllamaRoutes, _rows, shape=SHAPE)
+
+
+class OllamaRoutes:
+    def __init__(self, parts: AppState) -> None:
+        self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
+        self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
+        self._models = parts.models
+        self._store = parts.store
+        self._lenient = parts.options.lenient
+
+    @_generation(f"{OLLAMA}/chat", body=OllamaChatBody)
+    async def chat(self, request: Request) -> ASGIApp:
+        """Answer a conversation, in Ollama's format."""
+        return await self._chat.create(request)
+
+    @_generation(f"{OLLAMA}/generate", body=OllamaGenerateBody)
+    async def generate(self, request: Request) -> ASGIApp:
+        """Answer a prompt, in Ollama's format."""
+        return await self._generate.create(request)
+
+    @_route("GET", f"{OLLAMA}/tags", answer=OllamaTags)
+    async def tags(self, request: Request) -> Response:
+        """List the served models."""
+        allowed = context_of(request.scope).identity.allowed_models
+        there, names = await available_models(self._models, allowed), self._models.names(allowed)
+        served = [listed(self._models.choose(name, allowed)) for name in names]
+        return json_response(OllamaTags([*served, *map(listed_file, there)]))
+
+    @_route("GET", f"{OLLAMA}/ps", answer=OllamaProcesses)
+    async def running(self, request: Request) -> Response:
+        """List the models in memory, each under one of its names."""
+        allowed = context_of(request.scope).identity.allowed_models
+        chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
+        first = {id(each.model): each for each in reversed(chosen) if each.adapter is None}
+        ready = [each for each in reversed(first.values()) if each.model.engine.state is EngineState.READY]
+        return json_response(OllamaProcesses([running(each, each.model.loaded()) for each in ready]))
+
+    @_route("POST", f"{OLLAMA}/show", body=OllamaShowBody, answer=OllamaShown, errors=(404, 503))
+    async def show(self, request: Request) -> Response:
+        """Describe a model and its capabilities."""
+        body, ignored = parse(OllamaShowBody, await unkept_body(request), lenient=self._lenient)
+        name = body.model or body.name
+        if name is None:
+            raise missing("model")
+        chosen = await chosen_model(self._models, request, name)
+        return json_response(shown(chosen), headers=ignored.headers)
+
+    @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
+    async def version(self, request: Request) -> Response:
+        """Return the version of Ollama whose API this is."""
+        return json_response(OllamaVersion("0.13.0"))  # VS Code requires 0.6.4
+
+    @_streamed(f"{OLLAMA}/pull", body=OllamaPullBody, errors=(404, 503))
+    async def pull(self, request: Request) -> ASGIApp:
+        """Download a model from the hub and serve it, under `--allow-pull`."""
+        body, ignored = parse(OllamaPullBody, await unkept_body(request), lenient=self._lenient)
+        store = store_for(self._store, body.model_name, request)
+        if body.stream is not False:
+            return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
+        await while_connected(request.receive, partial(to_its_end, store, body.model_name))
+        return json_response(DONE, headers=ignored.headers)
+
+    @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
+    async def create(self, request: Request) -> Response:
+        """Create a name for a model with a system prompt, parameters and messages."""
+        body, ignored = parse(OllamaCreateBody, await unkept_body(request), lenient=self._lenient)
+        preset = preset_of(body)
+        await self._derive(request, body.model_name, preset)
+        if body.stream is False:
+            return json_response(DONE, headers=ignored.headers)
+        return Response(msgspec.json.encode(DONE) + b"\n", media_type=NDJSON, headers=ignored.headers)
+
+    @_admin_route("POST", f"{OLLAMA}/copy", body=OllamaCopyBody, errors=(404,))
+    async def copy(self, request: Request) -> Response:
+        """Give a model another name."""
+        body, _ = parse(OllamaCopyBody, await unkept_body(request), lenient=self._lenient)
+        await self._derive(request, body.destination, Preset(base=body.source))
+        return Response()
+
+    @_admin_route("DELETE", f"{OLLAMA}/delete", body=OllamaNamed, errors=(404, 409))
+    async def delete(self, request: Request) -> Response:
+        """Remove a downloaded model and its files, or remove a name."""
+        body, _ = parse(OllamaNamed, await unkept_body(request), lenient=self._lenient)
+        await store_for(self._store, body.model_name, request).remove(body.model_name)
+        return Response()
+
+    @_admin_route("GET", f"{OLLAMA}/blobs/{{digest}}")
+    async def has_blob(self, request: Request) -> Response:
+        """Answer 404, because the server stores no blobs."""
+        return json_response(OllamaError(f"There is no blob '{request.path_params['digest']}'."), 404)
+
+    @_admin_route("POST", f"{OLLAMA}/blobs/{{digest}}", errors=(400,))
+    async def take_blob(self, request: Request) -> NoReturn:
+        """Reject uploads of blobs."""
+        raise InvalidRequest(f"{NO_FILES[:1].upper()}{NO_FILES[1:]}.")
+
+    @_admin_route("POST", f"{OLLAMA}/push", errors=(400,))
+    async def push(self, request: Request) -> NoReturn:
+        """Reject uploads of models to a hub."""
+        raise InvalidRequest("This server sends models nowhere.")
+
+    async def _derive(self, request: Request, name: str, preset: Preset) -> None:
+        store = store_for(self._store, name, request)
+        base = (await chosen_model(self._models, request, preset.base)).model
+        if preset.template:
+            await in_thread(partial(base.write_template, preset.template, None, "", 0), is_slow=True)
+        await store.derive(name, preset)
+
+
+ROOM = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)

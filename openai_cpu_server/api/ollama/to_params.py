@@ -23,33 +23,46 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.thinking import asked_thinking
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
-from openai_cpu_server.api.ollama.body import (
+from openai_cpu_server.api.ollama.schema import (
     OllamaBody,
     OllamaChatBody,
+    OllamaCreateBody,
     OllamaGenerateBody,
     OllamaMessage,
     OllamaOptions,
-    OllamaTool,
 )
-from openai_cpu_server.errors import wrong
+from openai_cpu_server.errors import missing, wrong
+from openai_cpu_server.models.registry import Preset, PresetMessage
 from openai_cpu_server.prompt.template import joined, to_json
 
-_NO_EYES = LACKS["image"]
+_NO_VISION = LACKS["image"]
 
 
 def ollama_chat_ask(body: OllamaChatBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
-    given = body.messages or []
-    messages = list(_messages(given))
+    messages = body.messages or []
     pictures = [
         picture
-        for index, message in enumerate(given)
+        for index, message in enumerate(messages)
         for picture in _pictures(
-            message.images, f"messages[{index}].images", is_asked=index == len(given) - 1
+            message.images, f"messages[{index}].images", is_last=index == len(messages) - 1
         )
     ]
-    conversation = ConversationParam(messages, "messages", may_forget=body.truncate is not False)
-    return _ask(body, conversation, tools=_tools(body.tools or []), pictures=pictures)
+    functions = tuple(
+        FunctionParam(
+            tool.function.name,
+            f"tools[{index}].function",
+            f"tools[{index}].function.parameters",
+            tool.function.description,
+            tool.function.parameters,
+        )
+        for index, tool in enumerate(body.tools or ())
+    )
+    conversation = ConversationParam(
+        list(_messages(messages)), "messages", may_forget=body.truncate is not False
+    )
+    tools = ToolsParam(functions=functions) if functions else None
+    return _ask(body, conversation, tools=tools, pictures=pictures)
 
 
 def ollama_generate_ask(body: OllamaGenerateBody) -> GenerationParams:
@@ -73,10 +86,10 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> GenerationParams:
     if body.raw or not (body.system or body.images or template):
         texts = PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
         return _ask(body, texts, tells_context=texts.is_said)
-    said = [("system", body.system)] if body.system else []
-    said.append(("user", _with_marks(prompt, body.images)))
-    messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in said]
-    pictures = list(_pictures(body.images, "images", is_asked=True))
+    texts_by_role = [("system", body.system)] if body.system else []
+    texts_by_role.append(("user", _with_marks(prompt, body.images)))
+    messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in texts_by_role]
+    pictures = list(_pictures(body.images, "images", is_last=True))
     suffix = body.suffix or ""
     conversation = ConversationParam(messages, "prompt", before=context, template=template, suffix=suffix)
     # Pictures are no tokens that could be sent again.
@@ -94,6 +107,13 @@ def _ask(
     options = body.options or OllamaOptions()
     messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
     stop, limit = options.stop or (), options.num_predict or 0
+    match body.think:
+        case None:
+            thinking = ReasoningParam()
+        case bool(is_on):
+            thinking = asked_thinking(switches=[("think", is_on)])
+        case effort:
+            thinking = asked_thinking(efforts=[("think", effort)])
     return GenerationParams(
         id_prefix="ollama-",
         prompt=prompt,
@@ -109,7 +129,7 @@ def _ask(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         form=_form(body),
         tools=tools,
-        thinking=_thinking(body),
+        thinking=thinking,
         attached=tuple(pictures),
         details=DetailsParam(progress=bool(body.return_progress), tokens=tells_context),
     )
@@ -125,33 +145,13 @@ def _form(body: OllamaBody) -> FormParam | None:
     return any_object("format")
 
 
-def _thinking(body: OllamaBody) -> ReasoningParam:
-    match body.think:
-        case None:
-            return ReasoningParam()
-        case bool(is_on):
-            return asked_thinking(switches=[("think", is_on)])
-        case effort:
-            return asked_thinking(efforts=[("think", effort)])
-
-
-def _tools(given: Sequence[OllamaTool]) -> ToolsParam | None:
-    if not given:
-        return None
-    return ToolsParam(functions=tuple(_function(tool, index) for index, tool in enumerate(given)))
-
-
-def _function(tool: OllamaTool, index: int) -> FunctionParam:
-    path, function = f"tools[{index}].function", tool.function
-    return FunctionParam(function.name, path, f"{path}.parameters", function.description, function.parameters)
-
-
-def _messages(given: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
+def _messages(messages: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
     """Match results to calls in order, because Ollama's calls need no ids and results only name a
     function."""
     open_calls: list[tuple[str, str]] = []
-    for index, message in enumerate(given):
-        fields: dict[str, object] = {"role": message.role, "content": _content(message)}
+    for index, message in enumerate(messages):
+        content = _with_marks(message.content, message.images)
+        fields: dict[str, object] = {"role": message.role, "content": content}
         if message.thinking and message.role == "assistant":
             fields["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -161,21 +161,17 @@ def _messages(given: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
         yield MessageParam(fields, path=f"messages[{index}]")
 
 
-def _content(message: OllamaMessage) -> str:
-    return _with_marks(message.content, message.images)
-
-
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     """Put images before the text, as Ollama does."""
     marks = [mark_of(_source(image)) for image in images or ()]
     return joined(filter(None, (*marks, text)))
 
 
-def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[PictureParam]:
-    refusal = f"Invalid value for '{at}': {_NO_EYES}." if is_asked else None
+def _pictures(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[PictureParam]:
+    refusal = f"Invalid value for '{at}': {_NO_VISION}." if is_last else None
     for number, image in enumerate(images or ()):
         source = _source(image)
-        yield PictureParam(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_EYES, refusal, at)
+        yield PictureParam(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_VISION, refusal, at)
 
 
 def _source(image: str) -> str:
@@ -201,3 +197,28 @@ def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -
         return f"result_{index}"
     open_calls.remove(found)
     return found[0]
+
+
+def preset_of(body: OllamaCreateBody) -> Preset:
+    """Convert the body to a preset. Raises InvalidRequest."""
+    if body.base is None:
+        raise missing("from")
+    options = body.parameters or OllamaOptions()
+    if options.logit_bias:
+        raise wrong("'logit_bias' is for requests: it has no place in a model's parameters.", "parameters")
+    messages = body.messages or ()
+    for index, message in enumerate(messages):
+        if message.images or message.tool_calls or message.role == "tool":
+            raise wrong("Messages that are kept have texts only.", f"messages[{index}]")
+    sampling = sampling_of(options)
+    numbers = {name: getattr(sampling, name) for name in sampling_sent(options) if name != "logit_bias"}
+    stop = options.stop or ()
+    return Preset(
+        base=body.base,
+        system=body.system or "",
+        template=body.template or "",
+        messages=tuple(PresetMessage(message.role, message.content or "") for message in messages),
+        parameters={name: number for name, number in numbers.items() if number is not None},
+        max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )

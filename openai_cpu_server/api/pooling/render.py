@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Union
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.pooling.body import Rows
+from openai_cpu_server.api.pooling.schema import Rows
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import GenerationFailed
 
@@ -42,13 +42,9 @@ class LlamaVector(msgspec.Struct, frozen=True):
     embedding: list[list[float]]
 
 
-class LlamaVectorsWriter(msgspec.Struct, frozen=True):
-    is_normalised: bool
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        vectors = as_numbers(normalised(checked(rows)) if self.is_normalised else checked(rows))
-        told = (b'{"index":%d,"embedding":[%b]}' % each for each in enumerate(vectors))
-        return b"[%b]" % b",".join(told)
+def llama_vectors(rows: Rows, figures: Figures, *, is_normalised: bool) -> bytes:
+    vectors = as_numbers(normalised(checked(rows)) if is_normalised else checked(rows))
+    return b"[%b]" % b",".join(b'{"index":%d,"embedding":[%b]}' % each for each in enumerate(vectors))
 
 
 def as_base64(rows: Rows) -> Iterator[bytes]:
@@ -60,22 +56,14 @@ def as_base64(rows: Rows) -> Iterator[bytes]:
 
 def as_numbers(rows: Rows) -> Iterator[bytes]:
     """Yield a JSON array per row, so that other threads get their turn in between."""
-    for row in _shortened(rows):
-        yield _ENCODER.encode(row.tolist())
-
-
-def _shortened(rows: Rows) -> npt.NDArray[np.float64]:
-    """Round to the fewest digits of the same float32. JSON of float64 is 1.6 times as long, and Python's
-    parser takes three times as long."""
+    # Rounded to the fewest digits of the same float32. JSON of float64 is 1.6 times as long, and Python's
+    # parser takes three times as long.
     wide = rows.astype(np.float64)
     _, exponents = np.frexp(wide)
     decimals = _DIGITS - np.ceil(exponents * _LOG10_OF_2).astype(np.int64)
     powers = _POWERS[np.clip(decimals, 0, len(_POWERS) - 1)]
-    shortened: npt.NDArray[np.float64] = np.rint(wide * powers) / powers
-    return shortened
-
-
-_ITEM = b'%b{"object":"embedding","index":%d,"embedding":%b}'
+    for row in np.rint(wide * powers) / powers:
+        yield _ENCODER.encode(row.tolist())
 
 
 class InputUsage(msgspec.Struct, frozen=True):
@@ -95,7 +83,7 @@ class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema of the response, whose bytes `EmbeddingWriter` formats."""
+    """Schema of the response, whose bytes `embedding_list` formats."""
 
     object: str = "list"
     data: list[EmbeddingItem]
@@ -104,25 +92,24 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
 
 
-class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
-    prompt_tokens: int
-    is_base64: bool
-    dimensions: int | None
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        vectors = normalised(checked(rows)[:, : self.dimensions])
-        texts = as_base64(vectors) if self.is_base64 else as_numbers(vectors)
-        return b"".join(self._parts(texts, figures))
-
-    def _parts(self, texts: Iterable[bytes], figures: Figures) -> Iterator[bytes]:
-        """Joined once, because the whole may have 10 MB."""
-        yield b'{"object":"list","data":['
-        for index, text in enumerate(texts):
-            yield _ITEM % (b"," if index else b"", index, text)
-        usage = msgspec.json.encode(InputUsage.of(self.prompt_tokens))
-        tail = (msgspec.json.encode(self.model), usage, msgspec.json.encode(_shown(figures)))
-        yield b'],"model":%b,"usage":%b,"timings":%b}' % tail
+def embedding_list(
+    rows: Rows,
+    figures: Figures,
+    *,
+    model: str,
+    prompt_tokens: int,
+    is_base64: bool,
+    dimensions: int | None,
+) -> bytes:
+    """Format the response in pieces that are joined once, because the whole may have 10 MB."""
+    vectors = normalised(checked(rows)[:, :dimensions])
+    pieces = [b'{"object":"list","data":[']
+    for index, text in enumerate(as_base64(vectors) if is_base64 else as_numbers(vectors)):
+        item = b'%b{"object":"embedding","index":%d,"embedding":%b}'
+        pieces.append(item % (b"," if index else b"", index, text))
+    usage, timings = InputUsage.of(prompt_tokens), timings_of(figures)
+    tail = tuple(map(msgspec.json.encode, (model, usage, timings)))
+    return b"".join((*pieces, b'],"model":%b,"usage":%b,"timings":%b}' % tail))
 
 
 class RankedDocument(msgspec.Struct, frozen=True):
@@ -162,28 +149,32 @@ def probabilities(rows: Rows) -> Scores:
     return 1 / (1 + np.exp(-first_numbers(rows)))
 
 
-class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    model: str
-    prompt_tokens: int
-    top_n: int | None
-    documents: tuple[str, ...] | None
-    scores_of: Callable[[Rows], Scores]
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        best_first = _best_first(self.scores_of(checked(rows)))
-        answer = Reranked(
-            id=self.id,
-            model=self.model,
-            results=[self._result(index, score) for index, score in best_first[: self.top_n]],
-            usage=InputUsage.of(self.prompt_tokens),
-            timings=_shown(figures),
-        )
-        return msgspec.json.encode(answer)
-
-    def _result(self, index: int, score: float) -> RankedResult:
-        document = UNSET if self.documents is None else RankedDocument(self.documents[index])
-        return RankedResult(index=index, relevance_score=score, document=document)
+def ranking(
+    rows: Rows,
+    figures: Figures,
+    *,
+    id: str,
+    model: str,
+    prompt_tokens: int,
+    top_n: int | None,
+    documents: tuple[str, ...] | None,
+    scores_of: Callable[[Rows], Scores],
+) -> bytes:
+    answer = Reranked(
+        id=id,
+        model=model,
+        results=[
+            RankedResult(
+                index=index,
+                relevance_score=score,
+                document=UNSET if documents is None else RankedDocument(documents[index]),
+            )
+            for index, score in _best_first(scores_of(checked(rows)))[:top_n]
+        ],
+        usage=InputUsage.of(prompt_tokens),
+        timings=timings_of(figures),
+    )
+    return msgspec.json.encode(answer)
 
 
 def _best_first(scores: Scores) -> list[tuple[int, float]]:
@@ -196,20 +187,20 @@ class RankedText(msgspec.Struct, frozen=True, kw_only=True):
     text: Union[str, UnsetType] = UNSET
 
 
-class TextRankingWriter(msgspec.Struct, frozen=True, kw_only=True):
-    top_n: int | None
-    texts: tuple[str, ...] | None
-    scores_of: Callable[[Rows], Scores]
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        best_first = _best_first(self.scores_of(checked(rows)))
-        texts = self.texts
-        return msgspec.json.encode(
-            [
-                RankedText(index=index, score=score, text=UNSET if texts is None else texts[index])
-                for index, score in best_first[: self.top_n]
-            ]
-        )
+def text_ranking(
+    rows: Rows,
+    figures: Figures,
+    *,
+    top_n: int | None,
+    texts: tuple[str, ...] | None,
+    scores_of: Callable[[Rows], Scores],
+) -> bytes:
+    return msgspec.json.encode(
+        [
+            RankedText(index=index, score=score, text=UNSET if texts is None else texts[index])
+            for index, score in _best_first(scores_of(checked(rows)))[:top_n]
+        ]
+    )
 
 
 class Classified(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,33 +220,35 @@ class ClassList(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
 
 
-class ClassesWriter(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    model: str
-    prompt_tokens: int
-    labels: tuple[str, ...]
-    activates: bool
+def class_list(
+    rows: Rows,
+    figures: Figures,
+    *,
+    id: str,
+    model: str,
+    prompt_tokens: int,
+    labels: tuple[str, ...],
+    activates: bool,
+) -> bytes:
+    numbers = checked(rows).astype(np.float64)
+    data = []
+    for index, row in enumerate(_class_probabilities(numbers) if activates else numbers):
+        probs: list[float] = row.tolist()
+        best = probs.index(max(probs))
+        label = labels[best] if best < len(labels) else f"LABEL_{best}"
+        data.append(Classified(index=index, label=label, probs=probs, num_classes=len(probs)))
+    answer = ClassList(
+        id=id,
+        created=int(time.time()),
+        model=model,
+        data=data,
+        usage=InputUsage.of(prompt_tokens),
+        timings=timings_of(figures),
+    )
+    return msgspec.json.encode(answer)
 
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        numbers = checked(rows).astype(np.float64)
-        told = _of_classes(numbers) if self.activates else numbers
-        answer = ClassList(
-            id=self.id,
-            created=int(time.time()),
-            model=self.model,
-            data=[self._classified(index, row.tolist()) for index, row in enumerate(told)],
-            usage=InputUsage.of(self.prompt_tokens),
-            timings=_shown(figures),
-        )
-        return msgspec.json.encode(answer)
 
-    def _classified(self, index: int, told: list[float]) -> Classified:
-        best = told.index(max(told))
-        label = self.labels[best] if best < len(self.labels) else f"LABEL_{best}"
-        return Classified(index=index, label=label, probs=told, num_classes=len(told))
-
-
-def _of_classes(numbers: Scores) -> Scores:
+def _class_probabilities(numbers: Scores) -> Scores:
     if numbers.shape[1] == 1:
         return 1 / (1 + np.exp(-numbers))
     raised = np.exp(numbers - numbers.max(axis=1, keepdims=True))
@@ -279,26 +272,57 @@ class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
 
 
-class ScoresWriter(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+def score_list(
+    rows: Rows,
+    figures: Figures,
+    *,
+    id: str,
+    model: str,
+    prompt_tokens: int,
+    scores_of: Callable[[Rows], Scores],
+) -> bytes:
+    scores: list[float] = scores_of(checked(rows)).tolist()
+    answer = ScoreList(
+        id=id,
+        created=int(time.time()),
+        model=model,
+        data=[ScoredPair(index=index, score=score) for index, score in enumerate(scores)],
+        usage=InputUsage.of(prompt_tokens),
+        timings=timings_of(figures),
+    )
+    return msgspec.json.encode(answer)
+
+
+class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
     model: str
-    prompt_tokens: int
-    scores_of: Callable[[Rows], Scores]
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        scores: list[float] = self.scores_of(checked(rows)).tolist()
-        answer = ScoreList(
-            id=self.id,
-            created=int(time.time()),
-            model=self.model,
-            data=[ScoredPair(index=index, score=score) for index, score in enumerate(scores)],
-            usage=InputUsage.of(self.prompt_tokens),
-            timings=_shown(figures),
-        )
-        return msgspec.json.encode(answer)
+    embeddings: list[list[float]]
+    total_duration: int
+    """Nanoseconds."""
+    load_duration: int
+    """Waiting time, with loading of the model."""
+    prompt_eval_count: int
 
 
-def _shown(figures: Figures) -> dict[str, float]:
+def ollama_vectors(
+    rows: Rows, figures: Figures, *, model: str, prompt_tokens: int, dimensions: int | None
+) -> bytes:
+    vectors = b",".join(as_numbers(normalised(checked(rows)[:, :dimensions])))
+    total, waited = (round(1e6 * ms) for ms in (figures.latency_ms, figures.queue_ms))
+    counts = (total, waited, prompt_tokens)
+    tail = b'"total_duration":%d,"load_duration":%d,"prompt_eval_count":%d}' % counts
+    return b'{"model":%b,"embeddings":[%b],%b' % (msgspec.json.encode(model), vectors, tail)
+
+
+class OllamaVector(msgspec.Struct, frozen=True):
+    embedding: list[float]
+
+
+def ollama_vector(rows: Rows, figures: Figures) -> bytes:
+    """The older route returns vectors that are not normalized."""
+    return b'{"embedding":%b}' % (b"".join(as_numbers(checked(rows))) or b"[]")
+
+
+def timings_of(figures: Figures) -> dict[str, float]:
     return {
         "queue_ms": round(figures.queue_ms, 3),
         "compute_ms": round(figures.prefill_ms, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -18,10 +18,22 @@ from openai_cpu_server.api.generation.params import LONG_BODY
 from openai_cpu_server.api.generation.route import while_connected
 from openai_cpu_server.api.generation.running import limit_time
 from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.api.pooling.body import (
+from openai_cpu_server.api.pooling.render import (
+    ClassList,
+    EmbeddingList,
+    LlamaVector,
+    OllamaVector,
+    OllamaVectors,
+    RankedText,
+    Reranked,
+    ScoreList,
+)
+from openai_cpu_server.api.pooling.schema import (
     ClassifyBody,
     EmbeddingBody,
     LlamaEmbedBody,
+    OllamaEmbedBody,
+    OllamaOldEmbedBody,
     PoolingBody,
     PoolingCall,
     RerankBody,
@@ -29,15 +41,14 @@ from openai_cpu_server.api.pooling.body import (
     ScoreBody,
     submit,
 )
-from openai_cpu_server.api.pooling.embed import resolve_embeddings, resolve_llama_embedding
-from openai_cpu_server.api.pooling.rank import resolve_classes, resolve_ranking, resolve_scores
-from openai_cpu_server.api.pooling.render import (
-    ClassList,
-    EmbeddingList,
-    LlamaVector,
-    RankedText,
-    Reranked,
-    ScoreList,
+from openai_cpu_server.api.pooling.to_params import (
+    resolve_classes,
+    resolve_embeddings,
+    resolve_llama_embedding,
+    resolve_ollama_embedding,
+    resolve_ollama_embeddings,
+    resolve_ranking,
+    resolve_scores,
 )
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
@@ -69,13 +80,15 @@ LLAMA_SERVER = PoolingFamily(LlamaEmbedBody, Ability.EMBED, resolve_llama_embedd
 SCORING = PoolingFamily(ScoreBody, Ability.RERANK, resolve_scores)
 CLASSIFYING = PoolingFamily(ClassifyBody, Ability.CLASSIFY, resolve_classes)
 RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
+OLLAMA = PoolingFamily(OllamaEmbedBody, Ability.EMBED, resolve_ollama_embeddings)
+OLLAMA_OLD = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, resolve_ollama_embedding)
 
 
+@dataclass(frozen=True)
 class PoolingRoute(Generic[B]):
-    def __init__(self, family: PoolingFamily[B], models: ModelRegistry, options: ApiOptions) -> None:
-        self._family = family
-        self._models = models
-        self._options = options
+    family: PoolingFamily[B]
+    models: ModelRegistry
+    options: ApiOptions
 
     async def create(self, request: Request) -> Response:
         data, context = await unkept_body(request), context_of(request.scope)
@@ -103,15 +116,15 @@ class PoolingRoute(Generic[B]):
         return await _written(call, rows, working.figures)
 
     async def _resolved(self, data: bytes, sender: Caller) -> tuple[PoolingCall, ChosenModel]:
-        reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
+        reading = partial(parse, self.family.schema, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
-        await fetch(self._models, body.model, allowed)
-        chosen = choose_able(self._models, body.model, allowed, self._family.ability)
-        asking = ResolveContext(chosen, chosen.model.loaded(), sender, self._options)
+        await fetch(self.models, body.model, allowed)
+        chosen = choose_able(self.models, body.model, allowed, self.family.ability)
+        context = ResolveContext(chosen, chosen.model.loaded(), sender, self.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
-        is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
-        resolving = partial(self._family.resolve, body, asking)
+        is_slow = self.family.ability is not Ability.EMBED or len(data) > LONG_BODY
+        resolving = partial(self.family.resolve, body, context)
         call = await in_thread(resolving, is_slow=is_slow)
         return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
@@ -126,7 +139,7 @@ class PoolingRoute(Generic[B]):
                 return call, submit(call, chosen.model.engine), chosen
             except ServerError:
                 await context.refund()
-                if self._models.is_current(chosen.model):
+                if self.models.is_current(chosen.model):
                     raise
 
 
@@ -137,11 +150,11 @@ async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Reque
             vectors = await working.vectors()
         num_done = num_inputs
     finally:
-        told = working.figures
+        figures = working.figures
         ended = EndedCall(
-            figures=msgspec.structs.replace(told, prompt_tokens=call.work.num_tokens),
+            figures=msgspec.structs.replace(figures, prompt_tokens=call.work.num_tokens),
             model=model,
-            submitted_s=time.monotonic() - told.latency_ms / 1000,
+            submitted_s=time.monotonic() - figures.latency_ms / 1000,
             gaps=Distribution(),
             inputs=num_done,
         )
@@ -153,85 +166,81 @@ async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-_embedding_rows = (
-    ApiRoute[PoolingRoute[EmbeddingBody]](
-        "POST",
+_route = partial(ApiRoute, "POST", access=CALLS, tag="Embeddings", errors=GENERATION_ERRORS)
+
+
+class OllamaEmbedError(msgspec.Struct, frozen=True):
+    error: str
+
+
+_ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
+
+
+class PoolingRoutes:
+    def __init__(self, parts: AppState) -> None:
+        route = partial(PoolingRoute, models=parts.models, options=parts.options)
+        self.embedding = route(EMBEDDINGS)
+        self.reranking = route(RERANKING)
+        self._scoring = route(SCORING)
+        self._classifying = route(CLASSIFYING)
+        self._llama_server = route(LLAMA_SERVER)
+        self._ollama = route(OLLAMA)
+        self._ollama_old = route(OLLAMA_OLD)
+
+    @_route(
         "/v1/embeddings",
-        lambda at: at.create,
-        access=CALLS,
-        summary="Texts as vectors",
-        tag="Embeddings",
         body=EmbeddingBody,
         answer=EmbeddingList,
-        errors=GENERATION_ERRORS,
-        batched=lambda at: at.answer,
-    ),
-)
-EMBEDDING_ROOM = ApiRouter[AppState, PoolingRoute[EmbeddingBody]](
-    lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options), _embedding_rows
-)
-_LLAMA_SERVER = ApiRoute[PoolingRoute[LlamaEmbedBody]](
-    "POST",
-    "/embedding",
-    lambda at: at.create,
-    access=CALLS,
-    summary="A list of texts' vectors, as llama-server tells them",
-    tag="llama-server",
-    body=LlamaEmbedBody,
-    error=NumberedErrorObject,
-    answer=LlamaVector,
-    lists=(True,),
-    errors=GENERATION_ERRORS,
-)
-LLAMA_SERVER_ROOM = ApiRouter[AppState, PoolingRoute[LlamaEmbedBody]](
-    lambda parts: PoolingRoute(LLAMA_SERVER, parts.models, parts.options),
-    (_LLAMA_SERVER, _LLAMA_SERVER.at("/embeddings")),
-    shape=numbered_at("/embedding", "/embeddings"),
-)
-_RERANK = ApiRoute[PoolingRoute[RerankBody]](
-    "POST",
-    "/v1/rerank",
-    lambda at: at.create,
-    access=CALLS,
-    summary="Documents by their relevance to a query",
-    tag="Embeddings",
-    body=RerankBody,
-    answer=Reranked,
-    or_list_of=RankedText,
-    errors=GENERATION_ERRORS,
-)
-_SCORE = ApiRoute[PoolingRoute[ScoreBody]](
-    "POST",
-    "/score",
-    lambda at: at.create,
-    access=CALLS,
-    summary="How well texts go together, in pairs",
-    tag="Embeddings",
-    body=ScoreBody,
-    answer=ScoreList,
-    errors=GENERATION_ERRORS,
-)
-SCORING_ROOM = ApiRouter[AppState, PoolingRoute[ScoreBody]](
-    lambda parts: PoolingRoute(SCORING, parts.models, parts.options), (_SCORE, _SCORE.at("/v1/score"))
-)
-_CLASSIFY = ApiRoute[PoolingRoute[ClassifyBody]](
-    "POST",
-    "/classify",
-    lambda at: at.create,
-    access=CALLS,
-    summary="Texts as classes, by a model that tells them apart",
-    tag="Embeddings",
-    body=ClassifyBody,
-    answer=ClassList,
-    errors=GENERATION_ERRORS,
-)
-CLASSIFYING_ROOM = ApiRouter[AppState, PoolingRoute[ClassifyBody]](
-    lambda parts: PoolingRoute(CLASSIFYING, parts.models, parts.options),
-    (_CLASSIFY, _CLASSIFY.at("/v1/classify")),
-)
-_RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
-"""Paths of Cohere, Jina and llama-server."""
-RERANKING_ROOM = ApiRouter[AppState, PoolingRoute[RerankBody]](
-    lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
-    (replace(_RERANK, batched=lambda at: at.answer), *map(_RERANK.at, _RERANK_PATHS)),
-)
+        batched=lambda at: at.embedding.answer,
+    )
+    async def embed(self, request: Request) -> Response:
+        """Embed texts."""
+        return await self.embedding.create(request)
+
+    @_route(
+        "/v1/rerank",
+        aliases=("/v2/rerank", "/rerank", "/reranking", "/v1/reranking"),  # of Cohere, Jina, llama-server
+        body=RerankBody,
+        answer=Reranked,
+        or_list_of=RankedText,
+        batched=lambda at: at.reranking.answer,
+    )
+    async def rerank(self, request: Request) -> Response:
+        """Sort documents by their relevance to a query."""
+        return await self.reranking.create(request)
+
+    @_route("/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList)
+    async def score(self, request: Request) -> Response:
+        """Score the similarity of pairs of texts."""
+        return await self._scoring.create(request)
+
+    @_route("/classify", aliases=("/v1/classify",), body=ClassifyBody, answer=ClassList)
+    async def classify(self, request: Request) -> Response:
+        """Classify texts, with a model that has classes."""
+        return await self._classifying.create(request)
+
+    @_route(
+        "/embedding",
+        tag="llama-server",
+        aliases=("/embeddings",),
+        body=LlamaEmbedBody,
+        error=NumberedErrorObject,
+        answer=LlamaVector,
+        lists=(True,),
+    )
+    async def embed_as_llama_server(self, request: Request) -> Response:
+        """Embed texts, in llama-server's format."""
+        return await self._llama_server.create(request)
+
+    @_ollama_route("/api/embed", body=OllamaEmbedBody, answer=OllamaVectors)
+    async def embed_as_ollama(self, request: Request) -> Response:
+        """Embed texts, in Ollama's format."""
+        return await self._ollama.create(request)
+
+    @_ollama_route("/api/embeddings", body=OllamaOldEmbedBody, answer=OllamaVector)
+    async def embed_one_as_ollama(self, request: Request) -> Response:
+        """Embed a text, in Ollama's older format."""
+        return await self._ollama_old.create(request)
+
+
+ROOM = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))

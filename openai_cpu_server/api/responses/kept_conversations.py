@@ -67,44 +67,80 @@ class ConversationDeleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
+_INCLUDE: Mapping[str, JsonSchema] = {
+    "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"}
+}
+_route = partial(ApiRoute, access=REQUESTS, tag="Responses")
+
+
 class ConversationRoutes:
     def __init__(self, parts: AppState) -> None:
         self._options = parts.options
         self._repository = parts.jobs.responses if parts.jobs else None
         self._reader = ResponseReader(self._repository, parts.options)
 
+    @_route(
+        "POST",
+        "/v1/conversations",
+        access=WORK,
+        body=ConversationBody,
+        answer=ConversationObject,
+        errors=(404,),
+    )
     async def create(self, request: Request) -> Response:
+        """Create a stored conversation, with or without items."""
         repository, context = self._there(), context_of(request.scope)
         body, ignored, size = await self._read(request, ConversationBody)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items or (), context.owner, size)
         await repository.purge()
-        record = await repository.conversations.create(
-            context.owner, "conv_" + secrets.token_hex(24), body.metadata or {}, items
-        )
+        new_id, metadata = "conv_" + secrets.token_hex(24), body.metadata or {}
+        record = await repository.conversations.create(context.owner, new_id, metadata, items)
         return json_response(ConversationObject.of(record), headers=_headers(ignored, names))
 
+    @_route("GET", "/v1/conversations/{id}", answer=ConversationObject)
     async def one(self, request: Request) -> Response:
+        """Return a conversation."""
         record = await self._there().conversations.get(*owner_and_id(request))
         return json_response(ConversationObject.of(record))
 
+    @_route("POST", "/v1/conversations/{id}", body=ConversationChange, answer=ConversationObject)
     async def change(self, request: Request) -> Response:
+        """Replace the metadata of a conversation."""
         repository = self._there()
         body, ignored, _ = await self._read(request, ConversationChange)
         record = await repository.conversations.change(*owner_and_id(request), body.metadata or {})
         return json_response(ConversationObject.of(record), headers=ignored.headers)
 
+    @_route("DELETE", "/v1/conversations/{id}", answer=ConversationDeleted)
     async def delete(self, request: Request) -> Response:
+        """Delete a conversation with its items."""
         owner, conversation_id = owner_and_id(request)
         await self._there().conversations.delete(owner, conversation_id)
         return json_response(ConversationDeleted(conversation_id))
 
+    @_route(
+        "GET",
+        "/v1/conversations/{id}/items",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, **_INCLUDE},
+        answer=ItemList,
+    )
     async def items(self, request: Request) -> Response:
+        """List the items of a conversation."""
         page = item_page(request)
         items, has_more = await self._there().conversations.page(*owner_and_id(request), page)
         return await listed_items(items, has_more=has_more)
 
+    @_route(
+        "POST",
+        "/v1/conversations/{id}/items",
+        access=WORK,
+        query=_INCLUDE,
+        body=NewItemsBody,
+        answer=ItemList,
+    )
     async def add_items(self, request: Request) -> Response:
+        """Add items to a conversation."""
         repository, context = self._there(), context_of(request.scope)
         _check_includes(request)
         body, ignored, size = await self._read(request, NewItemsBody)
@@ -114,12 +150,16 @@ class ConversationRoutes:
         await repository.conversations.append(owner, repository.conversations.turn(conversation_id, items))
         return await listed_items(items, _headers(ignored, names), has_more=False)
 
+    @_route("GET", "/v1/conversations/{id}/items/{item_id}", query=_INCLUDE, errors=(400,))
     async def item(self, request: Request) -> Response:
+        """Return an item of a conversation."""
         _check_includes(request)
         found = await self._there().conversations.item(*owner_and_id(request), request.path_params["item_id"])
         return Response(found.content, media_type="application/json")
 
+    @_route("DELETE", "/v1/conversations/{id}/items/{item_id}", answer=ConversationObject)
     async def delete_item(self, request: Request) -> Response:
+        """Delete an item of a conversation."""
         item_id = request.path_params["item_id"]
         record = await self._there().conversations.delete_item(*owner_and_id(request), item_id)
         return json_response(ConversationObject.of(record))
@@ -182,75 +222,4 @@ def _check_includes(request: Request) -> None:
             raise unknown_parameter(name)
 
 
-_INCLUDE: Mapping[str, JsonSchema] = {
-    "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"}
-}
-_row = partial(ApiRoute[ConversationRoutes], access=REQUESTS, tag="Responses")
-_rows = (
-    _row(
-        "POST",
-        "/v1/conversations",
-        lambda at: at.create,
-        access=WORK,
-        summary="Begin a conversation that is kept, with items or without",
-        body=ConversationBody,
-        answer=ConversationObject,
-        errors=(404,),
-    ),
-    _row(
-        "GET",
-        "/v1/conversations/{id}",
-        lambda at: at.one,
-        summary="A conversation",
-        answer=ConversationObject,
-    ),
-    _row(
-        "POST",
-        "/v1/conversations/{id}",
-        lambda at: at.change,
-        summary="Change its metadata",
-        body=ConversationChange,
-        answer=ConversationObject,
-    ),
-    _row(
-        "DELETE",
-        "/v1/conversations/{id}",
-        lambda at: at.delete,
-        summary="Delete it with its items",
-        answer=ConversationDeleted,
-    ),
-    _row(
-        "GET",
-        "/v1/conversations/{id}/items",
-        lambda at: at.items,
-        summary="Its items",
-        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, **_INCLUDE},
-        answer=ItemList,
-    ),
-    _row(
-        "POST",
-        "/v1/conversations/{id}/items",
-        lambda at: at.add_items,
-        access=WORK,
-        summary="Add items to it",
-        query=_INCLUDE,
-        body=NewItemsBody,
-        answer=ItemList,
-    ),
-    _row(
-        "GET",
-        "/v1/conversations/{id}/items/{item_id}",
-        lambda at: at.item,
-        summary="One of its items",
-        query=_INCLUDE,
-        errors=(400,),
-    ),
-    _row(
-        "DELETE",
-        "/v1/conversations/{id}/items/{item_id}",
-        lambda at: at.delete_item,
-        summary="Delete one of its items",
-        answer=ConversationObject,
-    ),
-)
-ROOM = ApiRouter[AppState, ConversationRoutes](ConversationRoutes, _rows)
+ROOM = ApiRouter[AppState](ConversationRoutes)

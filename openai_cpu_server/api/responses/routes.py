@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
@@ -37,6 +37,8 @@ from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.registry import Ability, choose_able, fetch
 from openai_cpu_server.observe.ended import RequestOrigin
 
+_route = partial(ApiRoute, access=REQUESTS, tag="Responses")
+
 
 class ResponsesRoutes:
     def __init__(self, parts: AppState) -> None:
@@ -47,12 +49,24 @@ class ResponsesRoutes:
             parts.at_end.append(self._background.close)
         self._reader = ResponseReader(repository, self._options, has_mcp=parts.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, repository, parts.endings, parts.mcp, parts.watch.metrics.mcp
+            parts.generation, self._options, repository, parts.endings, parts.mcp, parts.watch.metrics
         )
-        self.stored = StoredResponses(repository, self._background, self._options)
-        self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
+        self._stored = StoredResponses(repository, self._background, self._options)
+        self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
+    @_route(
+        "POST",
+        "/v1/responses",
+        access=CALLS,
+        aliases=("/responses",),  # of llama-server
+        body=ResponsesBody,
+        answer=ResponseObject,
+        streams=True,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.answer,
+    )
     async def create(self, request: Request) -> ASGIApp:
+        """Create a response: whole, as server-sent events, or in the background."""
         data, context = await unkept_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity)
         if params.body.background and self._background is not None:
@@ -67,7 +81,21 @@ class ResponsesRoutes:
         body = await while_connected(request.receive, running.whole)
         return Response(body, media_type="application/json", headers=dict(running.call.call.headers))
 
+    @_route(WEBSOCKET, "/v1/responses", access=INFERENCE)
+    async def socket(self, websocket: WebSocket) -> None:
+        """Serve OpenAI's WebSocket mode: `response.create` in, the events of a stream out."""
+        await self._socket.serve(websocket)
+
+    @_route(
+        "POST",
+        "/v1/responses/compact",
+        access=CALLS,
+        body=ResponsesBody,
+        answer=CompactedResponse,
+        errors=GENERATION_ERRORS,
+    )
     async def compact(self, request: Request) -> Response:
+        """Compact a conversation: keep the user's messages, and summarize all else."""
         data, context = await unkept_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity, is_compacting=True)
         running = await self._maker.begin(params, context)
@@ -97,7 +125,16 @@ class ResponsesRoutes:
             running.call.model.loaded()  # an engine that is gone takes its requests with it
             raise
 
+    @_route(
+        "POST",
+        "/v1/responses/input_tokens",
+        access=WORK,
+        body=InputTokensBody,
+        answer=InputTokens,
+        errors=(404, 503),
+    )
     async def input_tokens(self, request: Request) -> Response:
+        """Count the prompt tokens of a response."""
         data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         counted_body, ignored = await off_loop(len(data), reading)
@@ -113,6 +150,43 @@ class ResponsesRoutes:
         generation = params.generation(tools.functions if tools is not None else ())
         counted = await self._service.prompt_tokens(generation, chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+
+    @_route(
+        "GET",
+        "/v1/responses/{id}",
+        query={
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
+            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
+            "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
+        },
+        answer=ResponseObject,
+        streams=True,
+        errors=(400,),
+    )
+    async def one(self, request: Request) -> ASGIApp:
+        """Return a stored response, or the events of a background response."""
+        return await self._stored.one(request)
+
+    @_route("DELETE", "/v1/responses/{id}", answer=ResponseDeleted)
+    async def delete(self, request: Request) -> Response:
+        """Delete a stored response."""
+        return await self._stored.delete(request)
+
+    @_route("POST", "/v1/responses/{id}/cancel", access=INFERENCE, answer=ResponseObject, errors=(400,))
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a background response."""
+        return await self._stored.cancel(request)
+
+    @_route(
+        "GET",
+        "/v1/responses/{id}/input_items",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
+        answer=ItemList,
+    )
+    async def input_items(self, request: Request) -> Response:
+        """List the input items of a response."""
+        return await self._stored.input_items(request)
 
     async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
         """The response outlives this request, except while approved calls are made: a client that leaves
@@ -132,87 +206,4 @@ class ResponsesRoutes:
         return Response(first, media_type="application/json", headers=headers)
 
 
-_row = partial(ApiRoute[ResponsesRoutes], access=REQUESTS, tag="Responses")
-_CREATE = _row(
-    "POST",
-    "/v1/responses",
-    lambda at: at.create,
-    access=CALLS,
-    summary="Make a response: whole, as server-sent events, or in the background",
-    body=ResponsesBody,
-    answer=ResponseObject,
-    streams=True,
-    errors=GENERATION_ERRORS,
-    batched=lambda at: at.answer,
-)
-_rows = (
-    _CREATE,
-    replace(_CREATE, path="/responses", batched=None),  # llama-server has it without /v1, too
-    _row(
-        WEBSOCKET,
-        "/v1/responses",
-        lambda at: at.socket.serve,
-        access=INFERENCE,
-        summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
-    ),
-    _row(
-        "POST",
-        "/v1/responses/compact",
-        lambda at: at.compact,
-        access=CALLS,
-        summary="A conversation as fewer items: what users have said, and a summary of all else",
-        body=ResponsesBody,
-        answer=CompactedResponse,
-        errors=GENERATION_ERRORS,
-    ),
-    _row(
-        "POST",
-        "/v1/responses/input_tokens",
-        lambda at: at.input_tokens,
-        access=WORK,
-        summary="How many tokens a response's prompt would have",
-        body=InputTokensBody,
-        answer=InputTokens,
-        errors=(404, 503),
-    ),
-    _row(
-        "GET",
-        "/v1/responses/{id}",
-        lambda at: at.stored.one,
-        summary="A stored response, or the events of one that was made in the background",
-        query={
-            "stream": {"type": "boolean", "default": False},
-            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
-            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
-            "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
-        },
-        answer=ResponseObject,
-        streams=True,
-        errors=(400,),
-    ),
-    _row(
-        "DELETE",
-        "/v1/responses/{id}",
-        lambda at: at.stored.delete,
-        summary="Delete it",
-        answer=ResponseDeleted,
-    ),
-    _row(
-        "POST",
-        "/v1/responses/{id}/cancel",
-        lambda at: at.stored.cancel,
-        access=INFERENCE,
-        summary="End one that is made in the background",
-        answer=ResponseObject,
-        errors=(400,),
-    ),
-    _row(
-        "GET",
-        "/v1/responses/{id}/input_items",
-        lambda at: at.stored.input_items,
-        summary="What went into it",
-        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
-        answer=ItemList,
-    ),
-)
-ROOM = ApiRouter[AppState, ResponsesRoutes](ResponsesRoutes, _rows)
+ROOM = ApiRouter[AppState](ResponsesRoutes)

@@ -156,7 +156,7 @@ def owner_and_id(request: Request) -> tuple[str, str]:
 
 def item_page(request: Request) -> PageQuery:
     fields = frozenset({"limit", "after", "order", "include", "include[]"})
-    return page_of(request.query_params, known=fields, default=_LISTED, most=_MAX_LISTED)
+    return page_of(request.query_params, names=fields, default=_LISTED, most=_MAX_LISTED)
 
 
 async def listed_items(

@@ -164,15 +164,39 @@ def _known(body: RecordingBody) -> list[str]:
     return [line for line in told if line]
 
 
+_EVENTS = (
+    "With `stream`: `data: ` and an object of the type `transcript.text.delta`, an empty line, and so on; "
+    "the last is `transcript.text.done`, then `data: [DONE]`."
+)
+_route = partial(
+    ApiRoute,
+    "POST",
+    access=CALLS,
+    tag="Generation",
+    body=RecordingBody,
+    body_media="multipart/form-data",
+    answer=Transcript,
+    also=(VerboseTranscript,),
+    events=(TranscriptDelta, TranscriptDone),
+    streams=True,
+    stream_form=_EVENTS,
+    errors=GENERATION_ERRORS,
+)
+
+
 class RecordingRoutes:
     def __init__(self, parts: AppState) -> None:
         self._service = parts.generation
         self._options = parts.options
 
+    @_route("/v1/audio/transcriptions", aliases=("/audio/transcriptions",))
     async def transcribe(self, request: Request) -> ASGIApp:
+        """Transcribe a recording, whole or as server-sent events."""
         return await self._answered(request, "transcribe")
 
+    @_route("/v1/audio/translations")
     async def translate(self, request: Request) -> ASGIApp:
+        """Translate a recording into English."""
         return await self._answered(request, "translate")
 
     async def _answered(self, request: Request, task: str) -> ASGIApp:
@@ -213,43 +237,4 @@ class RecordingRoutes:
         return ask, TranscriptRenderer(told)
 
 
-_EVENTS = (
-    "With `stream`: `data: ` and an object of the type `transcript.text.delta`, an empty line, and so on; "
-    "the last is `transcript.text.done`, then `data: [DONE]`."
-)
-_row = partial(
-    ApiRoute[RecordingRoutes],
-    access=CALLS,
-    tag="Generation",
-    body=RecordingBody,
-    body_media="multipart/form-data",
-    answer=Transcript,
-    also=(VerboseTranscript,),
-    events=(TranscriptDelta, TranscriptDone),
-    streams=True,
-    stream_form=_EVENTS,
-    errors=GENERATION_ERRORS,
-)
-ROOM = ApiRouter[AppState, RecordingRoutes](
-    RecordingRoutes,
-    (
-        _row(
-            "POST",
-            "/v1/audio/transcriptions",
-            lambda at: at.transcribe,
-            summary="Write down what is said in a recording, whole or as server-sent events",
-        ),
-        _row(
-            "POST",
-            "/audio/transcriptions",
-            lambda at: at.transcribe,
-            summary="The same under llama-server's second name",
-        ),
-        _row(
-            "POST",
-            "/v1/audio/translations",
-            lambda at: at.translate,
-            summary="Translate what is said in a recording into English",
-        ),
-    ),
-)
+ROOM = ApiRouter[AppState](RecordingRoutes)

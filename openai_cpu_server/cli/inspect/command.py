@@ -17,9 +17,8 @@ from openai_cpu_server.cli.inspect.facts import (
     SightFacts,
     TemplateFacts,
     TokenizerFacts,
+    read_encoders,
     read_facts,
-    read_hearing,
-    read_sight,
     read_template,
     template_source,
 )
@@ -33,9 +32,8 @@ from openai_cpu_server.cli.inspect.machine import (
     predicted,
     read_devices,
     read_memory,
-    why_no_device,
 )
-from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, option_value, printable, show
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -44,6 +42,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
+from openai_cpu_server.llama.offload.choice import NO_DEVICE
 from openai_cpu_server.model_source import local_model, projector_of
 
 
@@ -62,162 +61,156 @@ class InspectReport(msgspec.Struct, frozen=True):
     """Predicted speed, or None if it was not measured on this machine."""
 
 
-def text(report: InspectReport, asked: str) -> str:
+def text(report: InspectReport, name: str) -> str:
+    """`name`: the model, as the user has named it."""
     sections = [_about(report), _mixture(report.model)]
-    if report.model.tokenizer is not None:
-        sections.append(_special(report.model.tokenizer))
+    tokenizer = report.model.tokenizer
+    if tokenizer is not None and tokenizer.special:
+        rows = [(each.role, str(each.id), printable(each.text or "-")) for each in tokenizer.special]
+        sections.append(columns([("token", "id", "text"), *rows], right=(1,)))
     if report.memory is not None:
         sections.append(_memory(report.memory))
     sections += map(_device, report.devices)
     sections += [f"device: {report.why_no_device}"] if report.why_no_device else []
     if report.memory is not None:
-        sections += [_speed(report.speed), _tuning(report.profile, asked)]
-    return "\n\n".join(section for section in sections if section)
+        sections.append(_speed(report.speed))
+        tuned = f"no; `openai-cpu-server tune {name}` finds the best options for this machine"
+        if report.profile is not None:
+            options = msgspec.structs.asdict(report.profile).items()
+            tuned = ", ".join(f"{option} {option_value(value)}" for option, value in options)
+        sections.append(f"tuned: {tuned}")
+    return "\n\n".join(sections)
+
+
+def _joined(*parts: object, by: str = ", ") -> str:
+    return by.join(str(part) for part in parts if part)
 
 
 def _about(report: InspectReport) -> str:
-    facts = report.model
+    facts, shape, weights, memory = report.model, report.model.shape, report.model.weights, report.memory
+    content = "no model that generates text"
+    if facts.content != "model":
+        content = f"{printable(facts.content)}, not a model"
+    parts = f" and {facts.files - 1} more" if facts.files > 1 else ""
+    active = weights.active_parameters
     rows = [
-        ("name", harmless(facts.name or "-")),
-        ("file", f"{facts.path}{_parts(facts.files)}, {bytes_text(facts.file_bytes)}"),
-        ("content", "" if facts.generates_text else _content(facts)),
-        ("architecture", _architecture(facts)),
-        ("parameters", _parameters(facts)),
-        ("quantisation", _quantisation(facts)),
-        ("license", harmless(facts.license or "")),
-        ("context", _context(facts.shape, report.memory)),
-        ("positions", _positions(facts.shape)),
-        ("attention", _attention(facts.shape)),
+        ("name", printable(facts.name or "-")),
+        ("file", f"{facts.path}{parts}, {bytes_text(facts.file_bytes)}"),
+        ("content", "" if facts.generates_text else content),
+        (
+            "architecture",
+            _joined(
+                printable(facts.architecture),
+                shape.layers and f"{shape.layers} layers",
+                shape.width and f"width {shape.width:,}",
+                shape.heads and f"{shape.heads} heads",
+                shape.kv_heads and f"{shape.kv_heads} for keys and values",
+                shape.experts and f"{shape.experts} experts, {shape.experts_used or shape.experts} at work",
+            ),
+        ),
+        (
+            "parameters",
+            _joined(
+                count_text(weights.parameters),
+                active != weights.parameters and f"of which {count_text(active)} for a token",
+            ),
+        ),
+        ("quantisation", _joined(weights.file_type, f"{weights.bits_per_weight:.2f} bits per weight")),
+        ("license", printable(facts.license or "")),
+        (
+            "context",
+            _joined(
+                shape.context_trained and f"trained for {shape.context_trained:,} tokens",
+                memory and memory.context and f"serve grants {memory.context:,} to a request",
+                by="; ",
+            ),
+        ),
+        ("positions", _positions(shape)),
+        (
+            "attention",
+            _joined(
+                shape.window and f"some or all layers see the last {shape.window:,} tokens only",
+                shape.has_state and "some or all layers keep a state for each sequence instead of cells",
+                by="; ",
+            ),
+        ),
         ("tokenizer", _tokenizer(facts.tokenizer)),
         ("chat template", _template(report.chat_template) if facts.tokenizer is not None else ""),
         ("", _turns(report.chat_template)),
-        ("sees pictures", _sight(report) if facts.generates_text else ""),
-        ("hears sound", _hearing(report) if facts.generates_text else ""),
+        ("sees pictures", _sight(report.sight) if facts.generates_text else ""),
+        ("hears sound", _hearing(report.hearing) if facts.generates_text else ""),
     ]
-    return "\n".join(f"{what:<15}{said}" for what, said in rows if said)
-
-
-def _parts(count: int) -> str:
-    return "" if count == 1 else f" and {count - 1} more"
-
-
-def _content(facts: FileFacts) -> str:
-    if facts.content == "model":
-        return "no model that generates text"
-    return f"{harmless(facts.content)}, not a model"
-
-
-def _architecture(facts: FileFacts) -> str:
-    shape = facts.shape
-    parts = [
-        harmless(facts.architecture),
-        f"{shape.layers} layers" if shape.layers else "",
-        f"width {shape.width:,}" if shape.width else "",
-        f"{shape.heads} heads" if shape.heads else "",
-        f"{shape.kv_heads} for keys and values" if shape.kv_heads else "",
-        f"{shape.experts} experts, {shape.experts_used or shape.experts} at work" if shape.experts else "",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def _parameters(facts: FileFacts) -> str:
-    weights = facts.weights
-    if weights.active_parameters == weights.parameters:
-        return count_text(weights.parameters)
-    return f"{count_text(weights.parameters)}, of which {count_text(weights.active_parameters)} for a token"
-
-
-def _quantisation(facts: FileFacts) -> str:
-    name = facts.weights.file_type
-    return f"{name + ', ' if name else ''}{facts.weights.bits_per_weight:.2f} bits per weight"
-
-
-def _context(shape: ModelShape, memory: MemoryFacts | None) -> str:
-    trained = f"trained for {shape.context_trained:,} tokens" if shape.context_trained else ""
-    granted = f"serve grants {memory.context:,} to a request" if memory and memory.context else ""
-    return "; ".join(filter(None, (trained, granted)))
+    return "\n".join(f"{title:<15}{fact}" for title, fact in rows if fact)
 
 
 def _positions(shape: ModelShape) -> str:
-    parts = [
-        "RoPE" if shape.rope_dimensions or shape.rope_base else "",
-        f"base {shape.rope_base:,.0f}" if shape.rope_base else "",
-        f"{shape.rope_dimensions} dimensions" if shape.rope_dimensions else "",
-        _scaling(shape),
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def _scaling(shape: ModelShape) -> str:
-    if shape.rope_scaling in (None, "none"):
-        return ""
-    factor = f" by {shape.rope_scaling_factor:g}" if shape.rope_scaling_factor else ""
-    original = f" from {shape.rope_original_context:,} tokens" if shape.rope_original_context else ""
-    return f"{harmless(shape.rope_scaling or '')} scaling{factor}{original}"
-
-
-def _attention(shape: ModelShape) -> str:
-    parts = [
-        f"some or all layers see the last {shape.window:,} tokens only" if shape.window else "",
-        "some or all layers keep a state for each sequence instead of cells" if shape.has_state else "",
-    ]
-    return "; ".join(filter(None, parts))
+    scaling = ""
+    if shape.rope_scaling not in (None, "none"):
+        scaling = _joined(
+            f"{printable(shape.rope_scaling or '')} scaling",
+            shape.rope_scaling_factor and f"by {shape.rope_scaling_factor:g}",
+            shape.rope_original_context and f"from {shape.rope_original_context:,} tokens",
+            by=" ",
+        )
+    return _joined(
+        (shape.rope_dimensions or shape.rope_base) and "RoPE",
+        shape.rope_base and f"base {shape.rope_base:,.0f}",
+        shape.rope_dimensions and f"{shape.rope_dimensions} dimensions",
+        scaling,
+    )
 
 
 def _tokenizer(tokenizer: TokenizerFacts | None) -> str:
     if tokenizer is None:
         return "none"
-    parts = [
-        harmless(tokenizer.kind) + (f" ({harmless(tokenizer.pre)})" if tokenizer.pre else ""),
+    return _joined(
+        printable(tokenizer.kind) + (f" ({printable(tokenizer.pre)})" if tokenizer.pre else ""),
         f"{tokenizer.size:,} tokens",
-        {True: "BOS before each text", False: "", None: ""}[tokenizer.adds_bos],
-        {True: "EOS behind each text", False: "", None: ""}[tokenizer.adds_eos],
-    ]
-    return ", ".join(filter(None, parts))
+        tokenizer.adds_bos and "BOS before each text",
+        tokenizer.adds_eos and "EOS behind each text",
+    )
 
 
 def _template(template: TemplateFacts | None) -> str:
     if template is None:
         return "none: chats need serve --chat-template FILE"
     if template.problem is not None:
-        return f"cannot be used: {harmless(template.problem)}"
+        return f"cannot be used: {printable(template.problem)}"
     tools = f"tool calls as {template.tool_format}"
     thoughts = f", thoughts as {template.reasoning_format}" if template.reasoning_format else ""
-    named = f"; also {', '.join(map(harmless, template.named))}" if template.named else ""
+    named = f"; also {', '.join(map(printable, template.named))}" if template.named else ""
     return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
 
 
 _NO_PROJECTOR = "no; that takes a projector, an mmproj file beside the model's"
 
 
-def _sight(report: InspectReport) -> str:
-    sight = report.sight
+def _sight(sight: SightFacts | None) -> str:
     if sight is None:
         return _NO_PROJECTOR
-    parts = [
-        f"{sight.path}, {bytes_text(sight.file_bytes)}",
-        harmless(sight.kind or ""),
-        f"{sight.image_size} pixels at once" if sight.image_size else "",
-        f"patches of {sight.patch_size}" if sight.patch_size else "",
-        f"{sight.layers} layers" if sight.layers else "",
-    ]
-    return f"yes, with {', '.join(filter(None, parts))}"
+    return "yes, with " + _joined(
+        sight.path,
+        bytes_text(sight.file_bytes),
+        printable(sight.kind or ""),
+        sight.image_size and f"{sight.image_size} pixels at once",
+        sight.patch_size and f"patches of {sight.patch_size}",
+        sight.layers and f"{sight.layers} layers",
+    )
 
 
-def _hearing(report: InspectReport) -> str:
-    hearing = report.hearing
+def _hearing(hearing: HearingFacts | None) -> str:
     if hearing is None:
         return _NO_PROJECTOR
     if hearing.why_not is not None:
         return f"no: llama.cpp dies of any sound with {hearing.path} ({hearing.why_not})"
-    parts = [
-        f"{hearing.path}, {bytes_text(hearing.file_bytes)}",
-        harmless(hearing.kind or ""),
+    return "yes, with " + _joined(
+        hearing.path,
+        bytes_text(hearing.file_bytes),
+        printable(hearing.kind or ""),
         f"{hearing.sample_rate:,} samples a second",
-        f"{hearing.bands} bands" if hearing.bands else "",
-        f"{hearing.layers} layers" if hearing.layers else "",
-    ]
-    return f"yes, with {', '.join(filter(None, parts))}"
+        hearing.bands and f"{hearing.bands} bands",
+        hearing.layers and f"{hearing.layers} layers",
+    )
 
 
 def _turns(template: TemplateFacts | None) -> str:
@@ -225,17 +218,16 @@ def _turns(template: TemplateFacts | None) -> str:
     if template is None or shape is None:
         return ""
     calls = shape.calls
-    parts = [
+    return "shows " + _joined(
         f"system messages {shape.system.value}",
         "tools" if shape.shows_tools or shape.shows_system_tools else "no tools",
         "no calls or results" if calls is None else "calls and results",
-        "one call a message" if calls is not None and calls.one_by_one else "",
-        "no text beside calls" if calls is not None and calls.text_apart else "",
-        "" if template.reasoning_format is None or template.reasoning_field else "no earlier thoughts",
-        "users and answers must take turns" if shape.alternates else "",
-        "" if shape.takes_empty else "no empty answers",
-    ]
-    return f"shows {', '.join(filter(None, parts))}"
+        calls is not None and calls.one_by_one and "one call a message",
+        calls is not None and calls.text_apart and "no text beside calls",
+        template.reasoning_format and not template.reasoning_field and "no earlier thoughts",
+        shape.alternates and "users and answers must take turns",
+        not shape.takes_empty and "no empty answers",
+    )
 
 
 def _mixture(facts: FileFacts) -> str:
@@ -252,12 +244,6 @@ def _mixture(facts: FileFacts) -> str:
         for share in facts.weights.types
     ]
     return columns(rows, right=(1, 2, 3, 4))
-
-
-def _special(tokenizer: TokenizerFacts) -> str:
-    rows = [("token", "id", "text")]
-    rows += [(each.role, str(each.id), harmless(each.text or "-")) for each in tokenizer.special]
-    return columns(rows, right=(1,)) if tokenizer.special else ""
 
 
 def _memory(memory: MemoryFacts) -> str:
@@ -289,13 +275,13 @@ def _memory(memory: MemoryFacts) -> str:
 
 
 def _device(facts: DeviceFacts) -> str:
-    device, takes = facts.device, facts.takes
-    parts = ", ".join(f"{what} {bytes_text(size)}" for what, size in takes.items() if size)
+    device = facts.device
+    parts = ", ".join(f"{part} {bytes_text(size)}" for part, size in facts.takes.items() if size)
     taken = f" ({parts})" if parts else ""
     lines = [
-        f"device {device.name} ({harmless(device.description)}): {bytes_text(device.free_bytes)} of "
+        f"device {device.name} ({printable(device.description)}): {bytes_text(device.free_bytes)} of "
         f"{bytes_text(device.total_bytes)} free",
-        f"--gpu-layers {facts.asked}: {facts.split}{taken}",
+        f"--gpu-layers {facts.gpu_layers}: {facts.split}{taken}",
     ]
     if facts.draft is not None:
         lines.append(f"draft model: {facts.draft}")
@@ -318,43 +304,37 @@ def _speed(speed: SpeedFacts | None) -> str:
         (f"writing, {each.sequences} at once", f"{each.tokens_per_second:,.1f}", "tokens/s in all")
         for each in speed.decode
     ]
-    return f"speed, predicted from steps timed here ({_options(speed)})\n{columns(rows, right=(1,))}"
-
-
-def _options(speed: SpeedFacts) -> str:
-    parts = [
+    options = _joined(
         f"{speed.threads} thread{'' if speed.threads == 1 else 's'}",
-        f"{speed.threads_batch} in batches" if speed.threads_batch != speed.threads else "",
+        speed.threads_batch != speed.threads and f"{speed.threads_batch} in batches",
         f"KV {speed.kv_type}",
         f"weights {speed.weights}",
-        "" if speed.flash_attention else "no flash attention",
-        *(f"{name} by our kernel ({on})" for name, on in speed.kernels.items() if on),
+        not speed.flash_attention and "no flash attention",
+        *(on and f"{name} by our kernel ({on})" for name, on in speed.kernels.items()),
         f"{speed.context:,} tokens behind each",
-        "" if speed.is_default else "serve would have other options",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def _tuning(profile: Profile | None, asked: str) -> str:
-    if profile is None:
-        return f"tuned: no; `openai-cpu-server tune {asked}` finds the best options for this machine"
-    found = msgspec.structs.asdict(profile).items()
-    return f"tuned: {', '.join(f'{name} {option_value(value)}' for name, value in found)}"
+        not speed.is_default and "serve would have other options",
+    )
+    return f"speed, predicted from steps timed here ({options})\n{columns(rows, right=(1,))}"
 
 
 def inspect(arguments: Sequence[str]) -> None:
-    given, rest = _parser().parse_known_args(arguments)
-    settings = _settings(rest)
-    header = GgufHeader(local_model(given.model))
-    if given.template is not None:
-        show(_chat_template(header, given.template))
+    options, rest = _parser().parse_known_args(arguments)
+    if any(argument.partition("=")[0] == "--model" for argument in rest):
+        raise StartupError("--model is for serve: inspect MODEL")
+    settings = read_settings(rest)
+    header = GgufHeader(local_model(options.model))
+    if (name := options.template) is not None:
+        source = template_source(header, name)
+        if source is None:
+            raise StartupError(f"{header.path} has no chat template{f' {name}' if name else ''}")
+        show(source)
         return
     facts = read_facts(header, model_tensors(header))
-    report = _report(header, facts, settings, measures=given.measure)
-    if given.json:
+    report = _report(header, facts, settings, measures=options.measure)
+    if options.json:
         show(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        show(text(report, given.model))
+        show(text(report, options.model))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -388,20 +368,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(arguments: Sequence[str]) -> Settings:
-    for argument in arguments:
-        if argument.partition("=")[0] == "--model":
-            raise StartupError("--model is for serve: inspect MODEL")
-    return read_settings(arguments)
-
-
-def _chat_template(header: GgufHeader, name: str) -> str:
-    source = template_source(header, name)
-    if source is None:
-        raise StartupError(f"{header.path} has no chat template{f' {name}' if name else ''}")
-    return source
-
-
 def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measures: bool) -> InspectReport:
     """Options are those of `serve`, but without the prefix cache, which cannot be measured."""
     folder, machine = settings.profile_dir, Machine()
@@ -412,20 +378,19 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     options = settings.engine_options(
         header.path, cache_bytes=0, draft_model_path=draft, projector_path=projector
     )
-    options = profile.applied(options, given=settings.model_fields_set) if profile else options
+    options = profile.applied(options, settings.model_fields_set) if profile else options
     template = read_template(header)
-    found, absent = read_devices(options, folder, machine), why_no_device(options)
+    devices = read_devices(options, folder, machine)
+    absent = NO_DEVICE if options.wants_device and not devices else None
     if not facts.generates_text:
-        return InspectReport(facts, None, None, template, None, found, absent, profile=None, speed=None)
-    media_header = GgufHeader(projector) if projector is not None else None
-    sight = read_sight(media_header) if media_header is not None else None
-    hearing = read_hearing(media_header) if media_header is not None else None
+        return InspectReport(facts, None, None, template, None, devices, absent, profile=None, speed=None)
+    sight, hearing = read_encoders(GgufHeader(projector)) if projector is not None else (None, None)
     memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
     curve = (
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
-    return InspectReport(facts, sight, hearing, template, memory, found, absent, profile, speed)
+    return InspectReport(facts, sight, hearing, template, memory, devices, absent, profile, speed)
 
 
 def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:

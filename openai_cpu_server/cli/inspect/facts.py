@@ -148,49 +148,31 @@ def read_facts(header: GgufHeader, tensors: list[Tensor]) -> FileFacts:
     )
 
 
-def read_sight(header: GgufHeader) -> SightFacts | None:
-    seeing = ProjectorFacts.of(header).seeing
-    if seeing is None:
-        return None
-    return SightFacts(
-        path=str(header.path),
-        file_bytes=total_bytes([header.path]),
-        kind=seeing.kind,
-        image_size=seeing.image_size,
-        patch_size=seeing.patch_size,
-        layers=seeing.layers,
-    )
-
-
-def read_hearing(header: GgufHeader) -> HearingFacts | None:
-    facts = ProjectorFacts.of(header)
-    if facts.hearing is None:
-        return None
-    return HearingFacts(
-        path=str(header.path),
-        file_bytes=total_bytes([header.path]),
-        kind=facts.hearing.kind,
-        sample_rate=facts.sound_rate,
-        bands=facts.hearing.num_bands,
-        layers=facts.hearing.layers,
-        why_not=why_deadly(header),
-    )
+def read_encoders(header: GgufHeader) -> tuple[SightFacts | None, HearingFacts | None]:
+    """Return the projector's encoders of pictures and of sound."""
+    facts, path, file_bytes = ProjectorFacts.of(header), str(header.path), total_bytes([header.path])
+    sight, hearing = None, None
+    if (seeing := facts.seeing) is not None:
+        sight = SightFacts(path, file_bytes, seeing.kind, seeing.image_size, seeing.patch_size, seeing.layers)
+    if (sound := facts.hearing) is not None:
+        hearing = HearingFacts(
+            path=path,
+            file_bytes=file_bytes,
+            kind=sound.kind,
+            sample_rate=facts.sound_rate,
+            bands=sound.num_bands,
+            layers=sound.layers,
+            why_not=why_deadly(header),
+        )
+    return sight, hearing
 
 
 def _weights(header: GgufHeader, tensors: list[Tensor]) -> WeightFacts:
     parameters = sum(tensor.num_values for tensor in tensors)
-    num_bytes = sum(tensor.num_bytes for tensor in tensors)
+    experts = header.get_int(header.for_architecture("expert_count")) or 1
+    used_experts = header.get_int(header.for_architecture("expert_used_count")) or experts
+    of_experts = sum(tensor.num_values for tensor in tensors if _EXPERTS in tensor.name)
     number = header.get_int("general.file_type")
-    return WeightFacts(
-        parameters=parameters,
-        active_parameters=_active(header, tensors),
-        bits_per_weight=8 * num_bytes / max(1, parameters),
-        file_type=None if number is None else file_type_name(number),
-        types=_types(tensors),
-    )
-
-
-def _types(tensors: list[Tensor]) -> list[TypeShare]:
     counts = Counter(tensor.type for tensor in tensors)
     weights: Counter[str] = Counter()
     for tensor in tensors:
@@ -199,15 +181,13 @@ def _types(tensors: list[Tensor]) -> list[TypeShare]:
         TypeShare(kind.name, kind.bits, count, weights[kind.name], kind.num_bytes(weights[kind.name]))
         for kind, count in counts.items()
     ]
-    return sorted(shares, key=lambda share: -share.bytes)
-
-
-def _active(header: GgufHeader, tensors: list[Tensor]) -> int:
-    experts = header.get_int(header.for_architecture("expert_count")) or 1
-    used = header.get_int(header.for_architecture("expert_used_count")) or experts
-    all_experts = sum(tensor.num_values for tensor in tensors if _EXPERTS in tensor.name)
-    shared = sum(tensor.num_values for tensor in tensors) - all_experts
-    return shared + all_experts * used // experts
+    return WeightFacts(
+        parameters=parameters,
+        active_parameters=parameters - of_experts + of_experts * used_experts // experts,
+        bits_per_weight=8 * sum(tensor.num_bytes for tensor in tensors) / max(1, parameters),
+        file_type=None if number is None else file_type_name(number),
+        types=sorted(shares, key=lambda share: -share.bytes),
+    )
 
 
 def _shape(header: GgufHeader) -> ModelShape:
@@ -274,32 +254,24 @@ def read_template(header: GgufHeader) -> TemplateFacts | None:
     source = template_source(header)
     if source is None:
         return None
-    compiled, problem = _compiled(source)
-    known = format_for(compiled) if compiled is not None else None
-    thoughts = reasoning_format_for(compiled) if compiled is not None else None
+    named = list(header.get_strings("tokenizer.chat_templates").values())
+    try:
+        template = ChatTemplate(source, bos_text="", eos_text="")
+    except StartupError as error:
+        return TemplateFacts(source, named, None, None, None, None, problem=str(error))
+    thoughts = reasoning_format_for(template)
+    field = echo_of(template) if thoughts else ThoughtsField.NOWHERE
     return TemplateFacts(
         source=source,
-        named=list(header.get_strings("tokenizer.chat_templates").values()),
-        tool_format=known.name if known else None,
+        named=named,
+        tool_format=format_for(template).name,
         reasoning_format=thoughts.name if thoughts else None,
-        reasoning_field=_reasoning_field(compiled) if compiled is not None and thoughts else None,
-        shape=compiled.shape if compiled is not None else None,
-        problem=problem,
+        reasoning_field=None if field is ThoughtsField.NOWHERE else field.value,
+        shape=template.shape,
+        problem=None,
     )
-
-
-def _reasoning_field(template: ChatTemplate) -> str | None:
-    field = echo_of(template)
-    return None if field is ThoughtsField.NOWHERE else field.value
 
 
 def template_source(header: GgufHeader, name: str = "") -> str | None:
     """`name`: a further template, or "" for the one for chats."""
     return header.get_str(f"{_KEY}.{name}" if name else _KEY)
-
-
-def _compiled(source: str) -> tuple[ChatTemplate | None, str | None]:
-    try:
-        return ChatTemplate(source, bos_text="", eos_text=""), None
-    except StartupError as error:
-        return None, str(error)

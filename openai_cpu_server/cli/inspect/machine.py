@@ -18,12 +18,11 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
+from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for, of_draft_model
-from openai_cpu_server.llama.offload.devices import devices
+from openai_cpu_server.llama.offload.choice import device_for, devices, fitting_for, of_draft_model
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)
@@ -67,8 +66,9 @@ def read_memory(
     draft: GgufHeader | None = None,
 ) -> MemoryFacts:
     free, trained = machine.free_memory(), facts.shape.context_trained
-    encoder = encoder_memory(options)
-    elsewhere = _elsewhere(options, free)
+    encoder, elsewhere = encoder_memory(options), Elsewhere()
+    if options.offload.wants_device and (device := device_for(options.offload)) is not None:
+        elsewhere = fitting_for(options, device, free).first_choice().elsewhere
     rooms = {
         kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, elsewhere=elsewhere)
         for kind in KVType
@@ -119,7 +119,7 @@ class SplitCost(msgspec.Struct, frozen=True):
 
 class DeviceFacts(msgspec.Struct, frozen=True):
     device: Device
-    asked: str | int
+    gpu_layers: str | int = msgspec.field(name="asked")
     split: str
     """Part of the model that fits there."""
     takes: dict[str, int]
@@ -131,45 +131,30 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """Part of the draft model that goes there."""
 
 
-def why_no_device(options: EngineOptions) -> str | None:
-    """Return the reason if the options ask for a device and there is none."""
-    return NO_DEVICE if options.wants_device and not devices() else None
-
-
 def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
     """Return the devices of this build. Raises StartupError."""
     return [_on_device(options, device, cache_dir, machine) for device in devices()]
 
 
 def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine: Machine) -> DeviceFacts:
-    asked = options.offload
-    if not asked.wants_device:
-        asked = msgspec.structs.replace(asked, gpu_layers="auto")
-    options = msgspec.structs.replace(options, offload=asked)
+    offload = options.offload
+    if not offload.wants_device:
+        offload = msgspec.structs.replace(offload, gpu_layers="auto")
+    options = msgspec.structs.replace(options, offload=offload)
     try:
         fitting = fitting_for(options, device, machine.free_memory())
     except StartupError as error:
-        return DeviceFacts(device, asked.gpu_layers, "nothing", {}, str(error), [])
+        return DeviceFacts(device, offload.gpu_layers, "nothing", {}, str(error), [])
     split, measured = fitting.first_choice(), []
-    if asked.gpu_layers == "auto":
+    if offload.gpu_layers == "auto":
         race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
-    why = "; ".join([*([split.why] if split.why else []), *fitting.idle_wishes]) or None
-    draft = _draft_split(options, device, machine)
-    return DeviceFacts(device, asked.gpu_layers, str(split), split.taken._asdict(), why, measured, draft)
-
-
-def _draft_split(options: EngineOptions, device: Device, machine: Machine) -> str | None:
-    if options.draft_model_path is None or not options.draft_offload.wants_device:
-        return None
-    return str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
-
-
-def _elsewhere(options: EngineOptions, free_bytes: int) -> Elsewhere:
-    device = device_for(options.offload) if options.offload.wants_device else None
-    return (
-        Elsewhere() if device is None else fitting_for(options, device, free_bytes).first_choice().elsewhere
-    )
+    why = "; ".join([*([split.why] if split.why else []), *fitting.unused_options]) or None
+    draft = None
+    if options.draft_model_path is not None and options.draft_offload.wants_device:
+        draft = str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
+    takes = split.device_bytes._asdict()
+    return DeviceFacts(device, offload.gpu_layers, str(split), takes, why, measured, draft)
 
 
 _CONTEXT = 512
@@ -208,17 +193,18 @@ def best_known(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> MeasuredCurve | None:
     """Return the stored curve with the most similar options."""
-    known = [
+    found = [
         MeasuredCurve(key, curve)
-        for key, curve in known_curves(model, cache_dir)
+        for key, curve in curves(cache_dir).of_model(model)
         if key.split is None or options.offload.wants_device
     ]
 
-    def likeness(measured: MeasuredCurve) -> int:
-        wanted = _served_with(measured.key, options, header, machine)
-        return sum(a == b for a, b in zip(_measured_with(measured.key), wanted, strict=True))
+    served = _served_with(options, header, machine)
 
-    return max(known, key=likeness, default=None)
+    def likeness(measured: MeasuredCurve) -> int:
+        return sum(a == b for a, b in zip(_measured_with(measured.key), served, strict=True))
+
+    return max(found, key=likeness, default=None)
 
 
 def measure(
@@ -247,7 +233,7 @@ def predicted(
     return SpeedFacts(
         *had,
         kernels=key.kernels,
-        is_default=had == _served_with(key, options, header, machine),
+        is_default=had == _served_with(options, header, machine),
         context=_CONTEXT,
         prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),
         decode=[DecodeSpeed(n, 1000 * n / model.predict_ms(n, n * _CONTEXT)) for n in sizes],
@@ -262,8 +248,7 @@ def _measured_with(key: CurveKey) -> _Options:
     return key.threads, key.threads_batch or key.threads, key.kv_type, key.weights, key.flash_attention
 
 
-def _served_with(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
-    """Options of `serve` with the kernels of the measured curve."""
+def _served_with(options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
     threads = options.threads or machine.num_threads()
     weights = known_layout(options, header)
     return threads, options.threads_batch or threads, options.kv_type, weights, options.flash_attention

@@ -59,32 +59,18 @@ def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
     table.add_column("")
     for row in rows:
         mark = "best" if row is best else "better" if row.is_better else row.note
-        table.add_row(_setting(row), *_numbers(row, rows[0]), mark, style="bold green" if row is best else "")
+        setting = f"{(row.factor or '').replace('_', '-')} {option_value(row.value)}"
+        if row.factor is None:
+            setting = "defaults"
+        table.add_row(setting, *_numbers(row, rows[0]), mark, style="bold green" if row is best else "")
     return table
 
 
 def summary(rows: Sequence[TuneRow]) -> str:
     best = winner(rows)
-    return f"{options(best.profile)}\n{_gain(best, rows[0])} times the speed of the defaults"
-
-
-def options(profile: Profile) -> str:
-    flags = (
-        ("threads", str(profile.threads)),
-        ("threads-batch", str(profile.threads_batch)),
-        ("repack", option_value(profile.repack)),
-        ("prefill-tokens", str(profile.prefill_tokens)),
-        ("kv-type", profile.kv_type),
-        ("flash-attention", option_value(profile.flash_attention)),
-    )
-    return " ".join(f"--{name} {value}" for name, value in flags)
-
-
-def _setting(row: TuneRow) -> str:
-    if row.factor is None:
-        return "defaults"
-    assert row.value is not None
-    return f"{row.factor.replace('_', '-')} {option_value(row.value)}"
+    options = msgspec.structs.asdict(best.profile).items()
+    flags = " ".join(f"--{name.replace('_', '-')} {option_value(value)}" for name, value in options)
+    return f"{flags}\n{_gain(best, rows[0])} times the speed of the defaults"
 
 
 def _numbers(row: TuneRow, first: TuneRow) -> tuple[str, ...]:
@@ -102,7 +88,6 @@ def _gain(row: TuneRow, first: TuneRow) -> str:
 
 
 _COMMAND = (sys.executable, *("-m", "openai_cpu_server.kernels.front"), "openai_cpu_server.cli.tune.trial")
-_NO_TIME = TuneFailure("not measured: no time left")
 _PATIENCE = 3.0
 """Most time of a setting, in times of the first."""
 _GRACE_S = 20.0
@@ -121,22 +106,18 @@ class TuneProcesses:
 
     def measure(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTimings | TuneFailure:
         started = time.monotonic()
-        limit_s = self._limit_s(self._deadline - started)
-        if limit_s is None:
-            return _NO_TIME
+        left_s = self._deadline - started
+        if self._first_s is None:
+            limit_s = 10 * self._budget_s
+        elif left_s < 0.5 * self._first_s:
+            return TuneFailure("not measured: no time left")
+        else:
+            limit_s = min(max(_GRACE_S, _PATIENCE * self._first_s), left_s + _GRACE_S)
         options = profile.applied(self._options)
         answer = _run(TuneTrial(options=options, parts=parts, context=self._context), limit_s)
         if self._first_s is None:
             self._first_s = time.monotonic() - started
         return answer
-
-    def _limit_s(self, left_s: float) -> float | None:
-        """Return the most seconds of the next setting, or None if it must not begin."""
-        if self._first_s is None:
-            return 10 * self._budget_s
-        if left_s < 0.5 * self._first_s:
-            return None
-        return min(max(_GRACE_S, _PATIENCE * self._first_s), left_s + _GRACE_S)
 
 
 def _run(trial: TuneTrial, limit_s: float) -> TuneTimings | TuneFailure:
@@ -167,18 +148,23 @@ _POOL_CELLS = (MANY + 1) * _CONTEXT + 1024
 
 def tune(arguments: Sequence[str]) -> None:
     """Run the command. Writes nothing before all is measured. Raises StartupError."""
-    given = _parser().parse_args(arguments)
-    model, goal, console = resolve_model(given.model), TuneGoal(given.goal), Console()
-    named, neighbours = given.cache_dir, OtherProcesses()
-    cache_dir = expanded(named) if named else read_settings([]).profile_dir
-    race = _raced_splits(model, goal, cache_dir) if given.gpu_layers else None
+    options = _parser().parse_args(arguments)
+    model, goal, console = resolve_model(options.model), TuneGoal(options.goal), Console()
+    neighbours = OtherProcesses()
+    cache_dir = expanded(options.cache_dir) if options.cache_dir else read_settings([]).profile_dir
+    race = _raced_splits(model, goal, cache_dir) if options.gpu_layers else None
     rows = _measure(model, goal, cache_dir, console, race)
     console.print(table(rows, goal))
     show(summary(rows))
     if race is not None:
-        show(splits_text(race))
+        best = race.best()
+        splits = [
+            (str(split), "-" if ms is None else f"{ms:,.0f} ms", "best" if split is best else "")
+            for split, ms in race.measured
+        ]
+        show(f"\nSplits, with --gpu-layers auto (on {race.device}):\n{columns(splits)}")
     others = neighbours.share()
-    if others >= NOISY and not given.force:
+    if others >= NOISY and not options.force:
         show(f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.")
         return
     profile = winner(rows).profile
@@ -214,30 +200,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def splits_text(race: SplitRace) -> str:
-    best = race.best()
-    rows = [
-        (str(split), "-" if ms is None else f"{ms:,.0f} ms", "best" if split is best else "")
-        for split, ms in race.measured
-    ]
-    return "\n".join(["", f"Splits, with --gpu-layers auto (on {race.device}):", columns(rows)])
-
-
 def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
     header, machine = GgufHeader(model), Machine()
-    asked = msgspec.structs.replace(_options(header, machine), offload=Offload(gpu_layers="auto"))
-    device = device_for(asked.offload)
+    engine_options = msgspec.structs.replace(
+        _engine_options(header, machine), offload=Offload(gpu_layers="auto")
+    )
+    device = device_for(engine_options.offload)
     if device is None:
         raise StartupError(f"--gpu-layers: {NO_DEVICE}")
-    candidates = fitting_for(asked, device, machine.free_memory()).candidates()
-    race, start = (
-        SplitRace(candidates, SplitKey.of(asked, device), cache_dir),
-        _defaults(header, machine, cache_dir),
-    )
+    candidates = fitting_for(engine_options, device, machine.free_memory()).candidates()
+    race = SplitRace(candidates, SplitKey.of(engine_options, device), cache_dir)
+    start = _defaults(header, machine, cache_dir)
     race.forget()
 
     def cost_ms(split: Split) -> float:
-        options = msgspec.structs.replace(asked, offload=split.offload)
+        options = msgspec.structs.replace(engine_options, offload=split.offload)
         children = TuneProcesses(options, context=_CONTEXT, budget_s=_budget_s(header) / len(candidates))
         answer = children.measure(start, goal.parts)
         if isinstance(answer, TuneFailure):
@@ -253,8 +230,10 @@ def _measure(
 ) -> list[TuneRow]:
     header, machine = GgufHeader(model), Machine()
     start = _defaults(header, machine, cache_dir)
-    plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
-    options = _options(header, machine)
+    cores = machine.num_threads()
+    threads = sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()})
+    plan = factors(goal, threads=threads, prefill_tokens=_PREFILL_TOKENS)
+    options = _engine_options(header, machine)
     if race is not None:
         options = msgspec.structs.replace(options, offload=race.best().offload)
     children = TuneProcesses(options, context=_CONTEXT, budget_s=_budget_s(header))
@@ -283,16 +262,11 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
     )
 
 
-def _options(header: GgufHeader, machine: Machine) -> EngineOptions:
+def _engine_options(header: GgufHeader, machine: Machine) -> EngineOptions:
     """The pool has room for every KV type; f32 is the largest."""
     room = MemoryRoom.of(header, None, KVType.F32, machine.free_memory())
     cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
-
-
-def thread_counts(machine: Machine) -> tuple[int, ...]:
-    cores = machine.num_threads()
-    return tuple(sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()}))
 
 
 def _budget_s(header: GgufHeader) -> float:

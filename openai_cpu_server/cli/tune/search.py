@@ -67,19 +67,13 @@ class TuneGoal(enum.Enum):
         """Return the time of one turn of a chat alone (256 tokens of prompt in chunks, 64 more, 64 of
         output), or of one request of many (256 tokens of prompt, 96 of output) and a little of one alone.
         All its parts must have been timed."""
-        return sum(weight * _known(timings, name) for name, weight in _WEIGHTS[self].items())
+        return sum(weight * float(getattr(timings, name)) for name, weight in _WEIGHTS[self].items())
 
 
 _WEIGHTS: Mapping[TuneGoal, Mapping[str, float]] = {
     TuneGoal.LATENCY: {"prefill_ms": 256, "short_prompt_ms": 1, "decode_one_ms": 64},
     TuneGoal.THROUGHPUT: {"prefill_ms": 256, "decode_few_ms": 48, "decode_many_ms": 48, "decode_one_ms": 2},
 }
-
-
-def _known(timings: TuneTimings, name: str) -> float:
-    value = getattr(timings, name)
-    assert isinstance(value, float), f"{name} was not timed"
-    return value
 
 
 _CLEARLY = 0.97
@@ -132,10 +126,12 @@ def num_trials(start: Profile, plan: Sequence[TuneFactor]) -> int:
 
 def search(start: Profile, plan: Sequence[TuneFactor], goal: TuneGoal, measure: Measure) -> Iterator[TuneRow]:
     """Yield each row as soon as it is measured. The last row that `is_better` wins, otherwise the first."""
-    best = _first_row(start, goal, measure)
-    yield best
-    if best.timings is None:
+    result = measure(start, goal.parts)
+    if isinstance(result, TuneFailure):
+        yield TuneRow(None, None, start, None, None, result.message)
         return
+    best = TuneRow(None, None, start, result, goal.cost_ms(result), "")
+    yield best
     for factor in plan:
         for value in _others(start, factor):
             row = _row(best, factor, value, goal, measure)
@@ -151,18 +147,11 @@ def _others(start: Profile, factor: TuneFactor) -> list[Value]:
     return [value for value in factor.values if value != getattr(start, factor.field)]
 
 
-def _first_row(start: Profile, goal: TuneGoal, measure: Measure) -> TuneRow:
-    result = measure(start, goal.parts)
-    if isinstance(result, TuneFailure):
-        return TuneRow(None, None, start, None, None, result.message)
-    return TuneRow(None, None, start, result, goal.cost_ms(result), "")
-
-
 def _row(best: TuneRow, factor: TuneFactor, value: Value, goal: TuneGoal, measure: Measure) -> TuneRow:
     assert best.timings is not None
     assert best.cost_ms is not None
     profile = msgspec.structs.replace(best.profile, **{factor.field: value})
-    if not _is_possible(profile):
+    if profile.kv_type == "q8_0" and not profile.flash_attention:  # llama.cpp needs it for quantised cells
         return TuneRow(factor.field, value, profile, None, None, "needs flash attention")
     result = measure(profile, factor.parts)
     if isinstance(result, TuneFailure):
@@ -171,8 +160,3 @@ def _row(best: TuneRow, factor: TuneFactor, value: Value, goal: TuneGoal, measur
     cost_ms = goal.cost_ms(timings)
     is_better = cost_ms <= _CLEARLY * best.cost_ms
     return TuneRow(factor.field, value, profile, timings, cost_ms, "", is_better)
-
-
-def _is_possible(profile: Profile) -> bool:
-    """llama.cpp needs flash attention for quantised keys and values."""
-    return profile.flash_attention or profile.kv_type != "q8_0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 
 import msgspec
 
@@ -29,20 +30,14 @@ _RESERVE = 512
 
 def main() -> None:
     trial = msgspec.json.decode(sys.stdin.buffer.read(), type=TuneTrial)
-    answer = _answer(trial)
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
-
-
-def _answer(trial: TuneTrial) -> TuneTimings | TuneFailure:
+    answer: TuneTimings | TuneFailure
     try:
-        backend = LlamaBackend.load(trial.options, lambda fraction: None)
+        loaded = closing(LlamaBackend.load(trial.options, lambda fraction: None))
+        with loaded as backend, Probe(backend) as probe:
+            answer = _timings(trial, backend.info, probe)
     except StartupError as error:
-        return TuneFailure(str(error))
-    try:
-        with Probe(backend) as probe:
-            return _timings(trial, backend.info, probe)
-    finally:
-        backend.close()
+        answer = TuneFailure(str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
 def _timings(trial: TuneTrial, info: ModelInfo, probe: Probe) -> TuneTimings:
@@ -52,17 +47,16 @@ def _timings(trial: TuneTrial, info: ModelInfo, probe: Probe) -> TuneTimings:
     if prefill_ms * context < _SHORT_MS:
         probe.close()
         prefill_ms = min(prefill_ms, _fill(probe, context, trial.options.prefill_tokens))
-    timings = TuneTimings(context=context)
+    timings: dict[str, float] = {}
     if WorkloadPart.PREFILL in trial.parts:
         short_ms = min(probe.compute({info.max_seqs - 1: SHORT_PROMPT}) for _ in range(_REPEATS))
-        timings = msgspec.structs.replace(timings, prefill_ms=prefill_ms, short_prompt_ms=short_ms)
+        timings |= {"prefill_ms": prefill_ms, "short_prompt_ms": short_ms}
     if WorkloadPart.DECODE_ONE in trial.parts:
-        one_ms = min(probe.compute({0: 1}) for _ in range(4 * _REPEATS))
-        timings = msgspec.structs.replace(timings, decode_one_ms=one_ms)
+        timings["decode_one_ms"] = min(probe.compute({0: 1}) for _ in range(4 * _REPEATS))
     if WorkloadPart.DECODE_MANY in trial.parts:
-        few_ms, many_ms = _decode(probe, info, FEW), _decode(probe, info, MANY)
-        timings = msgspec.structs.replace(timings, decode_few_ms=few_ms, decode_many_ms=many_ms)
-    return timings
+        timings["decode_few_ms"] = _decode(probe, info, FEW)
+        timings["decode_many_ms"] = _decode(probe, info, MANY)
+    return TuneTimings(context=context, **timings)
 
 
 def _fill(probe: Probe, context: int, chunk: int) -> float:

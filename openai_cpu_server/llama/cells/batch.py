@@ -52,27 +52,39 @@ class SlotSequences(NamedTuple):
             counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
 
 
-class TokenBatch:
+class _Batch:
     """`llama_batch` whose arrays belong to numpy."""
 
-    def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
-        """`sequences`: None if no slot is guarded."""
+    def __init__(
+        self,
+        capacity: int,
+        sequences: SlotSequences,
+        **arrays: npt.NDArray[np.float32] | npt.NDArray[np.int32],
+    ) -> None:
         self.capacity = capacity
-        self._sequences = sequences or SlotSequences()
-        self._tokens = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity, np.int32)
+        self._sequences = sequences
         self._slots = np.zeros((capacity, 2), np.int32)
-        self._wants_logits = np.zeros(capacity, np.int8)
         self._slot_counts = np.ones(capacity, np.int32)
+        self._wants_logits = np.zeros(capacity, np.int8)
         row = self._slots.strides[0] * np.arange(capacity, dtype=np.uintp)
         self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
-        self.native = _native_batch(
-            token=self._tokens,
-            pos=self._positions,
-            n_seq_id=self._slot_counts,
-            seq_id=self._slot_pointers,
-            logits=self._wants_logits,
-        )
+        self.native = llama_cpp.llama_batch()
+        kinds = dict(llama_cpp.llama_batch._fields_)
+        for name, array in (
+            ("n_seq_id", self._slot_counts),
+            ("seq_id", self._slot_pointers),
+            ("logits", self._wants_logits),
+            *arrays.items(),
+        ):
+            setattr(self.native, name, array.ctypes.data_as(kinds[name]))
+
+
+class TokenBatch(_Batch):
+    def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
+        """`sequences`: None if no slot is guarded."""
+        self._tokens = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(capacity, np.int32)
+        super().__init__(capacity, sequences or SlotSequences(), token=self._tokens, pos=self._positions)
 
     def fill(self, spans: Sequence[Span]) -> BatchLayout:
         tokens: list[int] = []
@@ -89,11 +101,9 @@ class TokenBatch:
             slots += repeat(span.slot, length)
             wants += _wants(span)
             rows.append(_rows(span, num_outputs))
-            num_outputs += _num_outputs(span)
-        self._store(tokens, positions, slots, wants)
-        return BatchLayout(rows, num_outputs)
-
-    def _store(self, tokens: list[int], positions: list[int], slots: list[int], wants: list[int]) -> None:
+            # The last token's row may serve a target and the sample.
+            num_samples = span.sample and len(span.targets) < len(span.tokens)
+            num_outputs += len(span.targets) + num_samples + len(span.draft)
         count = len(tokens)
         assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
         self._tokens[:count] = tokens
@@ -102,6 +112,7 @@ class TokenBatch:
         self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
         self._wants_logits[:count] = wants
         self.native.n_tokens = count
+        return BatchLayout(rows, num_outputs)
 
 
 class PlacedRows(NamedTuple):
@@ -114,27 +125,14 @@ class PlacedRows(NamedTuple):
     """True if the rows attend to all of themselves."""
 
 
-class RowBatch:
-    """`llama_batch` of embeddings, such as those of pictures, without outputs."""
+class RowBatch(_Batch):
+    """Embeddings, such as those of pictures, without outputs."""
 
     def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
         """`width`: numbers per row."""
-        self.capacity = capacity
-        self._sequences = sequences
         self._rows = np.zeros((capacity, width), np.float32)
         self._places = np.zeros(4 * capacity, np.int32)
-        self._slots = np.zeros((capacity, 2), np.int32)
-        self._slot_counts = np.ones(capacity, np.int32)
-        self._wants_logits = np.zeros(capacity, np.int8)
-        row = self._slots.strides[0] * np.arange(capacity, dtype=np.uintp)
-        self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
-        self.native = _native_batch(
-            embd=self._rows,
-            pos=self._places,
-            n_seq_id=self._slot_counts,
-            seq_id=self._slot_pointers,
-            logits=self._wants_logits,
-        )
+        super().__init__(capacity, sequences, embd=self._rows, pos=self._places)
 
     def fill(self, parts: Sequence[PlacedRows]) -> None:
         count = sum(len(part.values) for part in parts)
@@ -144,20 +142,6 @@ class RowBatch:
         self._slots[:count, 0] = np.repeat([part.slot for part in parts], [len(p.values) for p in parts])
         self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
         self.native.n_tokens = count
-
-
-def _native_batch(**arrays: npt.NDArray[np.generic]) -> llama_cpp.llama_batch:
-    batch = llama_cpp.llama_batch()
-    kinds = dict(llama_cpp.llama_batch._fields_)
-    for name, array in arrays.items():
-        setattr(batch, name, array.ctypes.data_as(kinds[name]))
-    return batch
-
-
-def _num_outputs(span: Span) -> int:
-    """The last token's row may serve a target and the sample."""
-    samples = span.sample and len(span.targets) < len(span.tokens)
-    return len(span.targets) + samples + len(span.draft)
 
 
 def _wants(span: Span) -> list[int]:

@@ -184,7 +184,10 @@ def write_cache_file(
 
 def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None) -> Iterator[_Entry]:
     end_s = time.monotonic() + (math.inf if limit is None else limit.seconds)
-    most_bytes = math.inf if limit is None else min(limit.num_bytes, _free_bytes(file) * _FREE_SHARE)
+    most_bytes = math.inf
+    if limit is not None:
+        disk = os.fstatvfs(file.fileno())
+        most_bytes = min(limit.num_bytes, disk.f_bavail * disk.f_frsize * _FREE_SHARE)
     synced = file.tell()
     for stored in blocks:
         offset = file.tell()
@@ -192,17 +195,12 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
             return
         for part in stored.parts:
             file.write(part.data.data)
-        _fill_page(file)
+        file.write(bytes(-file.tell() % _PAGE))
         if limit is not None and file.tell() - synced > _SYNC_BYTES:
             file.flush()
             os.fsync(file.fileno())
             synced = file.tell()
         yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
-
-
-def _free_bytes(file: BinaryIO) -> int:
-    found = os.fstatvfs(file.fileno())
-    return found.f_bavail * found.f_frsize
 
 
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
@@ -213,11 +211,20 @@ def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
     """
     with path.open("rb") as file:
         claim(path, file.fileno())
-        cells = _mapped(file)
-        index = _opened(cells)
+        if os.fstat(file.fileno()).st_size == 0:
+            raise BadCacheFile("it is empty")
+        # The mapping lives as long as a view of it.
+        cells = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        index = _read_index(cells)
     if index.fingerprint != fingerprint:
         raise BadCacheFile("it is of another model, KV type or version of llama.cpp")
-    blocks = list(_sound_blocks(index, cells))
+    blocks: list[StoredBlock] = []
+    sound: set[int | None] = {None}
+    for entry in index.entries:
+        data = cells[entry.offset : entry.offset + sum(entry.sizes)]
+        if entry.block.parent in sound and zlib.crc32(data) == entry.checksum:
+            sound.add(entry.block.number)
+            blocks.append(_stored(entry, np.frombuffer(data, np.uint8)))
     return CacheFile(blocks, num_damaged=len(index.entries) - len(blocks))
 
 
@@ -231,7 +238,7 @@ def _seal(file: BinaryIO, index: _Index) -> None:
     file.write(_HEAD.pack(_MAGIC, _VERSION, checksum, *facts))
 
 
-def _opened(data: memoryview) -> _Index:
+def _read_index(data: memoryview) -> _Index:
     if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
         raise BadCacheFile("it is no cache file")
     _, version, checksum, index_at, index_bytes, file_bytes = _HEAD.unpack(data[: _HEAD.size])
@@ -242,23 +249,10 @@ def _opened(data: memoryview) -> _Index:
     index = data[index_at : index_at + index_bytes]
     if zlib.crc32(index, zlib.crc32(data[_SEALED_FROM : _HEAD.size])) != checksum:
         raise BadCacheFile("its index is damaged")
-    return _decoded(index)
-
-
-def _decoded(index: memoryview) -> _Index:
     try:
         return msgspec.msgpack.decode(index, type=_Index)
     except msgspec.DecodeError as error:
         raise BadCacheFile(f"its index is not as expected ({error})") from None
-
-
-def _sound_blocks(index: _Index, cells: memoryview) -> Iterator[StoredBlock]:
-    sound: set[int | None] = {None}
-    for entry in index.entries:
-        data = cells[entry.offset : entry.offset + sum(entry.sizes)]
-        if entry.block.parent in sound and zlib.crc32(data) == entry.checksum:
-            sound.add(entry.block.number)
-            yield _stored(entry, np.frombuffer(data, np.uint8))
 
 
 def _stored(entry: _Entry, data: Bytes) -> StoredBlock:
@@ -268,15 +262,3 @@ def _stored(entry: _Entry, data: Bytes) -> StoredBlock:
     end = sum(sizes)
     cells = SavedCells(data[:end], tuple(sizes))
     return StoredBlock(entry.block, cells, SavedCells(data[end:], (of_state,)))
-
-
-def _mapped(file: BinaryIO) -> memoryview:
-    """The mapping lives as long as a view of it."""
-    size = os.fstat(file.fileno()).st_size
-    if size == 0:
-        raise BadCacheFile("it is empty")
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _fill_page(file: BinaryIO) -> None:
-    file.write(bytes(-file.tell() % _PAGE))

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import enum
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -45,39 +45,33 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        self._arm(True)
+        self._set(is_armed=True, is_pressed=False)
         try:
             yield
         finally:
-            self._arm(False)
+            self._set(is_armed=False, is_pressed=False)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Delay a press until the computations inside are complete."""
-        self._hold(True)
+        self._set(is_held=True)
         try:
             yield
         finally:
-            self._hold(False)
+            self._set(is_held=False)
 
     def press(self) -> None:
         """Ask the running step to end. Any thread may call this at any time."""
-        with self._lock:
-            self._is_pressed = self._is_armed
-            self._show()
+        self._set(is_pressed=True)
 
-    def _arm(self, is_armed: bool) -> None:
+    def _set(
+        self, *, is_armed: bool | None = None, is_pressed: bool | None = None, is_held: bool | None = None
+    ) -> None:
         with self._lock:
-            self._is_armed, self._is_pressed = is_armed, False
-            self._show()
-
-    def _hold(self, is_held: bool) -> None:
-        with self._lock:
-            self._is_held = is_held
-            self._show()
-
-    def _show(self) -> None:
-        self._text[0] = b"\x01" if self._is_pressed and not self._is_held else b"\x00"
+            self._is_armed = self._is_armed if is_armed is None else is_armed
+            self._is_held = self._is_held if is_held is None else is_held
+            self._is_pressed = self._is_armed and (self._is_pressed if is_pressed is None else is_pressed)
+            self._text[0] = b"\x01" if self._is_pressed and not self._is_held else b"\x00"
 
 
 Logits = npt.NDArray[np.float32]
@@ -274,32 +268,32 @@ class Context(OwnedContext):
     def read_state(self, slot: int, data: Bytes) -> None:
         """Copy the state into `data` of `state_bytes`. The slot must have no cells of windows, which
         llama.cpp would include."""
-        log = native_log().cleared()
-        pointer, size = _pointer(data), len(data)
-        count = llama_cpp.llama_state_seq_get_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
-        if count != size:
-            raise DecodeFailed(f"Saved {count} bytes instead of {size}: {log.cause() or 'no reason'}.")
+        read = llama_cpp.llama_state_seq_get_data_ext
+        self._transfer(read, slot, data, _STATE_ONLY, failure="Saved {} bytes instead of {}")
 
     def write_state(self, slot: int, data: Bytes) -> None:
-        log = native_log().cleared()
-        pointer, size = _pointer(data), len(data)
-        count = llama_cpp.llama_state_seq_set_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
-        if count != size:
-            raise DecodeFailed(f"Restored {count} of {size} bytes: {log.cause() or 'no reason'}.")
+        write = llama_cpp.llama_state_seq_set_data_ext
+        self._transfer(write, slot, data, _STATE_ONLY, failure="Restored {} of {} bytes")
 
     def read_cells(self, slot: int, data: Bytes) -> None:
         """Copy the cells and their positions into `data` of `cells_bytes`."""
-        log = native_log().cleared()
-        count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
-        if count != len(data):
-            raise DecodeFailed(f"Saved {count} bytes instead of {len(data)}: {log.cause() or 'no reason'}.")
+        read = llama_cpp.llama_state_seq_get_data
+        self._transfer(read, slot, data, failure="Saved {} bytes instead of {}")
 
     def write_cells(self, slot: int, data: Bytes) -> None:
         """Replace the slot's cells by saved ones, which need as many free cells."""
+        write = llama_cpp.llama_state_seq_set_data
+        self._transfer(write, slot, data, failure="Restored {} of {} bytes")
+
+    def _transfer(
+        self, function: Callable[..., int], slot: int, data: Bytes, *flags: int, failure: str
+    ) -> None:
+        assert data.flags.c_contiguous
         log = native_log().cleared()
-        count = llama_cpp.llama_state_seq_set_data(self.handle, _pointer(data), len(data), slot)
+        pointer = ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        count = function(self.handle, pointer, len(data), slot, *flags)
         if count != len(data):
-            raise DecodeFailed(f"Restored {count} of {len(data)} bytes: {log.cause() or 'no reason'}.")
+            raise DecodeFailed(f"{failure.format(count, len(data))}: {log.cause() or 'no reason'}.")
 
     def num_positions(self, slot: int) -> int:
         return int(llama_cpp.llama_memory_seq_pos_max(self._live_memory, slot)) + 1
@@ -311,11 +305,6 @@ class Context(OwnedContext):
     def _live_memory(self) -> object:
         assert self._handle is not None, "the context is closed"
         return self._memory
-
-
-def _pointer(data: Bytes) -> object:
-    assert data.flags.c_contiguous
-    return ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
 def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:

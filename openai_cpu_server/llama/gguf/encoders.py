@@ -82,10 +82,10 @@ def why_deadly(header: GgufHeader) -> str | None:
         made_of = f"of rows {hearing.width} wide, {hearing.stacked} of which become one"
         return f"{made_of}, it makes {rows[0]} where it expects {rows[1]}"
     places = next((tensor for tensor in file_tensors(header) if tensor.name == _PLACES), None)
-    known = places.shape[1] if places is not None and len(places.shape) > 1 else None
-    if known is None or known >= _FRAMES // 2:  # it is missing: llama.cpp says so itself
+    count = places.shape[1] if places is not None and len(places.shape) > 1 else None
+    if count is None or count >= _FRAMES // 2:  # a missing tensor is llama.cpp's own error
         return None
-    return f"{_PLACES} has {known} places, and it wants {_FRAMES // 2}"
+    return f"{_PLACES} has {count} places, and it wants {_FRAMES // 2}"
 
 
 def _encoder(header: GgufHeader, sense: str) -> EncoderFacts | None:

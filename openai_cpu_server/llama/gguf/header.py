@@ -93,7 +93,17 @@ class GgufReader:
             raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
         self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
         self._require(num_pairs, at_most=_MOST_PAIRS)
-        return dict(self._pair() for _ in range(num_pairs))
+        values: dict[str, Value] = {}
+        for _ in range(num_pairs):
+            key = self.string(at_most=_LONGEST_KEY)
+            self.kinds[key] = kind = int(self.scalar("I"))
+            if kind == _STRING:
+                values[key] = self.string()
+            elif kind == _ARRAY:
+                values[key] = self._array(int(self.scalar("I")), int(self.scalar("Q")))
+            else:
+                values[key] = self.scalar(self._code(kind))
+        return values
 
     def scalar(self, code: str) -> int | float | bool:
         """`code`: format of `struct`."""
@@ -109,18 +119,6 @@ class GgufReader:
         at = self._reach(length)
         self.position += length
         return self._window[at : at + length].decode("utf-8", errors)
-
-    def _pair(self) -> tuple[str, Value]:
-        key = self.string(at_most=_LONGEST_KEY)
-        self.kinds[key] = int(self.scalar("I"))
-        return key, self._value(self.kinds[key])
-
-    def _value(self, kind: int) -> Value:
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            return self._array(int(self.scalar("I")), int(self.scalar("Q")))
-        return self.scalar(self._code(kind))
 
     def _array(self, kind: int, length: int) -> Value:
         skipped = SkippedArray(kind, length, self.position)
@@ -208,7 +206,9 @@ class GgufHeader:
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
         """Byte of the file at which the tensor descriptions begin."""
-        self.most_values = max(8 * _bytes_on_disk(path), _ANY_WIDTH)
+        # All parts, because the first may have no tensors.
+        num_bytes = total_bytes([file for file in files_by_name(path) if file.is_file()])
+        self.most_values = max(8 * num_bytes, _ANY_WIDTH)
         """Upper bound of the model's values: no type takes less than a bit for one."""
         self._require_counts()
 
@@ -329,11 +329,6 @@ def total_bytes(files: list[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _bytes_on_disk(path: Path) -> int:
-    """Counts all parts, because the first may have no tensors."""
-    return total_bytes([file for file in files_by_name(path) if file.is_file()])
-
-
 class FileType(msgspec.Struct, frozen=True):
     name: str
     number: int
@@ -391,7 +386,7 @@ FILE_TYPES = {
 """Types that llama.cpp can make, best first."""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
-_READ_ONLY = {"nvfp4": 39}
+_READ_ONLY = {39: "nvfp4"}
 
 
 def file_type_named(name: str) -> FileType:
@@ -406,8 +401,8 @@ def file_type_named(name: str) -> FileType:
 
 
 def file_type_name(number: int) -> str | None:
-    known = {kind.number: kind.name for kind in FILE_TYPES.values() if kind.name != _COPY}
-    return (known | {number: name for name, number in _READ_ONLY.items()}).get(number)
+    names = {kind.number: kind.name for kind in FILE_TYPES.values() if kind.name != _COPY}
+    return (names | _READ_ONLY).get(number)
 
 
 def is_copy(kind: FileType) -> bool:
@@ -466,9 +461,6 @@ def description(header: GgufHeader, num_parameters: int) -> str:
     """Return text such as `llama 135M q4_1`."""
     number = header.get_int("general.file_type")
     file_type = None if number is None else file_type_name(number)
-    return " ".join(filter(None, (header.architecture, _size_name(num_parameters), file_type)))
-
-
-def _size_name(num_parameters: int) -> str:
     size, unit = next((unit for unit in _SIZE_UNITS if num_parameters >= 0.9995 * unit[0]), _SIZE_UNITS[-1])
-    return f"{num_parameters / size:.3g}{unit}"
+    parts = (header.architecture, f"{num_parameters / size:.3g}{unit}", file_type)
+    return " ".join(filter(None, parts))

@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,26 +47,26 @@ def read_importance(path: Path) -> Importance:
         data = path.read_bytes()
     except OSError as error:
         raise StartupError(f"cannot read {path}: {error.strerror}") from None
-    found = _from_gguf(path, data) if data.startswith(_MAGIC) else _from_legacy(path, data)
-    if not found.columns:
+    if data.startswith(_MAGIC):
+        importance = _from_gguf(path, data)
+    else:
+        reader = _LegacyReader(data)
+        try:
+            columns = dict(reader.entry() for _ in range(reader.number()))
+            importance = Importance(path, columns, reader.number() if reader.has_more else None)
+        except (struct.error, ValueError):
+            raise StartupError(f"{path} is no importance matrix, or a damaged one") from None
+    if not importance.columns:
         raise StartupError(f"{path} is no importance matrix: it names no tensors")
-    if not all(np.isfinite(values).all() for values in found.columns.values()):
+    if not all(np.isfinite(values).all() for values in importance.columns.values()):
         raise StartupError(f"{path} has values that are no numbers")
-    return found
+    return importance
 
 
 def _from_gguf(path: Path, data: bytes) -> Importance:
     header = GgufHeader(path)
     tensors = {tensor.name: tensor for tensor in file_tensors(header)}
-    columns = {
-        name: _means(_floats(path, data, sums), _floats(path, data, counts))
-        for name, sums, counts in _pairs(path, tensors)
-    }
-    return Importance(path, columns, header.get_int("imatrix.chunk_count"))
-
-
-def _pairs(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Experts have one count each, and equally many sums."""
+    columns = {}
     for sums in tensors.values():
         if not sums.name.endswith(_SUMS):
             continue
@@ -74,11 +74,12 @@ def _pairs(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Ten
         counts = tensors.get(name + _COUNTS)
         if counts is None:
             raise StartupError(f"{path} is damaged: it has no counts for {name}")
-        if not counts.num_values or sums.num_values % counts.num_values:
+        if not counts.num_values or sums.num_values % counts.num_values:  # experts have one count each
             raise StartupError(
                 f"{path} is damaged: it has {sums.num_values} sums and {counts.num_values} counts for {name}"
             )
-        yield name, sums, counts
+        columns[name] = _means(_floats(path, data, sums), _floats(path, data, counts))
+    return Importance(path, columns, header.get_int("imatrix.chunk_count"))
 
 
 def _floats(path: Path, data: bytes, tensor: Tensor) -> Floats:
@@ -93,15 +94,6 @@ def _means(sums: Floats, counts: Floats) -> Floats:
     seen = counts[:, np.newaxis]
     means = np.divide(per_expert, seen, out=np.ones_like(per_expert), where=seen > 0)
     return means.astype(np.float32).ravel()
-
-
-def _from_legacy(path: Path, data: bytes) -> Importance:
-    reader = _LegacyReader(data)
-    try:
-        columns = dict(reader.entry() for _ in range(reader.number()))
-        return Importance(path, columns, reader.number() if reader.has_more else None)
-    except (struct.error, ValueError):
-        raise StartupError(f"{path} is no importance matrix, or a damaged one") from None
 
 
 class _LegacyReader:
@@ -124,12 +116,12 @@ class _LegacyReader:
 
     def entry(self) -> tuple[str, Floats]:
         length = self.number()
-        name = self._taken(length).decode("utf-8")
+        name = self._bytes(length).decode("utf-8")
         calls, num_values = self.number(), self.number()
-        values = np.frombuffer(self._taken(4 * num_values), dtype="<f4")
+        values = np.frombuffer(self._bytes(4 * num_values), dtype="<f4")
         return name, (values / calls if calls else values).astype(np.float32)
 
-    def _taken(self, num_bytes: int) -> bytes:
+    def _bytes(self, num_bytes: int) -> bytes:
         start, self._at = self._at, self._at + num_bytes
         if self._at > len(self._data):
             raise ValueError("end of file")
@@ -249,11 +241,16 @@ class _NativeParams:
         if options.embedding_type is not None:
             params.token_embedding_type = options.embedding_type
         if options.tensor_types:
-            self._types = _type_array(options.tensor_types)
+            self._types = _array(llama_cpp.llama_model_tensor_override, len(options.tensor_types))
+            for element, (pattern, number) in zip(self._types, options.tensor_types, strict=False):
+                element.pattern, element.type = pattern.encode(), number
             params.tt_overrides = self._types
         if importance is not None:
             self._importance = importance
-            self._columns = _column_array(importance)
+            self._columns = _array(llama_cpp.llama_model_imatrix_data, len(importance.columns))
+            for element, (name, values) in zip(self._columns, importance.columns.items(), strict=False):
+                element.name, element.size = name.encode(), values.size
+                element.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             self._notes = _notes(importance)
             params.imatrix = self._columns
             params.kv_overrides = self._notes
@@ -262,22 +259,6 @@ class _NativeParams:
 def _array(kind: Any, length: int) -> ctypes.Array[Any]:
     """An empty element ends each of llama.cpp's arrays."""
     array: ctypes.Array[Any] = (kind * (length + 1))()
-    return array
-
-
-def _type_array(pairs: tuple[tuple[str, int], ...]) -> ctypes.Array[llama_cpp.llama_model_tensor_override]:
-    array = _array(llama_cpp.llama_model_tensor_override, len(pairs))
-    for element, (pattern, number) in zip(array, pairs, strict=False):
-        element.pattern, element.type = pattern.encode(), number
-    return array
-
-
-def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
-    """Points into the matrix's own memory."""
-    array = _array(llama_cpp.llama_model_imatrix_data, len(importance.columns))
-    for element, (name, values) in zip(array, importance.columns.items(), strict=False):
-        element.name, element.size = name.encode(), values.size
-        element.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     return array
 
 
@@ -324,21 +305,17 @@ class _Transcript:
 
     def _hear(self, _level: int, text: bytes, _user_data: object) -> None:
         piece = text.decode("utf-8", "replace")
-        begun = _TENSOR.match(piece)
-        if begun is not None:
-            self._on_tensor(int(begun[1]))
+        if (tensor := _TENSOR.match(piece)) is not None:
+            self._on_tensor(int(tensor[1]))
         *lines, self._line = (self._line + piece).split("\n")
         for line in lines:
-            self._read(line)
-
-    def _read(self, line: str) -> None:
-        if failure := _FAILURE.search(line):  # in the middle of a tensor's line
-            self.failure = failure[1].strip()
-        elif tensor := _TENSOR.search(line):
-            choice = _CHOICE.search(line)
-            self.tensors.append(PlannedTensor(tensor[3], tensor[4], choice[1] if choice else tensor[4]))
-        elif fallback := _FALLBACK.search(line):
-            name, columns, block, wanted, got = fallback.groups()
-            self.fallbacks.append(TypeFallback(name, int(columns), int(block), wanted, got))
-        elif _NEEDS_IMPORTANCE in line:
-            self.needs_importance = True
+            if failure := _FAILURE.search(line):  # in the middle of a tensor's line
+                self.failure = failure[1].strip()
+            elif tensor := _TENSOR.search(line):
+                choice = _CHOICE.search(line)
+                self.tensors.append(PlannedTensor(tensor[3], tensor[4], choice[1] if choice else tensor[4]))
+            elif fallback := _FALLBACK.search(line):
+                name, columns, block, wanted, got = fallback.groups()
+                self.fallbacks.append(TypeFallback(name, int(columns), int(block), wanted, got))
+            elif _NEEDS_IMPORTANCE in line:
+                self.needs_importance = True

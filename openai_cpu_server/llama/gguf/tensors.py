@@ -140,7 +140,12 @@ def file_tensors(header: GgufHeader) -> list[Tensor]:
         tensors = [
             Tensor(tensor.name, tensor.shape, tensor.type, base + tensor.start) for tensor in described
         ]
-        _require_all(path, tensors, reader.size)
+        end = max((tensor.start + tensor.num_bytes for tensor in tensors), default=0)
+        if end > reader.size:
+            raise StartupError(
+                f"{path} is truncated or damaged: its tensors end at byte {end:,}, "
+                f"the file at {reader.size:,}."
+            )
     return tensors
 
 
@@ -162,14 +167,6 @@ def _tensor(reader: GgufReader, path: Path) -> Tensor:
             f"but {kind.name} stores {kind.block_values} together."
         )
     return Tensor(name, shape, kind, int(reader.scalar("Q")))
-
-
-def _require_all(path: Path, tensors: list[Tensor], file_bytes: int) -> None:
-    end = max((tensor.start + tensor.num_bytes for tensor in tensors), default=0)
-    if end > file_bytes:
-        raise StartupError(
-            f"{path} is truncated or damaged: its tensors end at byte {end:,}, the file at {file_bytes:,}."
-        )
 
 
 _A, _B = ".lora_a", ".lora_b"
@@ -205,12 +202,12 @@ class AdapterFile(msgspec.Struct, frozen=True):
             header = GgufHeader(path)
             _check_kind(header, model)
             tensors = file_tensors(header)
-            known = {tensor.name: tensor for tensor in model_tensors(model)}
+            matrices = {tensor.name: tensor for tensor in model_tensors(model)}
         except StartupError as error:
             raise AdapterFailed(str(error)) from None
         pairs = _pairs(path, tensors)
         for pair in pairs:
-            _check_pair(path, pair, known)
+            _check_pair(path, pair, matrices)
         return cls(
             path, len(pairs), max(pair.rank for pair in pairs), sum(tensor.num_bytes for tensor in tensors)
         )
@@ -266,13 +263,13 @@ def _pairs(path: Path, tensors: Iterable[Tensor]) -> list[_Pair]:
     return [_Pair(name, found[_A], found[_B]) for name, found in halves.items()]
 
 
-def _check_pair(path: Path, pair: _Pair, known: dict[str, Tensor]) -> None:
-    changed = known.get(pair.name)
+def _check_pair(path: Path, pair: _Pair, matrices: dict[str, Tensor]) -> None:
+    changed = matrices.get(pair.name)
     if changed is None:
         raise AdapterFailed(f"{path} changes {pair.name!r}, which the model does not have.")
     if not pair.name.endswith(".weight") or pair.name.endswith("_norm.weight") or len(changed.shape) < 2:
         raise AdapterFailed(f"{path} changes {pair.name!r}, which is no matrix of a product.")
-    if pair.name == _EMBEDDING and _OUTPUT not in known:
+    if pair.name == _EMBEDDING and _OUTPUT not in matrices:
         raise AdapterFailed(
             f"{path} changes {pair.name!r}, which this model uses for its output too: "
             "llama.cpp cannot compute that."

@@ -61,7 +61,7 @@ class ModelTokens:
         self.end = vocabulary.eos if vocabulary.eos in self.ends else min(self.ends)
         self._vocabulary = vocabulary
 
-    def shown(self, token: int) -> bytes:
+    def text_of(self, token: int) -> bytes:
         """Control tokens appear by name."""
         return self._vocabulary.piece(token, special=True)
 
@@ -83,14 +83,14 @@ class ConstrainedOutput:
         self,
         constraint: Constraint,
         matcher: LLMatcher | None,
-        words: ModelTokens,
+        tokens: ModelTokens,
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         """`matcher`: at the grammar's start, or None. `patience_s`: CPU time for the whole output."""
         self._patience_s = patience_s
         self._matcher = matcher
-        self._words = words
+        self._tokens = tokens
         self._constraint = constraint
         self._thoughts = _thoughts(constraint)
         """Parser of thoughts; None once the answer has begun."""
@@ -137,9 +137,9 @@ class ConstrainedOutput:
         or ends the output before a required answer."""
         if self._matcher is None or self._active_matcher is not None:
             return True
-        if token in self._words.ends:
+        if token in self._tokens.ends:
             return self._search is not None
-        answer: bytes | None = self._words.shown(token)
+        answer: bytes | None = self._tokens.text_of(token)
         if self._thoughts is not None and answer is not None:
             answer = copy(self._thoughts).read(answer)
         if answer is None:
@@ -149,8 +149,8 @@ class ConstrainedOutput:
         rest = self._search.rest_behind(answer)
         if not rest:
             return True
-        spelt = self._words.spell(rest)
-        return spelt is not None and self._matcher.validate_tokens(spelt) == len(spelt)
+        spelling = self._tokens.spell(rest)
+        return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens may come next. In free text all may, because a token that ends a
@@ -168,7 +168,7 @@ class ConstrainedOutput:
 
     def accept(self, token: int) -> None:
         assert not self._forced, "the next token is forced"
-        if token in self._words.ends:
+        if token in self._tokens.ends:
             return
         with self._charged():
             self._read_token(token)
@@ -196,8 +196,8 @@ class ConstrainedOutput:
         if matcher is not None:
             self._consume(matcher, [token])
         elif self._thoughts is None:
-            self._search_trigger(self._words.shown(token))
-        elif (answer := self._thoughts.read(self._words.shown(token))) is not None:
+            self._search_trigger(self._tokens.text_of(token))
+        elif (answer := self._thoughts.read(self._tokens.text_of(token))) is not None:
             self._thoughts = None
             self._begin_answer(answer)
 
@@ -206,7 +206,7 @@ class ConstrainedOutput:
         self._search_trigger(begun)
         self._forced.extend(self._constraint.opening)
         for token in self._constraint.opening:
-            self._search_trigger(self._words.shown(token))
+            self._search_trigger(self._tokens.text_of(token))
 
     def _search_trigger(self, piece: bytes) -> None:
         if self._search is None:
@@ -215,12 +215,12 @@ class ConstrainedOutput:
         if rest is None:
             self._search.push(piece)
             return
-        spelt = self._words.spell(rest)
-        if spelt is None:
+        spelling = self._tokens.spell(rest)
+        if spelling is None:
             raise ConstraintFailed("What stands behind the trigger cannot be spelt in tokens.")
         self._search = None
         if self._matcher is not None:
-            self._consume(self._matcher, spelt)
+            self._consume(self._matcher, spelling)
 
     def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
         self._allowed = None
@@ -241,13 +241,13 @@ class ConstrainedOutput:
         if matcher.is_error():
             raise _failure(matcher)
         if matcher.is_stopped():
-            self._forced.append(self._words.end)
+            self._forced.append(self._tokens.end)
 
     def _mask(self, matcher: LLMatcher) -> Allowed:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             raise _failure(matcher)
-        allowed = np.unpackbits(bits, bitorder="little", count=self._words.size).view(np.bool_)
+        allowed = np.unpackbits(bits, bitorder="little", count=self._tokens.size).view(np.bool_)
         if not allowed.any():
             raise ConstraintFailed("The grammar leads to where no token of this model can continue.")
         return allowed

@@ -96,18 +96,32 @@ class CompiledGrammars:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._entries: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
         """Return a copy of the matcher at the grammar's start, compiled once. Raises `ConstraintFailed`;
         other errors are not cached."""
-        future, is_new = self._entry(lark)
+        with self._lock:
+            future = self._entries.get(lark)
+            is_new = future is None
+            if future is None:
+                self._entries[lark] = future = Future[LLMatcher]()
+                self._num_bytes += len(lark)
+            else:
+                self._entries.move_to_end(lark)
+            while len(self._entries) > 1 and (
+                len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes
+            ):
+                self._remove(next(iter(self._entries)))
         if is_new:
-            _compile_into(future, lark, tokenizer)
+            try:
+                future.set_result(compile_grammar(lark, tokenizer))
+            except BaseException as error:
+                future.set_exception(error)
         if not isinstance(future.exception(), ConstraintFailed | None):
             self.forget(lark)
         return future.result().deep_copy()
@@ -117,31 +131,9 @@ class CompiledGrammars:
         with self._lock:
             self._remove(lark)
 
-    def _entry(self, lark: str) -> tuple[Future[LLMatcher], bool]:
-        with self._lock:
-            known = self._known.get(lark)
-            if known is not None:
-                self._known.move_to_end(lark)
-                return known, False
-            self._known[lark] = future = Future[LLMatcher]()
-            self._num_bytes += len(lark)
-            while len(self._known) > 1 and self._is_too_large():
-                self._remove(next(iter(self._known)))
-            return future, True
-
-    def _is_too_large(self) -> bool:
-        return len(self._known) > self._max_entries or self._num_bytes > self._max_bytes
-
     def _remove(self, lark: str) -> None:
-        if self._known.pop(lark, None) is not None:
+        if self._entries.pop(lark, None) is not None:
             self._num_bytes -= len(lark)
-
-
-def _compile_into(future: Future[LLMatcher], lark: str, tokenizer: LLTokenizer) -> None:
-    try:
-        future.set_result(compile_grammar(lark, tokenizer))
-    except BaseException as error:
-        future.set_exception(error)
 
 
 _THREADS = 2
@@ -153,19 +145,19 @@ class Constraints:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Read the vocabulary in a thread. It must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
-        self._words = self._threads.submit(_words, vocabulary)
+        self._tokens = self._threads.submit(lambda: ModelTokens(vocabulary, grammar_tokenizer(vocabulary)))
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
         """Wait for the vocabulary. Without end tokens it fails only requests with constraints."""
-        self._words.exception()
+        self._tokens.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
         """Start an output and replay its tokens. Any thread may call this. Raises `ConstraintFailed`."""
-        words = self._words.result()
+        tokens = self._tokens.result()
         grammar = constraint.grammar
-        matcher = None if grammar is None else self._grammars.matcher(grammar, words.tokenizer)
-        constrained = ConstrainedOutput(constraint, matcher, words)
+        matcher = None if grammar is None else self._grammars.matcher(grammar, tokens.tokenizer)
+        constrained = ConstrainedOutput(constraint, matcher, tokens)
         constrained.replay(output)
         return constrained
 
@@ -188,10 +180,6 @@ class Constraints:
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
-
-
-def _words(vocabulary: Vocabulary) -> ModelTokens:
-    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:

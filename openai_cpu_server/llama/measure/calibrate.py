@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import (
     TILE_TOKENS,
@@ -20,16 +18,13 @@ from openai_cpu_server.contract.model_info import (
     WeightLayout,
     attended_pairs,
 )
-from openai_cpu_server.contract.offload import DevicePlacement, Offload
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
-from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
+from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey
 from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Disturbed, Probe, Stopwatch
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 6
-"""Version of the method."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
 """ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128
@@ -50,13 +45,11 @@ _LEAST_CHUNKS = 2
 """A context of this few steps fits into any gap between requests."""
 
 
-class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     """Conditions that a curve depends on."""
 
-    version: int
-    model: ModelFacts
+    VERSION = 6
     num_parameters: int
-    machine: MachineFacts
     threads: int
     threads_batch: int | None
     kv_type: str
@@ -73,11 +66,13 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, info: ModelInfo, options: EngineOptions) -> CurveKey:
-        return cls(
-            version=_VERSION,
-            model=ModelFacts.of(Path(info.path)),
+        split, placement = None, info.placement
+        if placement is not None and placement.device is not None and placement.split is not None:
+            patterns = "".join(f", {pattern}={to}" for pattern, to in options.offload.tensor_place)
+            split = f"{placement.device.description}: {placement.split}{patterns}"
+        return cls.here(
+            Path(info.path),
             num_parameters=info.num_parameters,
-            machine=MachineFacts.here(),
             threads=info.threads,
             threads_batch=options.threads_batch,
             kv_type=info.kv_type,
@@ -87,15 +82,8 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             kv_tokens=1 << (info.kv_tokens.bit_length() - 1),
             max_seqs=info.max_seqs,
             max_step_tokens=info.max_step_tokens,
-            split=_split(info.placement, options.offload),
+            split=split,
         )
-
-
-def _split(placed: DevicePlacement | None, asked: Offload) -> str | None:
-    if placed is None or placed.device is None or placed.split is None:
-        return None
-    patterns = "".join(f", {pattern}={to}" for pattern, to in asked.tensor_place)
-    return f"{placed.device.description}: {placed.split}{patterns}"
 
 
 def cost_curve(
@@ -131,7 +119,7 @@ class Calibrator:
     ) -> None:
         self._backend = backend
         self._key = CurveKey.of(backend.info, options)
-        self._kept = Measurements(cache_dir)
+        self._curves = curves(cache_dir)
         self._neighbours = neighbours or OtherProcesses()
         self._seconds = 0.0
         self._others_s = 0.0
@@ -140,8 +128,7 @@ class Calibrator:
         self._calibration = _Calibration(backend.info, watch)
 
     def known(self) -> CostCurve | None:
-        curve = self._kept.get(self._key, CostCurve)
-        return curve if curve is not None and is_sane(curve) else None
+        return self._curves.get(self._key)
 
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> CostCurve | None:
         """Return the curve, or None if other work came up; another call continues.
@@ -154,18 +141,25 @@ class Calibrator:
                 _budget_s(self._backend.info),
             )
         try:
-            with self._watching_neighbours(), Probe(self._backend, is_wanted) as probe:
+            with self._neighbours_watched(), Probe(self._backend, is_wanted) as probe:
                 while not self._calibration.is_done:
                     self._calibration.go_on(probe)
         except Disturbed:
             return None
         curve = self._calibration.curve()
         logger.info("timed steps of up to %d tokens in %.1f s", curve.step_ms[-1][0], self._seconds)
-        self._keep_if_quiet(curve)
+        others = self._others_s / self._seconds
+        if others < NOISY:
+            self._curves.put(self._key, curve)
+        else:
+            logger.warning(
+                "other processes took %.0f %% of the machine while steps were timed: next time again",
+                100 * others,
+            )
         return curve
 
     @contextlib.contextmanager
-    def _watching_neighbours(self) -> Iterator[None]:
+    def _neighbours_watched(self) -> Iterator[None]:
         started = time.monotonic()
         self._neighbours.share()
         try:
@@ -175,26 +169,9 @@ class Calibrator:
             self._seconds += seconds
             self._others_s += seconds * self._neighbours.share()
 
-    def _keep_if_quiet(self, curve: CostCurve) -> None:
-        others = self._others_s / self._seconds
-        if others < NOISY:
-            self._kept.put(self._key, curve)
-            return
-        logger.warning(
-            "other processes took %.0f %% of the machine while steps were timed: next time again",
-            100 * others,
-        )
 
-
-def known_curves(model: Path, cache_dir: Path) -> list[tuple[CurveKey, CostCurve]]:
-    """Return the curves of this model on this machine, newest first. Raises `StartupError` for a file that
-    is not a model."""
-    facts, machine = ModelFacts.of(model), MachineFacts.here()
-    return [
-        (key, curve)
-        for key, curve in Measurements(cache_dir).all_of(CurveKey, CostCurve)
-        if (key.version, key.model, key.machine) == (_VERSION, facts, machine) and is_sane(curve)
-    ]
+def curves(folder: Path) -> Measured[CurveKey, CostCurve]:
+    return Measured(folder, CurveKey, CostCurve, is_sane)
 
 
 def is_sane(curve: CostCurve) -> bool:
@@ -254,7 +231,10 @@ class _Calibration:
     def curve(self) -> CostCurve:
         assert self._attended_ms is not None
         assert self._state_ms is not None
-        points = {n: self._bare(n, self._attended_ms, self._state_ms) for n in sorted(self._best)}
+        points = {}
+        for size, ms in self._best.items():
+            own_ms = self._attended_ms * attended_pairs(0, self._shape(size)[0]) + self._state_ms
+            points[size] = max(ms - own_ms, 0.5 * ms)
         return CostCurve(
             step_ms=_without_peaks(points), attended_ms=self._attended_ms, state_ms=self._state_ms
         )
@@ -280,9 +260,11 @@ class _Calibration:
     def _time_next(self, probe: Probe) -> None:
         size = self._pending[0]
         share = _SIZES_SHARE if self._attended_ms is None else 1.0
-        if self._best and not self._watch.allows(self._foreseen(size), share):
-            self._pending.clear()
-            return
+        if self._best:
+            nearest = size if size in self._best else max(self._best)
+            if not self._watch.allows(self._best[nearest] * size / nearest, share):
+                self._pending.clear()
+                return
         probe.close()
         if self._on_device and size not in self._best:  # its programs are compiled at the first use
             probe.compute(self._shape(size))
@@ -291,10 +273,6 @@ class _Calibration:
         self._best[size] = min(ms, self._best.get(size, ms))
         self._pending.popleft()
 
-    def _foreseen(self, size: int) -> float:
-        nearest = size if size in self._best else max(self._best)
-        return self._best[nearest] * size / nearest
-
     def _shape(self, size: int) -> dict[int, int]:
         """Models with states get one sequence, so that a step is one pass over the weights."""
         if self._info.state_bytes:
@@ -302,16 +280,12 @@ class _Calibration:
         decodes = min(size, _DECODES, self._info.max_seqs)
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
-    def _bare(self, size: int, attended_ms: float, state_ms: float) -> float:
-        own_ms = attended_ms * attended_pairs(0, self._shape(size)[0]) + state_ms
-        return max(self._best[size] - own_ms, 0.5 * self._best[size])
-
 
 def _without_peaks(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
     """A size that costs much more than a larger one was disturbed."""
-    kept: list[tuple[int, float]] = []
+    curve: list[tuple[int, float]] = []
     least = math.inf
     for size in sorted(points, reverse=True):
-        kept.append((size, min(points[size], _STEEPEST_FALL * least)))
+        curve.append((size, min(points[size], _STEEPEST_FALL * least)))
         least = min(least, points[size])
-    return tuple(reversed(kept))
+    return tuple(reversed(curve))

@@ -19,17 +19,16 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, WeightLayout
-from openai_cpu_server.kernels.layouts import LayoutGraphs, StoredWeights
+from openai_cpu_server.kernels.graphs import LayoutGraphs, StoredWeights
 from openai_cpu_server.kernels.library import KernelLibrary, library_path
 from openai_cpu_server.kernels.tensors import Computing
 from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, Tensor, TensorType, file_tensors
-from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
+from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
 STEPS = (1, 4, 16, 64)
 """Tokens of the compared steps."""
 _VALUES = 1 << 21
@@ -45,19 +44,10 @@ _EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.
 _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
 
 
-class LayoutKey(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    model: ModelFacts
-    machine: MachineFacts
+class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
+    VERSION = 1
     products: str | None
     """Instruction set of our kernel, or None if it is off."""
-
-    @classmethod
-    def of(cls, path: Path, products: str | None) -> LayoutKey:
-        """Return the key of a model file. Raises `StartupError` if it is not a model."""
-        return cls(
-            version=_VERSION, model=ModelFacts.of(path), machine=MachineFacts.here(), products=products
-        )
 
 
 def chosen_layout(
@@ -68,11 +58,20 @@ def chosen_layout(
 
     Without a folder to store the decision, weights stay unchanged.
     """
-    if options.cost_dir is None:
-        return _as_asked(WeightLayout(), options)
-    kept = Measurements(Path(options.cost_dir))
-    key = LayoutKey.of(header.path, kernels.products.instruction_set)
-    return _as_asked(kept.get(key, WeightLayout) or _decided(header, kernels, kept, key, pause), options)
+    layout = None
+    if options.cost_dir is not None:
+        layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
+        key = LayoutKey.here(header.path, products=kernels.products.instruction_set)
+        layout = layouts.get(key)
+        if layout is None:
+            started = time.monotonic()
+            layout = faster_layout(list(timed_products(header, kernels, pause)))
+            if layouts.put(key, layout):
+                ms = 1000 * (time.monotonic() - started)
+                logger.info("weights: %s (measured once for a file, in %.0f ms)", layout, ms)
+            else:
+                layout = None  # the engine that replaces this one would find something else
+    return _with_option(layout or WeightLayout(), options)
 
 
 def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
@@ -83,33 +82,18 @@ def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
 
 def known_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
     """Return the stored layout without measuring, else the default."""
-    if options.cost_dir is None:
-        return _as_asked(WeightLayout(), options)
-    known = (_VERSION, ModelFacts.of(header.path), MachineFacts.here())
-    kept = Measurements(Path(options.cost_dir)).all_of(LayoutKey, WeightLayout)
-    found = (layout for key, layout in kept if (key.version, key.model, key.machine) == known)
-    return _as_asked(next(found, WeightLayout()), options)
+    stored = []
+    if options.cost_dir is not None:
+        stored = Measured(Path(options.cost_dir), LayoutKey, WeightLayout).of_model(header.path)
+    return _with_option(stored[0][1] if stored else WeightLayout(), options)
 
 
-def _as_asked(layout: WeightLayout, options: EngineOptions) -> WeightLayout:
+def _with_option(layout: WeightLayout, options: EngineOptions) -> WeightLayout:
     return layout if options.repack is None else msgspec.structs.replace(layout, repacked=options.repack)
 
 
 def _library() -> KernelLibrary:
     return KernelLibrary(ctypes.CDLL(str(library_path())))
-
-
-def _decided(
-    header: GgufHeader, kernels: Kernels, kept: Measurements, key: LayoutKey, pause: Callable[[], None]
-) -> WeightLayout:
-    started = time.monotonic()
-    layout = faster_layout(list(timed_products(header, kernels, pause)))
-    if not kept.put(key, layout):
-        return WeightLayout()  # the engine that replaces this one would find something else
-    logger.info(
-        "weights: %s (measured once for a file, in %.0f ms)", layout, 1000 * (time.monotonic() - started)
-    )
-    return layout
 
 
 class _Group(NamedTuple):
@@ -151,40 +135,25 @@ def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)
-    left = {name for name, same in by_type.items() if _ratio(same, _ggml, _ours) <= _CLEARLY}
-
-    def plain(group: ProductTimes) -> Mapping[int, float]:
-        return _ggml(group) if group.type in left else _ours(group)
-
-    def repacked(group: ProductTimes) -> Mapping[int, float]:
-        return plain(group) if group.repacked is None else group.repacked
-
+    left_to_ggml, plain, repacked = [], [], []
+    for name, same in by_type.items():
+        ours = [group.ggml if group.ours is None else group.ours for group in same]
+        ggml = [group.ggml for group in same]
+        if _ratio(ggml, ours) <= _CLEARLY:
+            left_to_ggml.append(name)
+            ours = ggml
+        plain += ours
+        repacked += [times if g.repacked is None else g.repacked for g, times in zip(same, ours, strict=True)]
+    layout = WeightLayout(left_to_ggml=tuple(sorted(left_to_ggml)))
     if all(group.repacked is None for group in groups):
-        return WeightLayout(left_to_ggml=tuple(sorted(left)))
-    ratio = _ratio(groups, repacked, plain)
-    return WeightLayout(
-        repacked=ratio <= _CLEARLY, repacked_cost=round(ratio, 3), left_to_ggml=tuple(sorted(left))
-    )
+        return layout
+    ratio = _ratio(repacked, plain)
+    return msgspec.structs.replace(layout, repacked=ratio <= _CLEARLY, repacked_cost=round(ratio, 3))
 
 
-def _ours(group: ProductTimes) -> Mapping[int, float]:
-    return group.ggml if group.ours is None else group.ours
-
-
-def _ggml(group: ProductTimes) -> Mapping[int, float]:
-    return group.ggml
-
-
-def _ratio(
-    groups: Sequence[ProductTimes],
-    one: Callable[[ProductTimes], Mapping[int, float]],
-    other: Callable[[ProductTimes], Mapping[int, float]],
-) -> float:
+def _ratio(times: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, float]]) -> float:
     """Geometric mean over the steps."""
-    logs = [
-        math.log(sum(one(group)[n] for group in groups) / sum(other(group)[n] for group in groups))
-        for n in STEPS
-    ]
+    logs = [math.log(sum(one[n] for one in times) / sum(one[n] for one in others)) for n in STEPS]
     return math.exp(sum(logs) / len(logs))
 
 
@@ -240,62 +209,50 @@ def _raced(
     )
 
 
-class _Stored(NamedTuple):
-    path: Path
-    tensor: Tensor
-
-
 def _groups(header: GgufHeader) -> Iterator[_Group]:
     num_used = header.get_int(header.for_architecture("expert_used_count")) or 1
-    by_kind: dict[tuple[int, bool], list[_Stored]] = defaultdict(list)
-    for stored in _multiplied(header):
-        by_kind[stored.tensor.type.number, len(stored.tensor.shape) == 3].append(stored)
-    for (_, is_of_experts), all_stored in by_kind.items():
-        values: dict[tuple[int, ...], int] = defaultdict(int)
-        for stored in all_stored:
-            values[stored.tensor.shape] += stored.tensor.num_values
-        shape = max(values, key=lambda each: values[each])
-        first = next(stored for stored in all_stored if stored.tensor.shape == shape)
-        yield _Group(
-            type=first.tensor.type,
-            num_values=sum(values.values()),
-            num_experts=shape[2] if is_of_experts else None,
-            num_used=num_used,
-            sample=_sample(first),
-        )
-
-
-def _multiplied(header: GgufHeader) -> list[_Stored]:
-    """Embeddings count only if they also serve as the output."""
-    every = [
-        _Stored(path, tensor)
+    tensors = [
+        (path, tensor)
         for path in model_files(header)
         for tensor in file_tensors(header if path == header.path else GgufHeader(path))
     ]
-    has_output = any(stored.tensor.name == _OUTPUT for stored in every)
-    return [
-        stored
-        for stored in every
-        if (len(stored.tensor.shape) == 2 or _OF_EXPERTS in stored.tensor.name)
-        and stored.tensor.type.name not in _NOT_COMPARED
-        and ("embd" not in stored.tensor.name or (stored.tensor.name == _EMBEDDING and not has_output))
-    ]
+    has_output = any(tensor.name == _OUTPUT for _, tensor in tensors)
+    by_kind: dict[tuple[int, bool], list[tuple[Path, Tensor]]] = defaultdict(list)
+    for path, tensor in tensors:
+        is_matrix = len(tensor.shape) == 2 or _OF_EXPERTS in tensor.name
+        # Embeddings are multiplied only if they also serve as the output.
+        is_output = "embd" not in tensor.name or (tensor.name == _EMBEDDING and not has_output)
+        if is_matrix and is_output and tensor.type.name not in _NOT_COMPARED:
+            by_kind[tensor.type.number, len(tensor.shape) == 3].append((path, tensor))
+    for (_, is_of_experts), matrices in by_kind.items():
+        values: dict[tuple[int, ...], int] = defaultdict(int)
+        for _, tensor in matrices:
+            values[tensor.shape] += tensor.num_values
+        shape = max(values, key=lambda each: values[each])
+        path, first = next((path, tensor) for path, tensor in matrices if tensor.shape == shape)
+        yield _Group(
+            type=first.type,
+            num_values=sum(values.values()),
+            num_experts=shape[2] if is_of_experts else None,
+            num_used=num_used,
+            sample=_sample(path, first),
+        )
 
 
-def _sample(stored: _Stored) -> StoredWeights:
-    depth, outputs, *experts = stored.tensor.shape
+def _sample(path: Path, tensor: Tensor) -> StoredWeights:
+    depth, outputs, *experts = tensor.shape
     num_experts = min(_EXPERTS, experts[0]) if experts else None
     some = max(_LEAST_OUTPUTS, _VALUES // (depth * (num_experts or 1)) // _LEAST_OUTPUTS * _LEAST_OUTPUTS)
-    taken, row_bytes = min(outputs, some), stored.tensor.type.num_bytes(depth)
-    with stored.path.open("rb") as file:
+    num_rows, row_bytes = min(outputs, some), tensor.type.num_bytes(depth)
+    with path.open("rb") as file:
         parts = []
         for expert in range(num_experts or 1):
-            file.seek(stored.tensor.start + expert * outputs * row_bytes)
-            parts.append(file.read(taken * row_bytes))
+            file.seek(tensor.start + expert * outputs * row_bytes)
+            parts.append(file.read(num_rows * row_bytes))
     return StoredWeights(
-        type=stored.tensor.type.number,
+        type=tensor.type.number,
         depth=depth,
-        outputs=taken,
+        outputs=num_rows,
         num_experts=num_experts,
         data=b"".join(parts),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import psutil
@@ -59,7 +59,12 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def here(cls) -> MachineFacts:
         native_log()
-        cpu_info = _cpu_info()
+        try:
+            first_core = _CPU_INFO.read_text("utf-8").partition("\n\n")[0]
+        except OSError:
+            first_core = ""
+        pairs = (line.partition(":") for line in first_core.splitlines())
+        cpu_info = {key.strip(): value.strip() for key, _, value in pairs}
         flags = cpu_info.get("flags") or cpu_info.get("Features") or ""
         return cls(
             cpu=cpu_info.get("model name") or platform.processor() or platform.machine(),
@@ -72,19 +77,26 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _cpu_info() -> dict[str, str]:
-    try:
-        first_core = _CPU_INFO.read_text("utf-8").partition("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first_core.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
 logger = logging.getLogger(__name__)
 
-_Key = TypeVar("_Key", bound=msgspec.Struct)
-_Value = TypeVar("_Value", bound=msgspec.Struct)
+
+class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Conditions that a measurement depends on."""
+
+    VERSION: ClassVar[int]
+    """Version of the method."""
+    version: int
+    model: ModelFacts
+    machine: MachineFacts
+
+    @classmethod
+    def here(cls: type[K], model: Path, **conditions: Any) -> K:
+        """Return the key on this machine. Raises `StartupError` if the file is not a model."""
+        return cls(version=cls.VERSION, model=ModelFacts.of(model), machine=MachineFacts.here(), **conditions)
+
+
+K = TypeVar("K", bound=MeasurementKey)
+V = TypeVar("V", bound=msgspec.Struct)
 
 
 class _Entry(msgspec.Struct):
@@ -92,41 +104,60 @@ class _Entry(msgspec.Struct):
     value: msgspec.Raw
 
 
-class Measurements:
-    """Folder of measurements. A damaged file, or one with another key, counts as absent."""
+_DAMAGE = (OSError, msgspec.MsgspecError, UnicodeDecodeError)
 
-    def __init__(self, folder: Path) -> None:
+
+class Measured(Generic[K, V]):
+    """Measurements of one kind in a folder. A file that is damaged, has another key, or holds an impossible
+    value counts as absent."""
+
+    def __init__(
+        self,
+        folder: Path,
+        key_type: type[K],
+        value_type: type[V],
+        is_sane: Callable[[V], bool] = lambda value: True,
+    ) -> None:
         self._folder = folder
+        self._key_type = key_type
+        self._value_type = value_type
+        self._is_sane = is_sane
+        self._kind = key_type.__name__.removesuffix("Key").lower()
 
-    def path(self, key: msgspec.Struct) -> Path:
+    def path(self, key: K) -> Path:
         digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
-        return self._folder / f"{_kind(type(key))}-{digest}.json"
+        return self._folder / f"{self._kind}-{digest}.json"
 
-    def get(self, key: msgspec.Struct, type_: type[_Value]) -> _Value | None:
+    def get(self, key: K) -> V | None:
         path = self.path(key)
         try:
-            known, value = _read(path, type(key), type_)
-            return value if known == key else None
+            stored_key, value = self._read(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except _DAMAGE as error:
             logger.warning("ignoring %s: %s", path, error)
             return None
+        return value if stored_key == key and self._is_sane(value) else None
 
-    def all_of(self, key_type: type[_Key], type_: type[_Value]) -> list[tuple[_Key, _Value]]:
-        """Return all measurements with this type of key, newest first."""
+    def of_model(self, model: Path) -> list[tuple[K, V]]:
+        """Return all measurements of this model on this machine, newest first. Raises `StartupError` for a
+        file that is not a model."""
+        conditions = self._key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
-        for path in sorted(self._folder.glob(f"{_kind(key_type)}-*.json"), key=_age):
+        for path in sorted(self._folder.glob(f"{self._kind}-*.json"), key=_age):
             try:
-                found.append(_read(path, key_type, type_))
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                key, value = self._read(path)
+            except _DAMAGE as error:
                 logger.debug("passing over %s: %s", path, error)
+                continue
+            if (key.version, key.model, key.machine) == conditions and self._is_sane(value):
+                found.append((key, value))
         return found
 
-    def put(self, key: msgspec.Struct, value: msgspec.Struct) -> bool:
+    def put(self, key: K, value: V) -> bool:
         """Store a measurement. Return False, and log why, if nothing can be written."""
         path = self.path(key)
-        entry = _Entry(_raw(key), _raw(value))
+        entry = _Entry(*(msgspec.Raw(msgspec.json.encode(part)) for part in (key, value)))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path) as file:
@@ -136,9 +167,15 @@ class Measurements:
             return False
         return True
 
-
-def _kind(key_type: type[msgspec.Struct]) -> str:
-    return key_type.__name__.removesuffix("Key").lower()
+    def _read(self, path: Path) -> tuple[K, V]:
+        """The file must be this user's, because it determines how engines run."""
+        with path.open("rb") as file:
+            claim(path, file.fileno())
+            entry = msgspec.json.decode(file.read(), type=_Entry)
+        return (
+            msgspec.json.decode(entry.key, type=self._key_type),
+            msgspec.json.decode(entry.value, type=self._value_type),
+        )
 
 
 def _age(path: Path) -> float:
@@ -146,25 +183,6 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except OSError:  # gone meanwhile
         return 0.0
-
-
-def _read(path: Path, key_type: type[_Key], type_: type[_Value]) -> tuple[_Key, _Value]:
-    entry = msgspec.json.decode(_trusted(path), type=_Entry)
-    return msgspec.json.decode(entry.key, type=key_type), msgspec.json.decode(entry.value, type=type_)
-
-
-def _raw(value: msgspec.Struct) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
-def _trusted(path: Path) -> bytes:
-    """Must be this user's file, because it determines how engines run."""
-    with path.open("rb") as file:
-        claim(path, file.fileno())
-        return file.read()
-
-
-_VERSION = 1
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,33 +195,26 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str
     flash_attention: bool
 
-    def applied(self, options: EngineOptions, given: Collection[str] = ()) -> EngineOptions:
-        """Return the options with this profile, except for those in `given`."""
-        found = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in given}
-        return msgspec.structs.replace(options, **found)
+    def applied(self, options: EngineOptions, fixed: Collection[str] = ()) -> EngineOptions:
+        """Return the options with this profile, except for the `fixed` ones."""
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in fixed}
+        return msgspec.structs.replace(options, **values)
 
 
-class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    model: ModelFacts
-    machine: MachineFacts
-
-    @classmethod
-    def of(cls, model: Path) -> ProfileKey:
-        """Return the key. Raises `StartupError` if the file is not a model."""
-        return cls(version=_VERSION, model=ModelFacts.of(model), machine=MachineFacts.here())
+class ProfileKey(MeasurementKey, frozen=True, kw_only=True):
+    VERSION = 1
 
 
 def load_profile(model: Path, cache_dir: Path) -> Profile | None:
     """Return None if the model was not tuned on this machine."""
     try:
-        key = ProfileKey.of(model)
+        key = ProfileKey.here(model)
     except StartupError:
-        return None  # whoever loads the model says what is wrong with it
-    return Measurements(cache_dir).get(key, Profile)
+        return None  # loading the model reports what is wrong with it
+    return Measured(cache_dir, ProfileKey, Profile).get(key)
 
 
 def save_profile(model: Path, cache_dir: Path, profile: Profile) -> Path | None:
     """Store a profile and return its path, or log why not and return None."""
-    key, kept = ProfileKey.of(model), Measurements(cache_dir)
-    return kept.path(key) if kept.put(key, profile) else None
+    key, profiles = ProfileKey.here(model), Measured(cache_dir, ProfileKey, Profile)
+    return profiles.path(key) if profiles.put(key, profile) else None

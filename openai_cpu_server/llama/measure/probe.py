@@ -6,6 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS, ModelInfo
@@ -55,7 +56,11 @@ class Probe:
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
-        spans = tuple(self._span(slot, size) for slot, size in sizes.items())
+        token = partial(self._random.randrange, self._backend.info.vocab_size)
+        spans = tuple(
+            Span(slot, self._held[slot], tuple(token() for _ in range(size)), sample=True)
+            for slot, size in sizes.items()
+        )
         step = Step(spans=spans, may_be_interrupted=True)
         started = time.perf_counter()
         result = self._backend.execute(step)
@@ -104,11 +109,6 @@ class Probe:
         if opening:
             self._do(*opening)
             self._held.update({verb.slot: 0 for verb in opening})
-
-    def _span(self, slot: int, size: int) -> Span:
-        vocab_size = self._backend.info.vocab_size
-        tokens = tuple(self._random.randrange(vocab_size) for _ in range(size))
-        return Span(slot, self._held[slot], tokens, sample=True)
 
     def __enter__(self) -> Probe:
         return self
@@ -180,31 +180,27 @@ class AttentionPrice:
         or noise hides the price."""
         if self._context < self._step:
             return 0.0
-        fresh_ms = self._fresh()
-        self._compute_context()
-        behind = [self._behind() for _ in self._repeats()]
+        fresh_ms = self._fresh_ms()
+        self._probe.close()
+        last_ms = 0.0
+        while (left := self._context - self._probe.held(0)) > 0:
+            if not self._watch.allows(last_ms, _CONTEXT_SHARE) and self._probe.held(0) > 0:
+                break
+            last_ms = self._probe.compute({0: min(self._chunk, left)})
+        times = []
+        for _ in self._repeats():
+            pairs = self._probe.held(0) * self._step
+            times.append((self._probe.compute({0: self._step}), pairs))
         # Seconds later again: one noisy moment must not make the cells look free.
-        fresh_ms = min(fresh_ms, self._fresh())
-        return max(0.0, min((ms - fresh_ms) / pairs for ms, pairs in behind))
+        fresh_ms = min(fresh_ms, self._fresh_ms())
+        return max(0.0, min((ms - fresh_ms) / pairs for ms, pairs in times))
 
-    def _fresh(self) -> float:
+    def _fresh_ms(self) -> float:
         times = []
         for _ in self._repeats():
             self._probe.close()
             times.append(self._probe.compute({0: self._step}))
         return min(times)
-
-    def _compute_context(self) -> None:
-        self._probe.close()
-        last_ms = 0.0
-        while (left := self._context - self._probe.held(0)) > 0:
-            if not self._watch.allows(last_ms, _CONTEXT_SHARE) and self._probe.held(0) > 0:
-                return
-            last_ms = self._probe.compute({0: min(self._chunk, left)})
-
-    def _behind(self) -> tuple[float, int]:
-        pairs = self._probe.held(0) * self._step
-        return self._probe.compute({0: self._step}), pairs
 
     def _repeats(self) -> Iterator[int]:
         started = time.monotonic()

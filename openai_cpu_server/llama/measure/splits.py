@@ -11,7 +11,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,14 +20,13 @@ from openai_cpu_server.contract.offload import Device, Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
-from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts, Profile
+from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey, Profile
 from openai_cpu_server.llama.measure.probe import Probe
 from openai_cpu_server.llama.offload.choice import device_for, fitting_for
-from openai_cpu_server.llama.offload.split import Fitting, Split, SplitKind
+from openai_cpu_server.llama.offload.split import Split, SplitKind, SplitPlanner
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 2
 _BUDGET_S = 120.0
 """After this time only the CPU alone is still measured, because it must be compared."""
 _CLEARLY = 0.97
@@ -41,17 +39,15 @@ _PROMPT, _ALONE, _SHARED = 256, 64, 64
 _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
-class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
+class SplitKey(MeasurementKey, frozen=True, kw_only=True):
     """Conditions of the choice. The device's free memory is not among them, because each start computes
     how much of the fastest kind of split fits."""
 
-    version: int
-    model: ModelFacts
-    machine: MachineFacts
+    VERSION = 2
     device: str
     device_bytes: int
     driver: str
-    asked: Offload
+    offload: Offload = msgspec.field(name="asked")
     threads: int
     threads_batch: int
     repack: bool | None
@@ -63,15 +59,18 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
         """Return the key. Raises `StartupError` if the file is not a model."""
-        return cls(
-            version=_VERSION,
-            model=ModelFacts.of(Path(options.model_path)),
-            machine=MachineFacts.here(),
+        try:
+            driver = _NVIDIA.read_text("utf-8").partition("\n")[0]
+        except OSError:
+            driver = platform.release()  # drivers come with the kernel
+        threads = options.threads or Machine().num_threads()
+        return cls.here(
+            Path(options.model_path),
             device=f"{device.backend} {device.name} {device.description}",
             device_bytes=device.total_bytes,
-            driver=_driver(),
-            asked=options.offload,
-            threads=(threads := options.threads or Machine().num_threads()),
+            driver=driver,
+            offload=options.offload,
+            threads=threads,
             threads_batch=options.threads_batch or threads,
             repack=options.repack,
             prefill_tokens=options.prefill_tokens,
@@ -79,17 +78,6 @@ class SplitKey(msgspec.Struct, frozen=True, kw_only=True):
             flash_attention=options.flash_attention,
             kernels=options.kernels,
         )
-
-    def with_profile(self, profile: Profile) -> SplitKey:
-        return msgspec.structs.replace(self, **msgspec.structs.asdict(profile))
-
-
-def _driver() -> str:
-    """The kernel's version stands for drivers that come with it."""
-    try:
-        return _NVIDIA.read_text("utf-8").partition("\n")[0]
-    except OSError:
-        return platform.release()
 
 
 class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,9 +113,6 @@ class SplitTimes(msgspec.Struct, frozen=True):
             None,
         )
 
-    def with_(self, time: SplitTime) -> SplitTimes:
-        return SplitTimes((*(t for t in self.times if t.kind is not time.kind), time))
-
 
 class SplitRace:
     """Splits of a model on a device, and their times."""
@@ -140,18 +125,18 @@ class SplitRace:
     ) -> None:
         self._candidates = candidates
         self._key = key
-        self._kept = Measurements(folder)
-        self._known = self._kept.get(key, SplitTimes) or SplitTimes()
+        self._stored_times = Measured(folder, SplitKey, SplitTimes)
+        self._times = self._stored_times.get(key) or SplitTimes()
         self._tried: set[SplitKind] = set()
         """Tried in this process."""
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
         """Times of candidates; None for an unusable split."""
-        found = ((kind, self._known.of(kind, split)) for kind, split in self._candidates.items())
+        times = ((kind, self._times.of(kind, split)) for kind, split in self._candidates.items())
         return {
             kind: time.cost_ms
-            for kind, time in found
+            for kind, time in times
             if time is not None and (time.is_final or kind in self._tried)
         }
 
@@ -186,10 +171,12 @@ class SplitRace:
 
     def keep_for(self, profile: Profile) -> None:
         """Store the times for a server with these settings, too."""
-        self._kept.put(self._key.with_profile(profile), self._known)
+        self._stored_times.put(
+            msgspec.structs.replace(self._key, **msgspec.structs.asdict(profile)), self._times
+        )
 
     def forget(self) -> None:
-        self._known = SplitTimes()
+        self._times = SplitTimes()
 
     def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
         """Measure and store unknown times. `cost_ms`: raises `StartupError` if a split does not load."""
@@ -202,7 +189,7 @@ class SplitRace:
                 logger.info("splits: no time left for %s", split)
                 self._note(kind, split, None, tries=_MOST_TRIES)
                 continue
-            before = self._known.of(kind, split)
+            before = self._times.of(kind, split)
             if not self._note(kind, split, None, tries=1 if before is None else before.tries + 1):
                 self.forget()  # the engine that replaces this one would find something else
                 return
@@ -221,23 +208,11 @@ class SplitRace:
             )
 
     def _note(self, kind: SplitKind, split: Split, ms: float | None, *, tries: int = 1) -> bool:
-        noted = SplitTime(
+        result = SplitTime(
             kind=kind, layers=split.gpu_layers, experts_on_cpu=split.experts_on_cpu, cost_ms=ms, tries=tries
         )
-        self._known = self._known.with_(noted)
-        return self._kept.put(self._key, self._known)
-
-
-class _Turn(NamedTuple):
-    """Milliseconds per token."""
-
-    prompt: float
-    alone: float
-    together: float
-
-    @property
-    def ms(self) -> float:
-        return _PROMPT * self.prompt + _ALONE * self.alone + _SHARED * self.together
+        self._times = SplitTimes((*(t for t in self._times.times if t.kind is not kind), result))
+        return self._stored_times.put(self._key, self._times)
 
 
 def with_fastest_split(
@@ -252,21 +227,21 @@ def with_fastest_split(
     device = device_for(options.offload)
     if device is None:
         return options
-    fitting = fitting_for(options, device, (machine or Machine()).free_memory())
-    race = SplitRace(fitting.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
+    planner = fitting_for(options, device, (machine or Machine()).free_memory())
+    race = SplitRace(planner.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
     if not race.is_run and options.calibrate != "never":
         logger.info("measuring which split is the fastest (once for a model and a device)")
         race.run(lambda split: _timed_turn(options, split, on_progress))
     how = "measured" if race.times else "reckoned, not measured"
     logger.info("splits: %s (%s)", race.best(), how)
-    return msgspec.structs.replace(options, offload=fastest(race, fitting))
+    return msgspec.structs.replace(options, offload=fastest(race, planner))
 
 
-def fastest(race: SplitRace, fitting: Fitting) -> Offload:
+def fastest(race: SplitRace, planner: SplitPlanner) -> Offload:
     """Return the offload in place of `auto`, with a reason if it is the CPU alone."""
     if not race.best().is_cpu_alone:
         return race.best().offload
-    return Offload(given_up=race.why_cpu_alone() if race.times else fitting.why_nothing)
+    return Offload(given_up=race.why_cpu_alone() if race.times else planner.why_cpu_alone)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:
@@ -274,21 +249,21 @@ def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[flo
         on_progress(0.0)
         return False
 
-    asked = msgspec.structs.replace(options, offload=split.offload)
-    backend = LlamaBackend.load(asked, lambda fraction: on_progress(0.0))
+    options = msgspec.structs.replace(options, offload=split.offload)
+    backend = LlamaBackend.load(options, lambda fraction: on_progress(0.0))
     try:
         with Probe(backend, alive) as probe:
-            return _turn(probe, backend.info, options.prefill_tokens).ms
+            return _turn_ms(probe, backend.info, options.prefill_tokens)
     finally:
         backend.close()
 
 
-def _turn(probe: Probe, info: ModelInfo, prefill_tokens: int) -> _Turn:
+def _turn_ms(probe: Probe, info: ModelInfo, prefill_tokens: int) -> float:
     """The second step of a prompt is timed, because the first may compile programs."""
     chunk = max(1, min(prefill_tokens, info.max_step_tokens, info.kv_tokens // 4))
     probe.compute({0: chunk})
-    prompt = probe.compute({0: chunk}) / chunk
-    alone = min(probe.compute({0: 1}) for _ in range(_REPEATS))
+    prompt_ms = probe.compute({0: chunk}) / chunk
+    alone_ms = min(probe.compute({0: 1}) for _ in range(_REPEATS))
     slots = range(min(_TOGETHER, info.max_seqs, info.kv_tokens // 8))
-    together = min(probe.compute(dict.fromkeys(slots, 1)) for _ in range(_REPEATS)) / len(slots)
-    return _Turn(prompt, alone, together)
+    shared_ms = min(probe.compute(dict.fromkeys(slots, 1)) for _ in range(_REPEATS)) / len(slots)
+    return _PROMPT * prompt_ms + _ALONE * alone_ms + _SHARED * shared_ms

@@ -36,8 +36,8 @@ class KVType(enum.Enum):
         for kind in cls:
             if kind.label == label:
                 return kind
-        known = ", ".join(kind.label for kind in cls)
-        raise StartupError(f"Unknown KV type '{label}'; known are {known}.")
+        labels = ", ".join(kind.label for kind in cls)
+        raise StartupError(f"Unknown KV type '{label}'; known are {labels}.")
 
     @property
     def is_quantised(self) -> bool:
@@ -104,16 +104,16 @@ SLOTS_MAX = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 NUM_COPYING = 2
 """Extra sequences: one for copies of cells, and one for padding."""
-_MOST_KEPT = 32
-"""Most states kept for interruptions."""
-_KEPT_SHARE = 8
-"""Kept states take at most one part in this many of the free memory."""
+_MOST_ROLLBACK_STATES = 32
+_ROLLBACK_SHARE = 8
+"""States for rollback take at most one part in this many of the free memory."""
 
 
-def kept_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
+def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
     """Return how many states to keep for rollback of an interrupted step. They are resident from the
     start, because llama.cpp clears the memory of all states at once."""
-    return min(max_seqs, _MOST_KEPT, free_bytes // _KEPT_SHARE // state_bytes) if state_bytes else 0
+    most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
+    return min(max_seqs, _MOST_ROLLBACK_STATES, most)
 
 
 _SMALL_STATE_BYTES = 2**20
@@ -138,9 +138,68 @@ SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""
 
 
+class SequencePlan(NamedTuple):
+    """llama.cpp's sequences: one per slot of a request, then those for copies, rollback and guards."""
+
+    num_slots: int
+    num_rollback: int
+    """Sequences with states to which an interrupted step rolls back."""
+    num_guarded: int
+    """Leading slots with a guard, a second owner of cells that a window has passed."""
+    snapshots: int
+    """States of each sequence before its last tokens, for rollback after a draft."""
+
+    @classmethod
+    def of(
+        cls,
+        options: EngineOptions,
+        state_bytes: int,
+        free_bytes: int,
+        *,
+        has_window: bool,
+        can_go_back: bool = True,
+        copies_whole: bool = False,
+    ) -> SequencePlan:
+        """`can_go_back`: llama.cpp can keep snapshots. `copies_whole`: only whole sequences can be copied."""
+        has_snapshots = state_bytes > 0 and can_go_back
+        snapshots = num_snapshots(options, state_bytes, has_window=has_window) if has_snapshots else 0
+        num_guarded = options.max_seqs if has_window else 0
+        left = max(0, SLOTS_MAX - NUM_COPYING - options.max_seqs - num_guarded)
+        num_states = rollback_states(options.max_seqs, state_bytes * (1 + snapshots), free_bytes)
+        num_rollback = 0 if copies_whole else min(left, num_states)
+        return cls(options.max_seqs, num_rollback, num_guarded, snapshots)
+
+    @property
+    def scratch_slot(self) -> int:
+        """Slot for cells that are being copied."""
+        return self.num_slots
+
+    @property
+    def padding_slot(self) -> int:
+        return self.num_slots + 1
+
+    @property
+    def rollback_slots(self) -> range:
+        first = self.num_slots + NUM_COPYING
+        return range(first, first + self.num_rollback)
+
+    @property
+    def num_sequences(self) -> int:
+        return self.rollback_slots.stop + self.num_guarded
+
+    @property
+    def num_states(self) -> int:
+        return self.num_sequences * (1 + self.snapshots)
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of logits of a step; llama.cpp requires one per sequence."""
+        return max(self.num_slots + SCORED_OUTPUTS, self.num_sequences)
+
+
 def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
     max_seqs = EngineOptions(model_path="").max_seqs
-    return state_bytes * (max_seqs + NUM_COPYING + kept_states(max_seqs, state_bytes, free_bytes))
+    return state_bytes * (max_seqs + NUM_COPYING + rollback_states(max_seqs, state_bytes, free_bytes))
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
@@ -182,7 +241,7 @@ a step, even if it never computes any."""
 _LOGIT_BYTES = 4
 
 
-KEPT_ROWS_BYTES = 256 * 1024 * 1024
+ROW_CACHE_BYTES = 256 * 1024 * 1024
 """Cache of encoded media."""
 _MOST_PATCHES = 16_384
 """Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
@@ -212,7 +271,7 @@ def encoder_memory(options: EngineOptions) -> EncoderMemory:
         return _NO_ENCODER
     header = GgufHeader(Path(options.projector_path))
     facts = ProjectorFacts.of(header)
-    buffers = KEPT_ROWS_BYTES
+    buffers = ROW_CACHE_BYTES
     if (seeing := facts.seeing) is not None:
         size, patch = _bounded(seeing.image_size), _bounded(seeing.patch_size)
         is_square = header.get_int("clip.vision.spatial_merge_size") is None

@@ -12,7 +12,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
 from openai_cpu_server.llama.model.native import NativeObject, native_log
-from openai_cpu_server.llama.offload.devices import NativeSplit
+from openai_cpu_server.llama.offload.choice import NativeSplit
 
 _COPIED_WHOLE = frozenset({"deepseek4"})
 _COMPUTED_APART = frozenset({"plamo2"})
@@ -69,15 +69,24 @@ class Model(NativeObject):
         log = native_log().cleared()
         progress = _Progress(on_progress)
         params.progress_callback = progress.callback
-        places.say(params)
+        places.apply_to(params)
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
         progress.raise_failure()
         if handle is None:
-            raise places.failure(_why_not_loaded(header.path, log.cause()))
+            path, cause = header.path, log.cause()
+            if cause is None:
+                raise places.failure(f"Cannot load {path}: llama.cpp gave no reason.")
+            is_damage = any(sign in cause for sign in _SIGNS_OF_DAMAGE)
+            what = f"{path} is truncated or damaged" if is_damage else f"Cannot load {path}"
+            raise places.failure(f"{what}: {cause}.")
         model = cls(header, handle, total_bytes(files), places)
         if llama_cpp.llama_model_is_diffusion(handle):
             model.close()
-            raise StartupError(_why_not_diffusion(header))
+            raise StartupError(
+                f"{header.path} ({header.architecture}) is a diffusion model: it writes all tokens of an "
+                "answer at once and improves them in rounds, where this server computes one token after the "
+                "other."
+            )
         return model
 
     @property
@@ -170,21 +179,6 @@ class _Progress:
         except BaseException as failure:
             self._failure = failure
         return self._failure is None
-
-
-def _why_not_loaded(path: Path, cause: str | None) -> str:
-    if cause is None:
-        return f"Cannot load {path}: llama.cpp gave no reason."
-    if any(sign in cause for sign in _SIGNS_OF_DAMAGE):
-        return f"{path} is truncated or damaged: {cause}."
-    return f"Cannot load {path}: {cause}."
-
-
-def _why_not_diffusion(header: GgufHeader) -> str:
-    return (
-        f"{header.path} ({header.architecture}) is a diffusion model: it writes all tokens of an answer at "
-        "once and improves them in rounds, where this server computes one token after the other."
-    )
 
 
 _EDGE_BYTES = 2**20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import enum
 import functools
 from abc import ABC, abstractmethod
 from collections import deque
@@ -45,13 +44,8 @@ class NativeObject(Closable):
             self._free(handle)
 
 
-class _Level(enum.IntEnum):
-    """llama_cpp's own logger has outdated numbers."""
-
-    WARN = 3
-    ERROR = 4
-
-
+_WARN, _ERROR = 3, 4
+"""Levels; llama_cpp's own logger has outdated numbers."""
 _CONSEQUENCES = ("failed to load model", "failed to load GGUF split")
 """Lines that only report an earlier error."""
 _PREFACES = ("error loading model", "failed to initialize the context")
@@ -63,7 +57,7 @@ class NativeLog:
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
-        self._callback = llama_cpp.llama_log_callback(self._keep)
+        self._callback = llama_cpp.llama_log_callback(self._add)
         self._setters: list[Callable[[object, object], None]] = []
 
     def install(self) -> None:
@@ -89,23 +83,20 @@ class NativeLog:
     def cause(self) -> str | None:
         """Return the last error that names a cause, else the last warning, else None."""
         lines = list(self._lines)
-        errors = [text for level, text in lines if level == _Level.ERROR]
+        errors = [text for level, text in lines if level == _ERROR]
         telling = [text for text in errors if not text.startswith(_CONSEQUENCES)]
-        warnings = [text for level, text in lines if level == _Level.WARN]
+        warnings = [text for level, text in lines if level == _WARN]
         return next((found[-1] for found in (telling, errors, warnings) if found), None)
 
-    def _keep(self, level: int, text: bytes, _user_data: object) -> None:
-        if level in (_Level.WARN, _Level.ERROR):
-            line = text.decode("utf-8", "replace").strip()
-            self._lines.append((level, _without_origin(line)))
-
-
-def _without_origin(line: str) -> str:
-    while True:
+    def _add(self, level: int, text: bytes, _user_data: object) -> None:
+        if level not in (_WARN, _ERROR):
+            return
+        line = text.decode("utf-8", "replace").strip()
         head, colon, rest = line.partition(": ")
-        if not colon or not (head.isidentifier() or head in _PREFACES):
-            return line
-        line = rest
+        while colon and (head.isidentifier() or head in _PREFACES):  # names of functions
+            line = rest
+            head, colon, rest = line.partition(": ")
+        self._lines.append((level, line))
 
 
 @functools.cache

@@ -257,7 +257,9 @@ class Vocabulary(Closable):
         return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        pieces = None if _is_plain(text) else self._word_pieces
+        longest = len(text) if len(text) <= LONGEST_WORD else max(map(len, text.split()), default=0)
+        # Every WordPiece tokenizer splits short words of ASCII alike.
+        pieces = None if text.isascii() and longest <= LONGEST_WORD else self._word_pieces
         if pieces is not None:
             around = _tokenized(self.native, "", add_special=add_special, parse_special=False)
             return [*around[:1], *pieces.encode(text, parse_special=parse_special), *around[1:]]
@@ -323,12 +325,12 @@ def control_tokens(vocabulary: Vocabulary) -> tuple[ControlToken, ...]:
 def _require_sound(header: GgufHeader) -> None:
     """llama.cpp would end the process for these vocabularies, at once or at some text."""
     texts = header.get_strings("tokenizer.ggml.tokens", errors="surrogateescape").values()
-    known = set(texts)
-    if len(known) < len(texts):
+    distinct = set(texts)
+    if len(distinct) < len(texts):
         twice, _ = Counter(texts).most_common(1)[0]
         raise StartupError(f"{header.path} is damaged: its vocabulary has the token {twice[:40]!a} twice.")
     if header.get_str("tokenizer.ggml.model") == "llama":  # SentencePiece
-        lost = [byte for byte in _BYTES_OF_TEXT if known.isdisjoint((f"<0x{byte:02X}>", chr(byte)))]
+        lost = [byte for byte in _BYTES_OF_TEXT if distinct.isdisjoint((f"<0x{byte:02X}>", chr(byte)))]
         if lost:
             raise StartupError(
                 f"{header.path} is damaged: its vocabulary cannot spell {len(lost)} of the bytes of texts, "
@@ -359,13 +361,6 @@ def _rendered(vocab: object, token: int, *, special: bool) -> bytes:
 
 def _present(token: int) -> int | None:
     return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
-
-
-def _is_plain(text: str) -> bool:
-    """True if every WordPiece tokenizer splits the text alike."""
-    return text.isascii() and (
-        len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD
-    )
 
 
 def _utf8(text: str) -> bytes:

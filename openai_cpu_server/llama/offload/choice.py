@@ -1,18 +1,21 @@
-"""Chooses and reports the parts of a model that go to a device."""
+"""Devices beside the CPU that this build of llama.cpp supports, and the parts of a model that go there."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelKind
-from openai_cpu_server.contract.offload import ON_CPU, Device, DevicePlacement, Offload
+from openai_cpu_server.contract.offload import CPU, ON_CPU, Device, DevicePlacement, Offload
 from openai_cpu_server.errors import DeviceFailed, StartupError
+from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
@@ -21,8 +24,7 @@ from openai_cpu_server.llama.model.kv_size import (
     MemoryRoom,
     encoder_memory,
 )
-from openai_cpu_server.llama.offload.devices import NativeSplit, as_named, devices
-from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, StepSizes
+from openai_cpu_server.llama.offload.split import ModelSizes, Split, SplitPlanner, StepSizes
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,118 @@ def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOp
     except DeviceFailed as error:
         logger.warning("%s Without the device: the CPU serves", error)
         return load(options.on_cpu_alone(str(error).rstrip(".")))
+
+
+_KINDS: dict[int, Literal["gpu", "integrated"]] = {1: "gpu", 2: "integrated"}
+"""`ggml_backend_dev_type`; other values are the CPU, its accelerators, and groups of devices."""
+
+
+class _Override(ctypes.Structure):
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def devices() -> list[Device]:
+    """Return devices with their free memory; a build for the CPU alone has none."""
+    ggml = _ggml()
+    handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
+    return [_device(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
+
+
+class NativeSplit:
+    """Split as `llama_model_params`. Owns lists that llama.cpp reads, so it must live as long as the
+    model."""
+
+    def __init__(self, split: Split | None, device: Device | None) -> None:
+        """Name the devices. Raises `StartupError` for an absent device."""
+        overrides = split.overrides if split is not None else []
+        others = [to for _, to in overrides if to != CPU]
+        names = list(dict.fromkeys([device.name, *others])) if device is not None else []
+        self._devices = (ctypes.c_void_p * (len(names) + 1))(*map(_handle, names))
+        # Layers go to the first: llama.cpp would share them among all by free memory.
+        self._shares = (ctypes.c_float * max(1, len(names)))(1.0)
+        self._overrides = (_Override * (len(overrides) + 1))(
+            *(
+                _Override(pattern.encode(), int(_ggml().ggml_backend_dev_buffer_type(_handle(to))))
+                for pattern, to in overrides
+            )
+        )
+        self._num_layers = split.gpu_layers if split is not None else 0
+
+    @classmethod
+    def cpu_alone(cls) -> NativeSplit:
+        return cls(None, None)
+
+    @property
+    def uses_device(self) -> bool:
+        return bool(self._devices[0])
+
+    def failure(self, message: str) -> StartupError:
+        return DeviceFailed(message) if self.uses_device else StartupError(message)
+
+    def apply_to(self, params: llama_cpp.llama_model_params) -> None:
+        """Name the device or none, because llama.cpp would otherwise use every device."""
+        params.n_gpu_layers = self._num_layers
+        params.devices = ctypes.addressof(self._devices)
+        params.tensor_split = self._shares
+        if len(self._overrides) > 1:
+            params.tensor_buft_overrides = ctypes.addressof(self._overrides)
+        # What stays on the CPU stays mapped: a device's own kind of host memory would be a copy of the file.
+        params.no_host = self.uses_device
+
+
+def as_named(places: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Spell the devices of patterns like ggml: `Vulkan0` for `vulkan0`. Raises `StartupError` for an
+    unknown one."""
+    name_of = _ggml().ggml_backend_dev_name
+    return tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in places)
+
+
+def _handle(name: str) -> int:
+    handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
+    if handle is None:
+        names = [CPU, *(device.name for device in devices())]
+        raise StartupError(f"There is no device {name!r} here, but {', '.join(names)}.")
+    return handle
+
+
+def _device(handle: int) -> Device:
+    ggml = _ggml()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    registry = ggml.ggml_backend_dev_backend_reg(handle)
+    description = _text(ggml.ggml_backend_dev_description(handle))
+    return Device(
+        name=_text(ggml.ggml_backend_dev_name(handle)),
+        backend=_text(ggml.ggml_backend_reg_name(registry)),
+        description=description,
+        kind="cpu" if "llvmpipe" in description else _KINDS[ggml.ggml_backend_dev_type(handle)],
+        free_bytes=free.value,
+        total_bytes=total.value,
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+@functools.cache
+def _ggml() -> Any:
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    for name, result, arguments in (
+        ("dev_count", ctypes.c_size_t, ()),
+        ("dev_get", pointer, (ctypes.c_size_t,)),
+        ("dev_by_name", pointer, (text,)),
+        ("dev_type", ctypes.c_int, (pointer,)),
+        ("dev_name", text, (pointer,)),
+        ("dev_description", text, (pointer,)),
+        ("dev_memory", None, (pointer, pointer, pointer)),
+        ("dev_buffer_type", pointer, (pointer,)),
+        ("dev_backend_reg", pointer, (pointer,)),
+        ("reg_name", text, (pointer,)),
+    ):
+        function = getattr(libggml, f"ggml_backend_{name}")
+        function.restype, function.argtypes = result, arguments
+    return libggml
 
 
 class Places(NamedTuple):
@@ -75,23 +189,34 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
 
     `free_bytes`: of the machine.
     """
-    asked = options.offload
-    if not asked.wants_device:
-        return Places.cpu_alone(asked.given_up)
-    device = device_for(asked)
+    offload = options.offload
+    if not offload.wants_device:
+        return Places.cpu_alone(offload.given_up)
+    device = device_for(offload)
     if device is None:
-        if asked.gpu_layers != "auto":
+        if offload.gpu_layers != "auto":
             logger.warning("%s: the CPU serves", NO_DEVICE)
         return Places.cpu_alone(NO_DEVICE)
-    fitting = fitting_for(options, device, free_bytes)
-    for wish in fitting.idle_wishes:
-        logger.warning("%s (%s)", wish, Path(options.model_path).name)
-    split = fitting.first_choice()
+    planner = fitting_for(options, device, free_bytes)
+    for sentence in planner.unused_options:
+        logger.warning("%s (%s)", sentence, Path(options.model_path).name)
+    split = planner.first_choice()
     if split.is_cpu_alone:
-        return Places.cpu_alone(split.why or fitting.why_nothing, device)
+        return Places.cpu_alone(split.why or planner.why_cpu_alone, device)
     if split.why is not None:
         logger.warning("%s: %s", split, split.why)
-    return Places(NativeSplit(split, device), split, placement_of(split, device))
+    placement = DevicePlacement(
+        device=device,
+        layers=split.gpu_layers,
+        num_layers=split.num_layers,
+        cpu_expert_layers=split.experts_on_cpu,
+        weights_bytes=split.device_bytes.weights,
+        cells_bytes=split.device_bytes.cells + split.device_bytes.states,
+        compute_bytes=split.device_bytes.compute,
+        cells_on_cpu=not split.offload.kv_on_gpu,
+        why=split.why,
+    )
+    return Places(NativeSplit(split, device), split, placement)
 
 
 def of_draft_model(options: EngineOptions) -> EngineOptions:
@@ -107,55 +232,37 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
     )
 
 
-def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
-    """Return the fitting on this device, beside the draft model, which comes first because it is small and
-    computes more often. Raises `StartupError`."""
+def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
+    """Return the planner of splits for this device, beside the draft model, which comes first because it is
+    small and computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
-    options = msgspec.structs.replace(options, offload=offload)
     header = GgufHeader(Path(options.model_path))
     if model_kind(header) is not ModelKind.GENERATES:
-        return _fitting_embedder(header, options, device, free_bytes)
+        sizes = ModelSizes.of(header, KVType.F16, offload, device.name)
+        beside = max(0, free_bytes - total_bytes(model_files(header)))
+        step = StepSizes.of_embeddings(header, sizes, options, beside)
+        return SplitPlanner(sizes, step, offload, device)
     kv_type = KVType.named(options.kv_type)
     draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
     room = MemoryRoom.of(header, draft, kv_type, both, encoder=encoder_memory(options))
-    sizes = ModelSizes.of(header, kv_type, options.offload, device.name)
+    sizes = ModelSizes.of(header, kv_type, offload, device.name)
     step = StepSizes.of(sizes, options, room.pool_cells(options.kv_tokens), room.free_bytes)
-    reserved = 0
+    reserved_bytes = 0
     if draft is not None and options.draft_offload.wants_device:
         drafts = fitting_for(of_draft_model(options), device, free_bytes)
-        reserved = sum(drafts.first_choice().taken)
-    return Fitting(sizes, step, options.offload, device, reserved_bytes=reserved)
+        reserved_bytes = sum(drafts.first_choice().device_bytes)
+    return SplitPlanner(sizes, step, offload, device, reserved_bytes=reserved_bytes)
 
 
-def _fitting_embedder(header: GgufHeader, options: EngineOptions, device: Device, free_bytes: int) -> Fitting:
-    sizes = ModelSizes.of(header, KVType.F16, options.offload, device.name)
-    beside = max(0, free_bytes - total_bytes(model_files(header)))
-    return Fitting(sizes, StepSizes.of_embeddings(header, sizes, options, beside), options.offload, device)
-
-
-def placement_of(split: Split, device: Device) -> DevicePlacement:
-    return DevicePlacement(
-        device=device,
-        layers=split.gpu_layers,
-        num_layers=split.num_layers,
-        cpu_expert_layers=split.experts_on_cpu,
-        weights_bytes=split.taken.weights,
-        cells_bytes=split.taken.cells + split.taken.states,
-        compute_bytes=split.taken.compute,
-        cells_on_cpu=not split.offload.kv_on_gpu,
-        why=split.why,
-    )
-
-
-def device_for(asked: Offload) -> Device | None:
+def device_for(offload: Offload) -> Device | None:
     """Return the named device, else a separate GPU before an integrated one and one for tests. Raises
     `StartupError`."""
     found = devices()
-    if asked.device is None or not found:
+    if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)
-    named = next((device for device in found if device.name.lower() == asked.device.lower()), None)
+    named = next((device for device in found if device.name.lower() == offload.device.lower()), None)
     if named is None:
-        known = ", ".join(device.name for device in found)
-        raise StartupError(f"--device: there is no {asked.device!r} here, but {known}.")
+        names = ", ".join(device.name for device in found)
+        raise StartupError(f"--device: there is no {offload.device!r} here, but {names}.")
     return named

@@ -21,17 +21,14 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
 from openai_cpu_server.llama.model.kv_size import (
-    NUM_COPYING,
-    SCORED_OUTPUTS,
     SLOTS_MAX,
     Elsewhere,
     KVType,
+    SequencePlan,
     batch_tokens,
     cell_bytes_by_layer,
     embedding_tokens,
-    kept_states,
     longest_input,
-    num_snapshots,
 )
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
@@ -39,8 +36,8 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Same as `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX), without shared experts."""
 _OF_EXPERTS = re.compile(_EXPERTS)
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
-_LOOKED_UP = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
-_FLOAT = 4
+_LOOKUP_TABLES = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
+_FLOAT_BYTES = 4
 _CELLS_AND_STATES = frozenset(("falcon-h1",))
 """Architectures whose layers all have both."""
 
@@ -55,20 +52,20 @@ class LayerBytes(NamedTuple):
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a model; `layers` and `output_bytes` do not count tensors placed by a pattern."""
+    """Sizes of a model. Tensors that match a pattern of `--tensor-place` do not count in `layers` and
+    `output_bytes`."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
-    placed_bytes: int
-    """Placed by patterns on this device."""
-    beside_bytes: int
-    """Placed by patterns on other devices."""
-    idle_patterns: tuple[str, ...]
-    """Patterns that place no tensor."""
+    pattern_bytes: int
+    """Tensors that patterns place on this device."""
+    other_devices_bytes: int
+    """Tensors that patterns place on other devices."""
+    unused_patterns: tuple[str, ...]
     total_bytes: int
-    """Bytes of all weights."""
-    step_floats: int
-    """Most numbers per token of a step at a time."""
+    """All weights."""
+    activation_floats: int
+    """Most numbers per token that a step holds at a time."""
     vocab_size: int
     width: int
     """Numbers of a token between two layers."""
@@ -76,31 +73,32 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     has_windows: bool
 
     @classmethod
-    def of(cls, header: GgufHeader, kv_type: KVType, asked: Offload, device: str) -> ModelSizes:
+    def of(cls, header: GgufHeader, kv_type: KVType, offload: Offload, device: str) -> ModelSizes:
         """Read the sizes. Raises `StartupError` for a damaged file or an invalid pattern."""
-        tensors, patterns = model_tensors(header), placing(asked)
+        tensors, patterns = model_tensors(header), placing(offload)
         by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in tensors:
-            decides = (n for n, (pattern, _) in enumerate(patterns) if pattern.search(tensor.name))
-            by_pattern[next(decides, None)].append(tensor)
-        placed: dict[str, int] = defaultdict(int)
-        for number, (_, to) in enumerate(patterns):
-            placed[to] += _total(by_pattern[number])
-        free, cells = by_pattern[None], cell_bytes_by_layer(header, kv_type)
-        layers = [[each for each in free if layer_of(each.name) == n] for n in range(len(cells))]
-        states = _states(header, cells)
+            matches = (n for n, (pattern, _) in enumerate(patterns) if pattern.search(tensor.name))
+            by_pattern[next(matches, None)].append(tensor)
+        by_device: dict[str, int] = defaultdict(int)
+        for number, (_, name) in enumerate(patterns):
+            by_device[name] += _total(by_pattern[number])
+        by_layer: dict[int | None, list[Tensor]] = defaultdict(list)
+        for tensor in by_pattern[None]:
+            by_layer[layer_of(tensor.name)].append(tensor)
+        outputs = [tensor for tensor in by_layer[None] if not tensor.name.startswith(_LOOKUP_TABLES)]
+        if all(tensor.name != _OUTPUT for tensor in tensors):  # embeddings are the output too
+            outputs += [tensor for tensor in by_layer[None] if tensor.name == _EMBEDDINGS]
+        embeddings = next((tensor for tensor in tensors if tensor.name == _EMBEDDINGS), None)
         return cls(
-            layers=tuple(
-                LayerBytes(*_weights(held), cell, state)
-                for held, cell, state in zip(layers, cells, states, strict=True)
-            ),
-            output_bytes=_output(free, is_tied=all(tensor.name != _OUTPUT for tensor in tensors)),
-            placed_bytes=placed[device],
-            beside_bytes=sum(size for to, size in placed.items() if to not in (device, CPU)),
-            idle_patterns=tuple(p.pattern for n, (p, _) in enumerate(patterns) if not by_pattern[n]),
+            layers=tuple(_layers(header, by_layer, cell_bytes_by_layer(header, kv_type))),
+            output_bytes=_total(outputs),
+            pattern_bytes=by_device[device],
+            other_devices_bytes=sum(size for name, size in by_device.items() if name not in (device, CPU)),
+            unused_patterns=tuple(p.pattern for n, (p, _) in enumerate(patterns) if not by_pattern[n]),
             total_bytes=_total(tensors),
-            step_floats=_step_floats(header),
-            vocab_size=_vocabulary(tensors),
+            activation_floats=_activation_floats(header),
+            vocab_size=0 if embeddings is None else embeddings.shape[-1],
             width=_size(header, "embedding_length"),
             heads=_size(header, "attention.head_count"),
             has_windows=bool(header.get_int(header.for_architecture("attention.sliding_window"))),
@@ -121,17 +119,17 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.layers) + 1
 
 
-def placing(asked: Offload) -> list[tuple[re.Pattern[str], str]]:
+def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
     """Compile `--tensor-place`, whose first match decides. Raises `StartupError`."""
     try:
-        return [(re.compile(pattern), to) for pattern, to in asked.tensor_place]
+        return [(re.compile(pattern), to) for pattern, to in offload.tensor_place]
     except re.error as error:
         raise StartupError(f"--tensor-place: {error.pattern!r} is no regular expression: {error}.") from None
 
 
 def layer_of(name: str) -> int | None:
-    found = _LAYER.search(name)
-    return int(found[1]) if found is not None else None
+    match = _LAYER.search(name)
+    return int(match[1]) if match is not None else None
 
 
 def experts_pattern(num_layers: int) -> str:
@@ -139,24 +137,21 @@ def experts_pattern(num_layers: int) -> str:
     return rf"blk\.({'|'.join(map(str, range(num_layers)))}){_EXPERTS}"
 
 
-def _weights(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    experts = _total([tensor for tensor in tensors if _OF_EXPERTS.search(tensor.name)])
-    return _total(tensors) - experts, experts
-
-
-def _output(tensors: Sequence[Tensor], *, is_tied: bool) -> int:
-    """Embeddings count once more if they are the output."""
-    outside = [tensor for tensor in tensors if layer_of(tensor.name) is None]
-    held = [tensor for tensor in outside if not tensor.name.startswith(_LOOKED_UP)]
-    return _total(held) + (_total([t for t in outside if t.name == _EMBEDDINGS]) if is_tied else 0)
+def _layers(
+    header: GgufHeader, tensors: dict[int | None, list[Tensor]], cells: Sequence[int]
+) -> Iterator[LayerBytes]:
+    """A layer without cells has a state of as many bytes as in llama.cpp (n_embd_r and n_embd_s of
+    llama-hparams.cpp)."""
+    state_bytes = _FLOAT_BYTES * _state_values(header)
+    has_both = header.architecture in _CELLS_AND_STATES
+    for number, cell in enumerate(cells):
+        experts = _total([tensor for tensor in tensors[number] if _OF_EXPERTS.search(tensor.name)])
+        state = 0 if cell and not has_both else state_bytes
+        yield LayerBytes(_total(tensors[number]) - experts, experts, cell, state)
 
 
 def _total(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.num_bytes for tensor in tensors)
-
-
-def _vocabulary(tensors: Sequence[Tensor]) -> int:
-    return next((tensor.shape[-1] for tensor in tensors if tensor.name == _EMBEDDINGS), 0)
 
 
 def _size(header: GgufHeader, name: str) -> int:
@@ -165,31 +160,24 @@ def _size(header: GgufHeader, name: str) -> int:
     return max(header.get_ints(key(name), layers) or [0])
 
 
-def _step_floats(header: GgufHeader) -> int:
+def _activation_floats(header: GgufHeader) -> int:
     """Products of a feed-forward and some rows of the model's width, or those of attention. Within 4 % of
     ggml's reservation for shapes of llama, qwen3moe, gpt-oss, qwen3.5 and lfm2
     (tests/llama/test_split.py)."""
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
-    used = _size(header, "expert_used_count")
-    wide = max(_size(header, "feed_forward_length"), used * _size(header, "expert_feed_forward_length"))
+    num_experts = _size(header, "expert_used_count")
+    expert_width = _size(header, "expert_feed_forward_length")
+    inner = max(_size(header, "feed_forward_length"), num_experts * expert_width)
     head = max(_size(header, "attention.key_length"), width // max(1, heads))
-    return max(3 * wide, 2 * wide + used * width, 4 * heads * head) + 9 * width // 2
-
-
-def _states(header: GgufHeader, cells: Sequence[int]) -> list[int]:
-    """Same bytes as in llama.cpp (n_embd_r and n_embd_s of llama-hparams.cpp)."""
-    values = _state_values(header)
-    if header.architecture in _CELLS_AND_STATES:
-        return [_FLOAT * values] * len(cells)
-    return [0 if cell else _FLOAT * values for cell in cells]
+    return max(3 * inner, 2 * inner + num_experts * width, 4 * heads * head) + 9 * width // 2
 
 
 def _state_values(header: GgufHeader) -> int:
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
     if (head := _size(header, "wkv.head_size")) > 0:
         return width * head + width * (_size(header, "token_shift_count") or 2)
-    if (remembered := _size(header, "shortconv.l_cache")) > 0:
-        return width * (remembered - 1)
+    if (cache_length := _size(header, "shortconv.l_cache")) > 0:
+        return width * (cache_length - 1)
     kernel = max(0, _size(header, "ssm.conv_kernel") - 1)
     if (head := _size(header, "kda.head_dim")) > 0:
         return heads * head * head + 3 * (kernel or 3) * heads * head
@@ -233,16 +221,13 @@ class StepSizes(NamedTuple):
     @classmethod
     def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
         """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
-        snapshots = num_snapshots(options, sizes.state_bytes, has_window=sizes.has_windows)
-        kept = kept_states(options.max_seqs, sizes.state_bytes * (1 + snapshots), free_bytes)
-        guarded = options.max_seqs if sizes.has_windows else 0
-        sequences = options.max_seqs + NUM_COPYING + kept + guarded
+        plan = SequencePlan.of(options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows)
         return cls(
             cells=cells,
             tokens=batch_tokens(options),
-            outputs=max(options.max_seqs + SCORED_OUTPUTS, sequences),
-            sequences=sequences,
-            states=sequences * (1 + snapshots) if sizes.state_bytes else 0,
+            outputs=plan.num_outputs,
+            sequences=plan.num_sequences,
+            states=plan.num_states if sizes.state_bytes else 0,
             flash_attention=options.flash_attention,
         )
 
@@ -254,22 +239,24 @@ class DeviceBytes(NamedTuple):
     compute: int
 
     def __str__(self) -> str:
-        shown = ((name, value) for name, value in self._asdict().items() if value)
-        return ", ".join(f"{name} {_gib(value)}" for name, value in shown) or "nothing"
+        parts = (f"{name} {_gib(value)}" for name, value in self._asdict().items() if value)
+        return ", ".join(parts) or "nothing"
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Division of a model between the CPU and a device."""
+
     offload: Offload
     """Request with numbers in place of `auto` and `all`."""
     num_layers: int
     """Layers including the output."""
     experts_on_cpu: int
     """Layers on the device whose experts stay on the CPU."""
-    taken: DeviceBytes
+    device_bytes: DeviceBytes
     cells: int
     """Cells of the whole pool."""
     elsewhere: Elsewhere
-    beside_bytes: int = 0
+    other_devices_bytes: int = 0
     """Weights on other devices, whose further needs are not counted."""
     why: str | None = None
     """Sentence why it is less than requested."""
@@ -282,7 +269,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cpu_alone(self) -> bool:
-        return self.gpu_layers == 0 and not (self.taken.weights or self.beside_bytes)
+        return self.gpu_layers == 0 and not (self.device_bytes.weights or self.other_devices_bytes)
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
@@ -307,6 +294,7 @@ class SplitKind(enum.Enum):
     FULL = "full"
     """Largest part that fits; experts stay on the CPU before layers do."""
     DENSE = "dense"
+    """All experts stay on the CPU."""
     NO_CELLS = "no cells"
     """Cells on the CPU leave room for weights."""
     CPU = "cpu"
@@ -320,151 +308,148 @@ def margin_bytes(device: Device) -> int:
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
-class Fitting:
+class SplitPlanner:
+    """Reduces the requested split until it fits on the device."""
+
     def __init__(
-        self, sizes: ModelSizes, step: StepSizes, asked: Offload, device: Device, *, reserved_bytes: int = 0
+        self, sizes: ModelSizes, step: StepSizes, offload: Offload, device: Device, *, reserved_bytes: int = 0
     ) -> None:
         """`reserved_bytes`: for a projector or a draft model."""
         self._sizes = sizes
         self._step = step
-        self._asked = asked
-        self._free = max(0, device.free_bytes - reserved_bytes)
-        self._budget = max(0, self._free - margin_bytes(device))
+        self._offload = offload
         self._device = device
+        self._free_bytes = max(0, device.free_bytes - reserved_bytes)
+        self._budget_bytes = max(0, self._free_bytes - margin_bytes(device))
+        layers, experts, num_layers = offload.gpu_layers, offload.cpu_moe, len(sizes.layers)
+        self._most_layers = min(layers, num_layers + 1) if isinstance(layers, int) else num_layers + 1
+        self._least_cpu_moe = num_layers if experts == ALL_LAYERS else min(experts, num_layers)
+        self._kv_on_gpu = offload.kv_on_gpu is not False
 
     def first_choice(self) -> Split:
         """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers. A
         device that does not report its memory gets a requested number of layers unchecked, and otherwise
         nothing."""
-        layers, experts = self._asked_layers, self._asked_experts
-        on_device = self._asked.kv_on_gpu is not False
-        wished = self._split(layers, experts, kv_on_gpu=on_device)
-        if self._fits(wished) or (not self._device.total_bytes and isinstance(self._asked.gpu_layers, int)):
-            return wished
-        return msgspec.structs.replace(self._less(wished), why=self._why(wished))
+        request = self._split(self._most_layers, self._least_cpu_moe, kv_on_gpu=self._kv_on_gpu)
+        is_unchecked = not self._device.total_bytes and isinstance(self._offload.gpu_layers, int)
+        if is_unchecked or self._fits(request):
+            return request
+        return msgspec.structs.replace(self._largest_that_fits(request), why=self._why_less(request))
 
     def candidates(self) -> dict[SplitKind, Split]:
         """Return the first choice, and others that may be faster."""
-        first, on_device = self.first_choice(), self._asked.kv_on_gpu is not False
-        found = {SplitKind.FULL: first}
+        first, layers, cpu_moe = self.first_choice(), self._most_layers, self._least_cpu_moe
+        splits = {SplitKind.FULL: first}
         if self._sizes.has_experts:
-            found[SplitKind.DENSE] = self._less(
-                self._split(self._asked_layers, len(self._sizes.layers), kv_on_gpu=on_device)
-            )
-        if self._asked.kv_on_gpu is None and first.taken.cells:
-            found[SplitKind.NO_CELLS] = self._less(
-                self._split(self._asked_layers, self._asked_experts, kv_on_gpu=False)
-            )
-        found[SplitKind.CPU] = self._split(0, self._asked_experts, kv_on_gpu=False)
+            dense = self._split(layers, len(self._sizes.layers), kv_on_gpu=self._kv_on_gpu)
+            splits[SplitKind.DENSE] = self._largest_that_fits(dense)
+        if self._offload.kv_on_gpu is None and first.device_bytes.cells:
+            no_cells = self._split(layers, cpu_moe, kv_on_gpu=False)
+            splits[SplitKind.NO_CELLS] = self._largest_that_fits(no_cells)
+        splits[SplitKind.CPU] = self._split(0, cpu_moe, kv_on_gpu=False)
         distinct: dict[tuple[int, int, bool | None], SplitKind] = {}
-        for kind, one in found.items():
-            distinct.setdefault((one.gpu_layers, one.experts_on_cpu, one.offload.kv_on_gpu), kind)
-        return {kind: found[kind] for kind in distinct.values()}
+        for kind, split in splits.items():
+            distinct.setdefault((split.gpu_layers, split.experts_on_cpu, split.offload.kv_on_gpu), kind)
+        return {kind: splits[kind] for kind in distinct.values()}
 
     @property
-    def idle_wishes(self) -> list[str]:
-        """Sentences about requests that do not apply."""
-        said = [f"--tensor-place: {pattern!r} places no tensor" for pattern in self._sizes.idle_patterns]
-        is_dense = self._asked.cpu_moe and not self._sizes.has_experts
-        return [*said, *(["--cpu-moe: the model has no experts"] if is_dense else [])]
+    def unused_options(self) -> list[str]:
+        """Sentences about options that do not apply to this model."""
+        sentences = [
+            f"--tensor-place: {pattern!r} places no tensor" for pattern in self._sizes.unused_patterns
+        ]
+        if self._offload.cpu_moe and not self._sizes.has_experts:
+            sentences.append("--cpu-moe: the model has no experts")
+        return sentences
 
     @property
-    def why_nothing(self) -> str:
-        """Return why the first choice is the CPU alone, for a split without a `why`."""
-        if self._asked.gpu_layers == 0:
+    def why_cpu_alone(self) -> str:
+        """Reason as a clause, for a first choice that is the CPU alone and has no `why`."""
+        if self._offload.gpu_layers == 0:
             return f"no tensor of it is placed on {self._device.name}"
-        return f"nothing of it fits on {self._device.name}" if self._device.total_bytes else self._unknown
+        if not self._device.total_bytes:
+            return self._unknown_memory
+        return f"nothing of it fits on {self._device.name}"
 
-    def taken(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> DeviceBytes:
+    def _on_device(self, gpu_layers: int) -> list[tuple[int, LayerBytes]]:
+        first = len(self._sizes.layers) - max(0, gpu_layers - 1)
+        return [(number, layer) for number, layer in enumerate(self._sizes.layers) if number >= first]
+
+    def _device_bytes(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> DeviceBytes:
         layers = self._on_device(gpu_layers)
-        weights = self._sizes.placed_bytes + (self._sizes.output_bytes if gpu_layers else 0)
+        weights = self._sizes.pattern_bytes + (self._sizes.output_bytes if gpu_layers else 0)
         weights += sum(layer.dense for _, layer in layers)
         weights += sum(layer.experts for number, layer in layers if number >= cpu_moe)
         if not weights:
             return DeviceBytes(0, 0, 0, 0)
         cells = self._step.cells * sum(layer.cell for _, layer in layers) if kv_on_gpu else 0
         states = self._step.states * sum(layer.state for _, layer in layers) if kv_on_gpu else 0
-        return DeviceBytes(weights, cells, states, self._compute(gpu_layers, kv_on_gpu=kv_on_gpu))
+        return DeviceBytes(weights, cells, states, self._compute_bytes(gpu_layers, kv_on_gpu=kv_on_gpu))
 
-    @property
-    def _asked_layers(self) -> int:
-        asked = self._asked.gpu_layers
-        return min(asked, self._sizes.num_layers) if isinstance(asked, int) else self._sizes.num_layers
-
-    @property
-    def _asked_experts(self) -> int:
-        asked = self._asked.cpu_moe
-        return len(self._sizes.layers) if asked == ALL_LAYERS else min(asked, len(self._sizes.layers))
-
-    def _on_device(self, gpu_layers: int) -> list[tuple[int, LayerBytes]]:
-        first = len(self._sizes.layers) - max(0, gpu_layers - 1)
-        return [(number, layer) for number, layer in enumerate(self._sizes.layers) if number >= first]
-
-    def _compute(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
+    def _compute_bytes(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
         """ggml reserves activations with the attention mask, or logits; all scores without flash
         attention; states that layers read and write; and copies between CPU and device."""
         step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
-        masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT // 2)
+        masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT_BYTES // 2)
         if not step.flash_attention:
-            masks = 2 * masks + _FLOAT * sizes.heads * step.cells * step.tokens
-        activations = _FLOAT * step.tokens * sizes.step_floats
+            masks = 2 * masks + _FLOAT_BYTES * sizes.heads * step.cells * step.tokens
+        activations = _FLOAT_BYTES * step.tokens * sizes.activation_floats
         states = 2 * step.sequences * max((layer.state for _, layer in layers), default=0)
         copies = (0 if kv_on_gpu else activations) + (masks if gpu_layers < sizes.num_layers else 0)
-        logits = _FLOAT * step.outputs * (sizes.vocab_size + sizes.width) if gpu_layers else 0
-        logits += _FLOAT * step.tokens * 2 * sizes.width if gpu_layers and step.pools else 0
-        computes = bool(layers or sizes.placed_bytes)
+        logits = _FLOAT_BYTES * step.outputs * (sizes.vocab_size + sizes.width) if gpu_layers else 0
+        logits += _FLOAT_BYTES * step.tokens * 2 * sizes.width if gpu_layers and step.pools else 0
+        computes = bool(layers or sizes.pattern_bytes)
         return max(computes * (activations + masks + states + copies), logits) * 21 // 20
 
     def _split(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> Split:
-        held, kv_on_gpu = self._on_device(gpu_layers), kv_on_gpu and gpu_layers > 0
-        taken = self.taken(gpu_layers, cpu_moe, kv_on_gpu=kv_on_gpu)
-        offload = msgspec.structs.replace(
-            self._asked, gpu_layers=gpu_layers, cpu_moe=cpu_moe, kv_on_gpu=kv_on_gpu
-        )
+        kv_on_gpu = kv_on_gpu and gpu_layers > 0
+        device_bytes = self._device_bytes(gpu_layers, cpu_moe, kv_on_gpu=kv_on_gpu)
+        elsewhere = Elsewhere()
+        if self._device.kind == "gpu":
+            # Embeddings that are also the output are in both memories.
+            weights = min(device_bytes.weights, self._sizes.total_bytes)
+            cell = device_bytes.cells // max(1, self._step.cells)
+            elsewhere = Elsewhere(weights, cell, device_bytes.states)
+        layers = self._on_device(gpu_layers)
         return Split(
-            offload=offload,
+            offload=msgspec.structs.replace(
+                self._offload, gpu_layers=gpu_layers, cpu_moe=cpu_moe, kv_on_gpu=kv_on_gpu
+            ),
             num_layers=self._sizes.num_layers,
-            experts_on_cpu=sum(layer.experts > 0 for number, layer in held if number < cpu_moe),
-            taken=taken,
+            experts_on_cpu=sum(layer.experts > 0 for number, layer in layers if number < cpu_moe),
+            device_bytes=device_bytes,
             cells=self._step.cells,
-            elsewhere=self._elsewhere(taken),
-            beside_bytes=self._sizes.beside_bytes,
+            elsewhere=elsewhere,
+            other_devices_bytes=self._sizes.other_devices_bytes,
         )
-
-    def _elsewhere(self, taken: DeviceBytes) -> Elsewhere:
-        """Embeddings that are also the output are in both memories."""
-        if self._device.kind != "gpu":
-            return Elsewhere()
-        weights = min(taken.weights, self._sizes.total_bytes)
-        return Elsewhere(weights, taken.cells // max(1, self._step.cells), taken.states)
 
     def _fits(self, split: Split) -> bool:
-        return sum(split.taken) <= self._budget
+        return sum(split.device_bytes) <= self._budget_bytes
 
-    def _less(self, wished: Split) -> Split:
-        return next(split for split in self._ever_less(wished) if self._fits(split) or not split.gpu_layers)
+    def _largest_that_fits(self, request: Split) -> Split:
+        smaller = self._smaller_splits(request)
+        return next(split for split in smaller if self._fits(split) or not split.gpu_layers)
 
-    def _ever_less(self, wished: Split) -> Iterator[Split]:
-        kv_on_gpu, experts = bool(wished.offload.kv_on_gpu), wished.offload.cpu_moe
+    def _smaller_splits(self, request: Split) -> Iterator[Split]:
+        kv_on_gpu, cpu_moe = bool(request.offload.kv_on_gpu), request.offload.cpu_moe
         if self._sizes.has_experts:
-            for experts in range(wished.offload.cpu_moe, len(self._sizes.layers) + 1):
-                yield self._split(wished.gpu_layers, experts, kv_on_gpu=kv_on_gpu)
-        for layers in range(wished.gpu_layers, -1, -1):
-            yield self._split(layers, experts, kv_on_gpu=kv_on_gpu)
+            for cpu_moe in range(request.offload.cpu_moe, len(self._sizes.layers) + 1):
+                yield self._split(request.gpu_layers, cpu_moe, kv_on_gpu=kv_on_gpu)
+        for layers in range(request.gpu_layers, -1, -1):
+            yield self._split(layers, cpu_moe, kv_on_gpu=kv_on_gpu)
 
     @property
-    def _unknown(self) -> str:
+    def _unknown_memory(self) -> str:
         return f"{self._device.name} does not tell how much memory it has"
 
-    def _why(self, wished: Split) -> str | None:
-        """Return None for `auto`, which requests whatever fits."""
-        if self._asked.gpu_layers == "auto":
+    def _why_less(self, request: Split) -> str | None:
+        if self._offload.gpu_layers == "auto":  # which requests whatever fits
             return None
         if not self._device.total_bytes:
-            return self._unknown
+            return self._unknown_memory
         return (
-            f"{wished} would take {_gib(sum(wished.taken))} ({wished.taken}), "
-            f"and {self._device.name} has {_gib(self._free)} free, "
+            f"{request} would take {_gib(sum(request.device_bytes))} ({request.device_bytes}), "
+            f"and {self._device.name} has {_gib(self._free_bytes)} free, "
             f"of which {_gib(margin_bytes(self._device))} stay so"
         )
 

@@ -104,14 +104,12 @@ class _RepeatPenalty:
         if self._window.maxlen == 0:
             return
         if len(self._window) == self._window.maxlen:
-            self._forget(self._window[0])
+            oldest = self._window[0]
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
         self._window.append(token)
         self._counts[token] += 1
-
-    def _forget(self, token: int) -> None:
-        self._counts[token] -= 1
-        if not self._counts[token]:
-            del self._counts[token]
 
     def apply(self, logits: Logits) -> None:
         tokens = np.fromiter(self._counts, np.int64, len(self._counts))
@@ -192,7 +190,9 @@ class DryRepetitions:
             self._tokens = np.concatenate([self._tokens, room])
             self._lengths = np.concatenate([self._lengths, room])
         before = self._lengths[: self._count]
-        if self._ends_with_breaker(token):
+        tail, text = self._tail, self._tail + self._piece(token)
+        self._tail = self._end_of(text)
+        if any(text.find(each, max(len(tail) - len(each) + 1, 0)) >= 0 for each in self._breakers):
             before[:] = 0
         else:
             before[1:] = before[:-1] + 1
@@ -211,21 +211,15 @@ class DryRepetitions:
         longest = np.zeros(len(followers), np.int32)
         np.maximum.at(longest, which, lengths)
         for token, length in zip(followers.tolist(), longest.tolist(), strict=True):
-            if length >= max(allowed, 1) and not self._has_breaker(self._piece(token)):
+            if length < max(allowed, 1):
+                continue
+            piece = self._piece(token)
+            if not any(breaker in piece for breaker in self._breakers):
                 above = min(length - allowed, self._most_above)
                 logits[token] -= np.float32(self._penalty.multiplier * self._penalty.base**above)
 
-    def _ends_with_breaker(self, token: int) -> bool:
-        tail, piece = self._tail, self._piece(token)
-        text = tail + piece
-        self._tail = self._end_of(text)
-        return any(text.find(each, max(len(tail) - len(each) + 1, 0)) >= 0 for each in self._breakers)
-
     def _end_of(self, text: bytes) -> bytes:
         return text[max(len(text) - self._longest + 1, 0) :]
-
-    def _has_breaker(self, text: bytes) -> bool:
-        return any(breaker in text for breaker in self._breakers)
 
 
 def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:

@@ -68,7 +68,7 @@ def above(logits: Logits, floor: float) -> Tokens:
     return np.flatnonzero(logits > floor).astype(np.int32)
 
 
-def of_the_best(logits: Logits, count: int) -> Tokens:
+def best_tokens(logits: Logits, count: int) -> Tokens:
     """Return the `count` best tokens, and perhaps others, bounded by the maxima of groups."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
@@ -89,24 +89,18 @@ def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
     logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
-    tokens = _heaviest(weights, wanted)
+    for depth in (*_DEPTHS, math.inf):  # few tokens, so that sorting them is cheap
+        tokens = above(weights, math.exp(-depth))
+        if weights[tokens].sum(dtype=np.float64) >= wanted:
+            break
     heavy = weights[tokens]
     heaviest = np.sort(heavy)[::-1]
     count = int(heaviest.cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     least = heaviest[min(count, len(heaviest)) - 1]
-    kept = heavy >= least
-    tokens, heavy = tokens[kept], heavy[kept]
+    is_inside = heavy >= least
+    tokens, heavy = tokens[is_inside], heavy[is_inside]
     excess = len(tokens) - count
     return np.delete(tokens, np.flatnonzero(heavy == least)[-excess:]) if excess > 0 else tokens
-
-
-def _heaviest(weights: Logits, wanted: float) -> Tokens:
-    """Few tokens, so that sorting them is cheap."""
-    for depth in _DEPTHS:
-        tokens = above(weights, math.exp(-depth))
-        if weights[tokens].sum(dtype=np.float64) >= wanted:
-            return tokens
-    return above(weights, 0.0)
 
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -118,7 +112,7 @@ _NEGLIGIBLE = 80.0
 _ROUNDING = 1e-3
 
 
-class KeptCandidates(NamedTuple):
+class Survivors(NamedTuple):
     tokens: Tokens
     logits: Logits
 
@@ -131,7 +125,7 @@ class Candidates:
         self._records = np.zeros(vocab_size, _CANDIDATE)
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
-    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> KeptCandidates:
+    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
         """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
@@ -139,7 +133,7 @@ class Candidates:
         array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
         llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
         left = self._records[: array.size]
-        return KeptCandidates(left["id"].copy(), left["logit"].copy())
+        return Survivors(left["id"].copy(), left["logit"].copy())
 
 
 class Truncation(NativeObject):
@@ -150,10 +144,17 @@ class Truncation(NativeObject):
         super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
         self._scratch = scratch
         self._sampling = sampling
-        for sampler in _samplers(sampling):
+        samplers = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
+        is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
+        samplers += [
+            llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
+            llama_cpp.llama_sampler_init_top_p(1.0 if is_nucleus else sampling.top_p, _MIN_KEEP),
+            llama_cpp.llama_sampler_init_min_p(sampling.min_p, _MIN_KEEP),
+        ]
+        for sampler in samplers:  # the chain owns them; inactive parameters change nothing
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
-    def apply(self, logits: Logits) -> KeptCandidates:
+    def apply(self, logits: Logits) -> Survivors:
         """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
         return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
@@ -165,35 +166,19 @@ def truncates(sampling: Sampling) -> bool:
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
     if sampling.top_k is not None:
-        tokens = of_the_best(logits, sampling.top_k)
-        return tokens[logits[tokens] > _negligible(logits)] if sampling.typical_p < 1 else tokens
+        tokens = best_tokens(logits, sampling.top_k)
+        return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens
     if sampling.typical_p < 1:
-        return above(logits, _negligible(logits))
+        return above(logits, _below(logits, _NEGLIGIBLE))
     if sampling.top_p < 1:
         return nucleus(logits, sampling.top_p, scratch)
     return above(logits, _below(logits, _ROUNDING - math.log(sampling.min_p)))
-
-
-def _negligible(logits: Logits) -> float:
-    return _below(logits, _NEGLIGIBLE)
 
 
 def _below(logits: Logits, depth: float) -> float:
     """Large float32 have no small steps, but the result is always below the largest."""
     largest = logits.max()
     return float(min(largest - np.float32(depth), np.nextafter(largest, np.float32(-np.inf))))
-
-
-def _samplers(sampling: Sampling) -> list[object]:
-    """The chain owns them. Inactive parameters change nothing."""
-    top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
-    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
-    return [
-        *top_k,
-        llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
-        llama_cpp.llama_sampler_init_top_p(1.0 if is_nucleus else sampling.top_p, _MIN_KEEP),
-        llama_cpp.llama_sampler_init_min_p(sampling.min_p, _MIN_KEEP),
-    ]
 
 
 _MASK = 2**64 - 1
@@ -219,16 +204,11 @@ def _splitmix64(state: int) -> int:
 def draw(logits: Logits, temperature: float, chance: float, scratch: Scratch) -> int:
     """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
     largest logit must be finite."""
-    if len(logits) <= _FEW:
-        return _one_of_a_few(logits.astype(np.float64), temperature, chance)
+    if len(logits) <= _FEW:  # half of the overhead, and nothing overflows
+        exact = logits.astype(np.float64)
+        sums = np.exp((exact - exact.max()) / max(temperature, COLDEST)).cumsum()
+        return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
     return _index_at(scratch.weights(logits, max(temperature, COLDEST)), chance)
-
-
-def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
-    """Half of the overhead for few tokens. Nothing overflows float32."""
-    weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
-    sums = weights.cumsum()
-    return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
 
 
 def _index_at(weights: Logits, chance: float) -> int:
@@ -256,17 +236,10 @@ class BadLogits(ServerError):
     """Logits have NaN, or nothing above minus infinity."""
 
 
-def _log_sum_exp(logits: Logits, scratch: Scratch) -> float:
-    largest = logits.max()
-    if not np.isfinite(largest):
-        raise BadLogits(f"The largest logit is {largest}.")
-    return float(largest) + math.log(_block_sums(scratch.weights(logits)).sum(dtype=np.float64))
-
-
 def _best(logits: Logits, count: int) -> list[int]:
     if count == 0:
         return []
-    found = of_the_best(logits, count)
+    found = best_tokens(logits, count)
     if len(found) < count:  # others are at -inf
         found = np.arange(len(logits), dtype=np.int32)
     return [int(token) for token in found[np.argsort(-logits[found], kind="stable")[:count]]]
@@ -324,7 +297,12 @@ class Sampler:
             self._adjustments.apply(adjusted)
             adjusted = finite(adjusted)
         if allowed is not None:
-            adjusted = _masked(adjusted, logits, allowed, self._scratch)
+            masked = self._scratch.masked(adjusted, allowed)
+            if not masked.max() > -np.inf:  # the grammar overrides parameters that forbid all it allows
+                masked = self._scratch.masked(logits, allowed)
+                if not masked.max() > -np.inf:
+                    masked = self._scratch.masked(np.zeros_like(logits), allowed)
+            adjusted = masked
         if adjusted is not logits:
             still_best = int(adjusted.argmax())
             if adjusted[still_best] == -np.inf:
@@ -344,7 +322,11 @@ class Sampler:
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
         """Return the log-probabilities of the token, the `num_top` best and those in `also`, before
         adjustments. Raises `BadLogits`."""
-        offset = _log_sum_exp(logits, self._scratch)
+        largest = logits.max()
+        if not np.isfinite(largest):
+            raise BadLogits(f"The largest logit is {largest}.")
+        weights = self._scratch.weights(logits)
+        offset = float(largest) + math.log(_block_sums(weights).sum(dtype=np.float64))
         top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
         return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
 
@@ -359,15 +341,14 @@ class Sampler:
             logits = within_sigmas(logits, self._sampling.top_n_sigma)
         if self._truncation is None and not self._excludes_top_choices:
             return draw(logits, temperature, chance, self._scratch)
-        survivors = _all(logits) if self._truncation is None else self._truncation.apply(logits)
+        if self._truncation is None:
+            tokens = above(logits, -math.inf)
+            survivors = Survivors(tokens, logits[tokens])
+        else:
+            survivors = self._truncation.apply(logits)
         if self._excludes_top_choices:
             survivors = without_top_choices(survivors, self._sampling.xtc_threshold)
         return int(survivors.tokens[draw(survivors.logits, temperature, chance, self._scratch)])
-
-
-def _all(logits: Logits) -> KeptCandidates:
-    tokens = above(logits, -math.inf)
-    return KeptCandidates(tokens, logits[tokens])
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
@@ -377,15 +358,15 @@ def within_sigmas(logits: Logits, sigmas: float) -> Logits:
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
-def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidates:
+def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
     """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
-    weights = np.exp(kept.logits.astype(np.float64) - float(kept.logits.max()))
+    weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
-        return kept
+        return candidates
     tops = np.flatnonzero(is_top)
-    is_top[tops[np.argmin(kept.logits[tops])]] = False
-    return KeptCandidates(kept.tokens[~is_top], kept.logits[~is_top])
+    is_top[tops[np.argmin(candidates.logits[tops])]] = False
+    return Survivors(candidates.tokens[~is_top], candidates.logits[~is_top])
 
 
 def finite(adjusted: Logits) -> Logits:
@@ -395,12 +376,3 @@ def finite(adjusted: Logits) -> Logits:
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
     return np.nan_to_num(adjusted, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
-
-
-def _masked(adjusted: Logits, logits: Logits, allowed: Allowed, scratch: Scratch) -> Logits:
-    """The grammar overrides parameters that forbid everything it allows."""
-    for preferred in (adjusted, logits):
-        masked = scratch.masked(preferred, allowed)
-        if masked.max() > -np.inf:
-            return masked
-    return scratch.masked(np.zeros_like(logits), allowed)

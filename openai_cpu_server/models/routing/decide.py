@@ -65,21 +65,21 @@ class RouteDecision(msgspec.Struct, frozen=True):
 
 
 def by_rules(
-    rules: Sequence[Rule], asked: RouterInput, num_tokens: Callable[[], int]
+    rules: Sequence[Rule], facts: RouterInput, num_tokens: Callable[[], int]
 ) -> tuple[int, Rule] | None:
     """Return the first rule that holds, with its number from 1. `num_tokens` counts the prompt's tokens."""
     for number, rule in enumerate(rules, start=1):
-        if _holds(rule, asked, num_tokens):
+        if _holds(rule, facts, num_tokens):
             return number, rule
     return None
 
 
-def _holds(rule: Rule, asked: RouterInput, num_tokens: Callable[[], int]) -> bool:
-    if rule.tools is not None and rule.tools != asked.has_tools:
+def _holds(rule: Rule, facts: RouterInput, num_tokens: Callable[[], int]) -> bool:
+    if rule.tools is not None and rule.tools != facts.has_tools:
         return False
-    if rule.schema is not None and rule.schema != asked.has_schema:
+    if rule.schema is not None and rule.schema != facts.has_schema:
         return False
-    if rule.max_tokens_over is not None and (asked.max_tokens or 0) <= rule.max_tokens_over:
+    if rule.max_tokens_over is not None and (facts.max_tokens or 0) <= rule.max_tokens_over:
         return False
     return rule.prompt_tokens_over is None or num_tokens() > rule.prompt_tokens_over
 
@@ -123,14 +123,8 @@ def verdict(cascade: Cascade, answers: list[JudgedAnswer]) -> RouteDecision:
     """Return the small route if all answers are good enough, else the large one."""
     if any(answer.has_form and answer.finish is FinishReason.LENGTH for answer in answers):
         return RouteDecision(cascade.large, RouteReason.CUT, "the answer was cut")
-    worst = min(map(_mean, answers))
-    said = f"mean_logprob={worst:.2f}"
+    worst = min(sum(one.logprobs) / len(one.logprobs) if one.logprobs else float("-inf") for one in answers)
+    why = f"mean_logprob={worst:.2f}"
     if worst < cascade.mean_logprob:
-        return RouteDecision(cascade.large, RouteReason.UNSURE, said)
-    return RouteDecision(cascade.small, RouteReason.SURE, said)
-
-
-def _mean(answer: JudgedAnswer) -> float:
-    if not answer.logprobs:
-        return float("-inf")
-    return sum(answer.logprobs) / len(answer.logprobs)
+        return RouteDecision(cascade.large, RouteReason.UNSURE, why)
+    return RouteDecision(cascade.small, RouteReason.SURE, why)

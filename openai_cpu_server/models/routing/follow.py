@@ -34,23 +34,23 @@ class RoutedCall(NamedTuple):
 
 
 async def follow(
-    models: ModelRegistry, router: ModelRouter, asked: RouterInput, who: RouterCaller, name: str
+    models: ModelRegistry, router: ModelRouter, facts: RouterInput, caller: RouterCaller, name: str
 ) -> RoutedCall:
     """Follow routers to a model. A caller who may use a router may use its targets. Raises ModelNotFound,
     WrongModelKind or EngineUnavailable only if a target itself does."""
-    said: list[str] = []
+    reasons: list[str] = []
     while True:
         decision = await router.decide(
-            asked,
-            who,
+            facts,
+            caller,
             model_of=lambda name: models.choose(name, None).model,
             count=partial(_count, models, router),
         )
-        said.append(f"{decision.route}: {decision.why}")
+        reasons.append(f"{decision.route}: {decision.why}")
         target = router.options.routes[decision.route]
         following = models.router(target, None)
         if following is None:
-            return _routed(models, router, decision, target, name, "; ".join(said))
+            return _routed(models, router, decision, target, name, "; ".join(reasons))
         router = following
 
 
@@ -70,11 +70,11 @@ def _routed(
     return RoutedCall(name, chosen, decision.reason, why, cascade, larger)
 
 
-def _count(models: ModelRegistry, router: ModelRouter, asked: RouterInput) -> int:
+def _count(models: ModelRegistry, router: ModelRouter, facts: RouterInput) -> int:
     """Count by the tokenizer of the router's default route."""
     target = router.options.routes[router.options.otherwise]
     while (following := models.router(target, None)) is not None:
         target = following.options.routes[following.options.otherwise]
     tokenizer = models.choose(target, None).model.tokenizer
-    read = tokenizer.encode_all(asked.texts, add_special=False, parse_special=False)
-    return asked.given_tokens + sum(map(len, read))
+    read = tokenizer.encode_all(facts.texts, add_special=False, parse_special=False)
+    return facts.given_tokens + sum(map(len, read))

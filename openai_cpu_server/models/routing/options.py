@@ -108,7 +108,7 @@ Kinds = Mapping[str, "ModelKind | None"]
 def problem(routers: Sequence[RouterOptions], kinds: Kinds) -> str | None:
     """Return the first error in one line, or None."""
     by_name = {name: router for router in routers for name in router.names}
-    return next((said for router in routers for said in _problems(router, by_name, kinds)), None)
+    return next((error for router in routers for error in _problems(router, by_name, kinds)), None)
 
 
 def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds: Kinds) -> Iterator[str]:
@@ -118,7 +118,11 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
             if isinstance(router.way, Cascade):
                 yield f"{here}: {route} = {target!r} is a router, and a cascade needs models"
             continue
-        yield from _wrong_model(f"{here}: {route} =", target, ModelKind.GENERATES, kinds)
+        base = (
+            target if target in kinds else target.rpartition(":")[0]
+        )  # adapters come and go: it may be one's
+        name = base if base in kinds else target
+        yield from _no_plain_model(f"{here}: {route} =", name, ModelKind.GENERATES, kinds)
     if isinstance(router.way, Classifier):
         yield from _no_plain_model(
             f"{here}: classifier.model =", router.way.model, ModelKind.GENERATES, kinds
@@ -127,11 +131,6 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
         yield from _no_plain_model(f"{here}: examples.model =", router.way.model, ModelKind.EMBEDS, kinds)
     if (loop := _loop(router, by_name, ())) is not None:
         yield f"{here}: {' -> '.join(loop)} is a loop"
-
-
-def _wrong_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:
-    base = name if name in kinds else name.rpartition(":")[0]  # adapters come and go: it may be one's name
-    yield from _no_plain_model(where, name if base not in kinds else base, wanted, kinds)
 
 
 def _no_plain_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:

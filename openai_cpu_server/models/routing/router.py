@@ -57,10 +57,10 @@ class RouterCaller(msgspec.Struct, frozen=True):
 
 
 async def classified(
-    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: RouterCaller
+    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, caller: RouterCaller
 ) -> str:
     """Return the route that the model names. Raises ServerError."""
-    question = await asyncio.to_thread(_question, model, options, routes, request, who)
+    question = await asyncio.to_thread(_question, model, options, routes, request, caller)
     texts = []
     async with model.engine.generate([question]) as generation:
         async for event in generation:
@@ -69,7 +69,7 @@ async def classified(
 
 
 def _question(
-    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: RouterCaller
+    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, caller: RouterCaller
 ) -> GenerationRequest:
     model.loaded()
     text = options.prompt.replace("{request}", _shortened(request))
@@ -86,10 +86,10 @@ def _question(
         borders=prompt.borders,
         max_tokens=max(map(len, names)) + _SPARE_TOKENS,
         sampling=Sampling(seed=0, temperature=0),
-        priority=who.priority,
-        client=who.client,
-        account=who.account,
-        group=who.group,
+        priority=caller.priority,
+        client=caller.client,
+        account=caller.account,
+        group=caller.group,
         route="route",
         constraint=Constraint(grammar=grammar.lark),
     )
@@ -100,26 +100,31 @@ class ExampleRows:
 
     def __init__(self, options: Examples) -> None:
         self._texts = tuple(text for _, text in options.texts)
-        self._known: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
+        self._tasks: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
 
     async def of(self, model: ServedModel) -> Rows:
         """Return the embeddings. Cancelling a caller does not cancel the computation that others wait for.
         Raises ServerError."""
-        task = self._known.get(model)
-        if task is None or _has_failed(task):
-            who = RouterCaller(Priority.INTERACTIVE, "")
-            task = asyncio.create_task(embedded(model, self._texts, who))
-            self._known[model] = task
+        task = self._tasks.get(model)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            caller = RouterCaller(Priority.INTERACTIVE, "")
+            task = asyncio.create_task(embedded(model, self._texts, caller))
+            self._tasks[model] = task
         return await asyncio.shield(task)
 
 
-async def embedded(model: ServedModel, texts: tuple[str, ...], who: RouterCaller) -> Rows:
+async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
     """Embed texts as rows (texts, numbers), cutting long ones. Raises ServerError."""
-    request = await asyncio.to_thread(_embed_request, model, texts, who)
-    return await _rows(model, request)
+
+    def tokenized() -> list[tuple[int, ...]]:
+        limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
+        inputs = [_embedder_tokens(model, _shortened(text)) for text in texts]
+        return [one if len(one) <= limit else (*one[: limit - len(end)], *end) for one in inputs]
+
+    return await _rows(model, await asyncio.to_thread(tokenized), caller)
 
 
-async def embedded_whole(model: ServedModel, text: str, who: RouterCaller) -> Rows | None:
+async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Rows | None:
     """Embed a text as one row, or return None if it is too long or has words outside the vocabulary.
     Raises ServerError."""
     if len(text) > _MOST_CHARS:
@@ -128,37 +133,25 @@ async def embedded_whole(model: ServedModel, text: str, who: RouterCaller) -> Ro
     tokens = await asyncio.to_thread(_embedder_tokens, model, text)
     if not 0 < len(tokens) <= limit or _UNKNOWN in model.tokenizer.decode(list(tokens), special=True):
         return None
-    return await _rows(model, _request_of([tokens], who))
+    return await _rows(model, [tokens], caller)
 
 
-async def _rows(model: ServedModel, request: EmbedRequest) -> Rows:
+async def _rows(model: ServedModel, inputs: Sequence[tuple[int, ...]], caller: RouterCaller) -> Rows:
+    request = EmbedRequest(
+        id=f"route-{secrets.token_hex(12)}",
+        inputs=tuple(inputs),
+        priority=caller.priority,
+        client=caller.client,
+        group=caller.group,
+        route="route",
+    )
     async with model.engine.embed(request) as embedding:
         vectors = await embedding.vectors()
-    return np.frombuffer(vectors, np.float32).reshape(len(request.inputs), -1)
-
-
-def _embed_request(model: ServedModel, texts: tuple[str, ...], who: RouterCaller) -> EmbedRequest:
-    limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
-    inputs = []
-    for text in texts:
-        tokens = _embedder_tokens(model, _shortened(text))
-        inputs.append(tokens if len(tokens) <= limit else (*tokens[: limit - len(end)], *end))
-    return _request_of(inputs, who)
+    return np.frombuffer(vectors, np.float32).reshape(len(inputs), -1)
 
 
 def _embedder_tokens(model: ServedModel, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer.encode(text, add_special=True, parse_special=False))
-
-
-def _request_of(inputs: Sequence[tuple[int, ...]], who: RouterCaller) -> EmbedRequest:
-    return EmbedRequest(
-        id=f"route-{secrets.token_hex(12)}",
-        inputs=tuple(inputs),
-        priority=who.priority,
-        client=who.client,
-        group=who.group,
-        route="route",
-    )
 
 
 def _shortened(text: str) -> str:
@@ -167,10 +160,6 @@ def _shortened(text: str) -> str:
         return text
     half = _MOST_CHARS // 2
     return f"{text[:half]}\n...\n{text[-half:]}"
-
-
-def _has_failed(task: asyncio.Task[Rows]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 ModelOf = Callable[[str], ServedModel]
@@ -200,53 +189,53 @@ class ModelRouter:
         return self.options.way if isinstance(self.options.way, Cascade) else None
 
     async def decide(
-        self, asked: RouterInput, who: RouterCaller, *, model_of: ModelOf, count: CountTokens
+        self, facts: RouterInput, caller: RouterCaller, *, model_of: ModelOf, count: CountTokens
     ) -> RouteDecision:
         """Choose a route. A cascade chooses its small route if that is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
-            return await asyncio.to_thread(self._by_rules, way, asked, count)
+            rule = await asyncio.to_thread(by_rules, way.rules, facts, lambda: count(facts))
+            if rule is None:
+                return self._otherwise("no rule holds")
+            return RouteDecision(rule[1].route, RouteReason.RULE, f"rule {rule[0]}")
         if isinstance(way, Shares):
-            return self._by_share(way, asked)
+            label = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}[
+                way.sticky
+            ]
+            draw = sticky_draw(self.name, label) if label else random.random()
+            why = "share" + (" (sticky)" if label else "")
+            return RouteDecision(by_share(way, draw), RouteReason.SHARE, why)
         if isinstance(way, Cascade):
-            return _begin(way, asked)
+            if facts.stream and way.when_streaming is WhenStreaming.LARGE:
+                return RouteDecision(way.large, RouteReason.STREAM, "a stream")
+            if facts.max_tokens == 0:
+                return RouteDecision(way.large, RouteReason.OTHERWISE, "there is no output to judge")
+            return RouteDecision(way.small, RouteReason.SURE, TO_BE_JUDGED)
         try:
-            return await asyncio.wait_for(self._by_asking(way, asked, who, model_of), way.timeout_s)
+            return await asyncio.wait_for(self._by_asking(way, facts, caller, model_of), way.timeout_s)
         except (ServerError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer within {way.timeout_s:g} s"
             return RouteDecision(self.options.otherwise, RouteReason.UNAVAILABLE, f"{way.model}: {reason}")
 
-    def _by_rules(self, way: Rules, asked: RouterInput, count: CountTokens) -> RouteDecision:
-        found = by_rules(way.rules, asked, lambda: count(asked))
-        if found is None:
-            return self._otherwise("no rule holds")
-        number, rule = found
-        return RouteDecision(rule.route, RouteReason.RULE, f"rule {number}")
-
-    def _by_share(self, way: Shares, asked: RouterInput) -> RouteDecision:
-        label = {Stickiness.USER: asked.user, Stickiness.KEY: asked.key, Stickiness.NOBODY: ""}[way.sticky]
-        draw = sticky_draw(self.name, label) if label else random.random()
-        return RouteDecision(by_share(way, draw), RouteReason.SHARE, "share" + (" (sticky)" if label else ""))
-
     async def _by_asking(
-        self, way: Classifier | Examples, asked: RouterInput, who: RouterCaller, model_of: ModelOf
+        self, way: Classifier | Examples, facts: RouterInput, caller: RouterCaller, model_of: ModelOf
     ) -> RouteDecision:
-        if not asked.request:
+        if not facts.request:
             return self._otherwise("there is no text")
         model = model_of(way.model)
         if isinstance(way, Examples):
-            return await self._by_example(way, asked, who, model)
-        route = await classified(model, way, tuple(self.options.routes), asked.request, who)
+            return await self._by_example(way, facts, caller, model)
+        route = await classified(model, way, tuple(self.options.routes), facts.request, caller)
         if route not in self.options.routes:
             return self._otherwise(f"{way.model} has named no route")
         return RouteDecision(route, RouteReason.CLASSIFIED, f"{way.model} says so")
 
     async def _by_example(
-        self, way: Examples, asked: RouterInput, who: RouterCaller, model: ServedModel
+        self, way: Examples, facts: RouterInput, caller: RouterCaller, model: ServedModel
     ) -> RouteDecision:
         assert self._examples is not None
         examples = await self._examples.of(model)
-        index, similarity = nearest(examples, await embedded(model, (asked.request,), who))
+        index, similarity = nearest(examples, await embedded(model, (facts.request,), caller))
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")
         route = way.texts[index][0]
@@ -256,11 +245,3 @@ class ModelRouter:
 
     def _otherwise(self, why: str) -> RouteDecision:
         return RouteDecision(self.options.otherwise, RouteReason.OTHERWISE, why)
-
-
-def _begin(way: Cascade, asked: RouterInput) -> RouteDecision:
-    if asked.stream and way.when_streaming is WhenStreaming.LARGE:
-        return RouteDecision(way.large, RouteReason.STREAM, "a stream")
-    if asked.max_tokens == 0:
-        return RouteDecision(way.large, RouteReason.OTHERWISE, "there is no output to judge")
-    return RouteDecision(way.small, RouteReason.SURE, TO_BE_JUDGED)

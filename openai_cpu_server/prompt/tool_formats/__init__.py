@@ -5,26 +5,26 @@ call is reported as content."""
 from __future__ import annotations
 
 from openai_cpu_server.prompt.template import PromptTemplate
+from openai_cpu_server.prompt.tool_formats.form import ToolFormat as ToolFormat
 from openai_cpu_server.prompt.tool_formats.forms import FORMS, GENERIC
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader as HarmonyReader
 from openai_cpu_server.prompt.tool_formats.patterns import CallArguments as CallArguments
 from openai_cpu_server.prompt.tool_formats.patterns import CallBegin as CallBegin
 from openai_cpu_server.prompt.tool_formats.patterns import Spelling as Spelling
+from openai_cpu_server.prompt.tool_formats.reader import INPUT as INPUT
 from openai_cpu_server.prompt.tool_formats.reader import Callee as Callee
 from openai_cpu_server.prompt.tool_formats.reader import CallText as CallText
 from openai_cpu_server.prompt.tool_formats.reader import Content as Content
 from openai_cpu_server.prompt.tool_formats.reader import OutputReader as OutputReader
 from openai_cpu_server.prompt.tool_formats.reader import Parameter as Parameter
 from openai_cpu_server.prompt.tool_formats.reader import Part as Part
+from openai_cpu_server.prompt.tool_formats.reader import TextCallReader as TextCallReader
 from openai_cpu_server.prompt.tool_formats.reader import TextReader as TextReader
 from openai_cpu_server.prompt.tool_formats.reader import ThinkingText as ThinkingText
-from openai_cpu_server.prompt.tool_formats.reader import ToolFormat as ToolFormat
 from openai_cpu_server.prompt.tool_formats.reader import WrittenCall as WrittenCall
-from openai_cpu_server.prompt.tool_formats.text_calls import INPUT as INPUT
-from openai_cpu_server.prompt.tool_formats.text_calls import TextCallReader as TextCallReader
 
-_TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat())
+_TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat("harmony"))
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}
 
 

@@ -26,6 +26,7 @@ from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     HeadGate,
     MarkerGate,
+    OutputReader,
     RawNames,
     ToolReader,
     WrittenCall,
@@ -48,11 +49,12 @@ class CallIds(enum.Enum):
     NAMED = "the function's name and the call's number in its message"
 
 
-class CallForm(msgspec.Struct, frozen=True):
+class ToolFormat(msgspec.Struct, frozen=True):
     """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments,
-    `tail`."""
+    `tail`. Grammars are GBNF: the root's expression, then lines of rules."""
 
     name: str
+    """Value of `--tool-format`."""
     head: Pattern = json_head()
     """By default a JSON object together with `tail`."""
     tail: Pattern = JSON_TAIL
@@ -71,31 +73,39 @@ class CallForm(msgspec.Struct, frozen=True):
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
     replaces_template: bool = False
+    """True if tools and calls are described in words, even if the template could show them."""
 
     @property
     def text_end(self) -> str:
+        """Mark that ends raw text in a call, or "" for JSON strings."""
         return "" if self.parameters is None or self.parameters.is_python else self.parameters.raw_end
 
     @property
     def splits_parameters(self) -> bool:
+        """False if the arguments are one JSON object."""
         return self.parameters is not None
 
     def announces(self, spelling: Spelling) -> bool:
+        """Return True if a control token distinguishes calls from text."""
         return bool(self.marker) and spelling.control_token(self.marker) is not None
 
     def recognises(self, template: str) -> bool:
+        """Return True if a template's source teaches this format."""
         is_taught = bool(self.signs) and all(re.search(sign, template) for sign in self.signs)
         return is_taught and not any(re.search(other, template) for other in self.others)
 
     # Grammar
 
     def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+        """Return the grammar from the marker to the output's end."""
         calls, rules = self._calls(callees, spelling, several=several)
         return f"{calls}\n{rules}"
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
+        """Return the grammar of an output. `answer`: rule of other text, "" for any text, or None if there
+        must be calls."""
         calls, rules = self._calls(callees, spelling, several=several)
         begin = spelling.literal(self.marker)
         if self.prelude and spelling.control_token(self.prelude) is not None:
@@ -106,12 +116,8 @@ class CallForm(msgspec.Struct, frozen=True):
         if answer:
             return f"{answer} | {calls}\n{rules}"
         # The first character decides; nothing at all is an answer, too.
-        first = self._beginning[0].replace("[", r"\[")
+        first = text_of((self.marker, *self.opening, *self.head))[0].replace("[", r"\[")
         return f"({calls} | free-text)?\nfree-text ::= [^\\x00{first}] [^\\x00]*\n{rules}"
-
-    @property
-    def _beginning(self) -> str:
-        return text_of((self.marker, *self.opening, *self.head))
 
     def _calls(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> tuple[str, str]:
         names = [f"call-{index}" for index in range(len(callees))]
@@ -138,6 +144,7 @@ class CallForm(msgspec.Struct, frozen=True):
         return [" ".join(f"call-{index} ::= head-{index} {arguments} call-end".split()), head, *rules]
 
     def names_parameter(self, name: str) -> bool:
+        """Return True if a parameter of this name can be written and read again."""
         return self.parameters is None or self.parameters.names(name)
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
@@ -148,15 +155,15 @@ class CallForm(msgspec.Struct, frozen=True):
     # Text
 
     def written(self, calls: Sequence[WrittenCall]) -> str:
-        inner = text_of(self.between).join(self._written(*each) for each in enumerate(calls))
+        texts = []
+        for index, call in enumerate(calls):
+            write = to_json if self.parameters is None else self.parameters.text
+            texts.append(text_of(self.head, call.name, index) + write(call.arguments) + text_of(self.tail))
+        inner = text_of(self.between).join(texts)
         return self.marker + text_of(self.opening) + inner + text_of(self.closing)
 
-    def _written(self, index: int, call: WrittenCall) -> str:
-        of = self.parameters
-        arguments = to_json(call.arguments) if of is None else of.text(call.arguments)
-        return text_of(self.head, call.name, index) + arguments + text_of(self.tail)
-
     def history_id(self, call_id: str, name: str, index: int) -> str:
+        """Return the id of an earlier call in the shape of the family's templates."""
         if self.ids is CallIds.NAMED:
             return f"functions.{name}:{index}"
         if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):
@@ -165,7 +172,8 @@ class CallForm(msgspec.Struct, frozen=True):
 
     # Reading
 
-    def reader(self, functions: RawNames, *, at_start: bool = False) -> ToolReader:
+    def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
+        """Return a reader. With `at_start` the output begins with calls or has none."""
         if self.marker:
             gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)
             return ToolReader(gate, self._scanner(functions))

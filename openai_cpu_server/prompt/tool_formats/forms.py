@@ -6,16 +6,16 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.form import JSON_TAIL, CallForm, CallIds, json_head
+from openai_cpu_server.prompt.tool_formats.form import JSON_TAIL, CallIds, ToolFormat, json_head
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters
 from openai_cpu_server.prompt.tool_formats.patterns import Pattern, PatternSlot
 
 _NAME = PatternSlot.NAME
 _LIST_COMMA: Pattern = (",", PatternSlot.GAP)
-_LISTED = partial(CallForm, opening=("[",), between=_LIST_COMMA)
+_LISTED = partial(ToolFormat, opening=("[",), between=_LIST_COMMA)
 _TOOL_CALL, _FUNCTION, _ARG_KEY = "<tool_call>", "<function=", "<arg_key>"
 
-_HERMES = CallForm(
+_HERMES = ToolFormat(
     "hermes",
     marker=_TOOL_CALL,
     head=("\n", *json_head()),
@@ -24,7 +24,7 @@ _HERMES = CallForm(
     signs=(_TOOL_CALL, r'"arguments\\*"'),
     others=(_FUNCTION, _ARG_KEY),
 )
-_MISTRAL_ARGS = CallForm(
+_MISTRAL_ARGS = ToolFormat(
     "mistral-args",
     marker="[TOOL_CALLS]",
     head=(_NAME, "[ARGS]"),
@@ -51,8 +51,8 @@ _PYTHONIC = _LISTED(
 )
 GENERIC = msgspec.structs.replace(_HERMES, name="generic", signs=(), others=(), replaces_template=True)
 """For templates that know no tools, or use an unknown format."""
-FORMS: tuple[CallForm, ...] = (
-    CallForm(
+FORMS: tuple[ToolFormat, ...] = (
+    ToolFormat(
         "demo",
         marker="<|tool_call|>",
         between=("\n",),
@@ -60,7 +60,7 @@ FORMS: tuple[CallForm, ...] = (
         others=(r"<\|start_of_role\|>", r"<\|/?tool\|>"),
     ),
     _HERMES,
-    CallForm(
+    ToolFormat(
         "llama3",
         prelude="<|python_tag|>",
         head=json_head("parameters"),
@@ -70,7 +70,7 @@ FORMS: tuple[CallForm, ...] = (
     ),
     _PYTHONIC,
     # Up to tokenizer version 7.
-    CallForm(
+    ToolFormat(
         "mistral",
         marker="[TOOL_CALLS]",
         opening=(PatternSlot.GAP, "["),
@@ -88,7 +88,7 @@ FORMS: tuple[CallForm, ...] = (
         signs=(*_MISTRAL_ARGS.signs, r"\[CALL_ID\]"),
         others=(),
     ),
-    CallForm(
+    ToolFormat(
         "qwen3-coder",
         marker=_TOOL_CALL,
         head=("\n<function=", _NAME, ">\n"),
@@ -103,7 +103,7 @@ FORMS: tuple[CallForm, ...] = (
         signs=(_TOOL_CALL, _FUNCTION, "<parameter="),
         others=("<seed:tool_call>",),
     ),
-    CallForm(
+    ToolFormat(
         "glm",
         marker=_TOOL_CALL,
         head=(_NAME, PatternSlot.LINE),
@@ -117,7 +117,7 @@ FORMS: tuple[CallForm, ...] = (
         ),
         signs=(_TOOL_CALL, _ARG_KEY),
     ),
-    CallForm(
+    ToolFormat(
         "deepseek",
         marker="<｜tool▁calls▁begin｜>",
         head=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", _NAME, "\n```json\n"),
@@ -126,7 +126,7 @@ FORMS: tuple[CallForm, ...] = (
         closing=("<｜tool▁calls▁end｜>",),
         signs=("<｜tool▁call▁begin｜>", "```json"),
     ),
-    CallForm(
+    ToolFormat(
         "deepseek-v3.1",
         marker="<｜tool▁calls▁begin｜>",
         head=("<｜tool▁call▁begin｜>", _NAME, "<｜tool▁sep｜>"),
@@ -149,21 +149,21 @@ FORMS: tuple[CallForm, ...] = (
         signs=(r"<\|/tool\|>",),
         others=(r"<\|tool_call\|>",),
     ),
-    CallForm(
+    ToolFormat(
         "phi4-tags",
         marker="<|tool_call|>",
         tail=(*JSON_TAIL, "<|/tool_call|>"),
         between=("<|tool_call|>",),
         signs=(r"<\|/tool\|>", r"<\|/tool_call\|>"),
     ),
-    CallForm(
+    ToolFormat(
         "functools",
         marker="functools[",
         between=_LIST_COMMA,
         closing=("]",),
         signs=(r"functools\[",),
     ),
-    CallForm(
+    ToolFormat(
         "functiongemma",
         marker="<start_function_call>",
         head=("call:", _NAME, "{"),
@@ -174,7 +174,7 @@ FORMS: tuple[CallForm, ...] = (
         ),
         signs=("<start_function_call>",),
     ),
-    CallForm(
+    ToolFormat(
         "gemma4",
         marker="<|tool_call>",
         head=("call:", _NAME, "{"),
@@ -185,7 +185,7 @@ FORMS: tuple[CallForm, ...] = (
         ),
         signs=(r"<\|tool_call>",),
     ),
-    CallForm(
+    ToolFormat(
         "kimi",
         marker="<|tool_calls_section_begin|>",
         head=("<|tool_call_begin|>functions.", _NAME, ":", PatternSlot.INDEX, "<|tool_call_argument_begin|>"),
@@ -215,7 +215,7 @@ FORMS: tuple[CallForm, ...] = (
         closing=("]<|tools_suffix|>",),
         signs=(r"<\|tools_prefix\|>",),
     ),
-    CallForm(
+    ToolFormat(
         "seed-oss",
         marker="<seed:tool_call>",
         head=("\n<function=", _NAME, ">\n"),
@@ -226,7 +226,7 @@ FORMS: tuple[CallForm, ...] = (
         ),
         signs=("<seed:tool_call>",),
     ),
-    CallForm(
+    ToolFormat(
         "minimax",
         marker="<minimax:tool_call>",
         head=('\n<invoke name="', _NAME, '">\n'),

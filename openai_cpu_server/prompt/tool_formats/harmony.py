@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import msgspec
-
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats.form import ToolFormat
 from openai_cpu_server.prompt.tool_formats.patterns import (
     CallArguments,
     CallBegin,
@@ -31,14 +30,8 @@ _TO = " to=functions."
 _ANY_TEXT = "[^\\x00]*"
 
 
-class HarmonyFormat(msgspec.Struct, frozen=True):
+class HarmonyFormat(ToolFormat, frozen=True):
     """An output has one call at most, which ends it."""
-
-    name: str = "harmony"
-    marker: str = ""
-    text_end: str = ""
-    splits_parameters: bool = False
-    replaces_template: bool = False
 
     def recognises(self, template: str) -> bool:
         return _CHANNEL in template and "<|start|>" in template and _MESSAGE in template
@@ -65,17 +58,8 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
             lines.append(f"final ::= {begin} {answer or _ANY_TEXT}")
         return "\n".join(lines) + "\n"
 
-    def names_parameter(self, name: str) -> bool:
-        return True
-
-    def raw_parameters(self, callee: Callee) -> frozenset[str]:
-        return frozenset()
-
     def written(self, calls: Sequence[WrittenCall]) -> str:
         return f"<|end|>{_NEXT}".join(_written(call) for call in calls)
-
-    def history_id(self, call_id: str, name: str, index: int) -> str:
-        return call_id
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> HarmonyReader:
         return HarmonyReader()

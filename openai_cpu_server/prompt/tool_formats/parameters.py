@@ -154,7 +154,10 @@ class ParameterScanner:
 
     def _step(self) -> list[CallPart] | None:
         if self._value is not None:
-            return self._more()
+            found, self._waiting, is_done = self._value.read(self._waiting)
+            if is_done:
+                self._value = None
+            return [CallArguments(found)] if found else [] if is_done else None
         if self._key is not None:
             return self._begin_value(self._key)
         return self._between_calls() if self._call is None else self._between_parameters()
@@ -198,13 +201,6 @@ class ParameterScanner:
         else:
             self._value = _JsonText()
         return []
-
-    def _more(self) -> list[CallPart] | None:
-        assert self._value is not None
-        found, self._waiting, is_done = self._value.read(self._waiting)
-        if is_done:
-            self._value = None
-        return [CallArguments(found)] if found else [] if is_done else None
 
 
 def _in_any_order(parameters: Sequence[Parameter], between: str, stem: str) -> list[str]:

@@ -76,8 +76,8 @@ class Spelling(msgspec.Struct, frozen=True):
     """Returns the number of a control token, or None if its name is plain text."""
 
     def gbnf(self, pattern: Pattern, name: str = "") -> str:
-        known = {PatternSlot.NAME: name}
-        texts = [part if isinstance(part, str) else known.get(part) for part in pattern]
+        names = {PatternSlot.NAME: name}
+        texts = [part if isinstance(part, str) else names.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
 
     def literal(self, text: str) -> str:
@@ -117,7 +117,10 @@ class Spelling(msgspec.Struct, frozen=True):
         first, rest = end[0], end[1:]
         assert first not in rest, "the search must never go back into what it has read"
         mark = quoted(first)
-        begun = _beginnings(rest)
+        found = ""
+        for char in reversed(rest[:-1]):
+            found = f"({quoted(char)} {found})?" if found else f"{quoted(char)}?"
+        begun = found or '""'
         other = " | ".join(
             f"{quoted(rest[:i])} {_none_of(first + rest[i])}" if i else _none_of(first + rest[0])
             for i in range(len(rest))
@@ -126,13 +129,6 @@ class Spelling(msgspec.Struct, frozen=True):
         if not rest:
             return f"{_none_of(first)}* {mark}"
         return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"
-
-
-def _beginnings(text: str) -> str:
-    found = ""
-    for char in reversed(text[:-1]):
-        found = f"({quoted(char)} {found})?" if found else f"{quoted(char)}?"
-    return found or '""'
 
 
 def _none_of(chars: str) -> str:

@@ -1,10 +1,12 @@
-"""Protocol of tool-call formats, and readers of a model's output as it comes."""
+"""Protocol of tool-call formats, and readers of a model's output as it comes. Models write calls of custom
+tools as calls of a function with one parameter."""
 
 from __future__ import annotations
 
 import enum
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, Union
 
 import msgspec
@@ -16,7 +18,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     OutputPiece,
     Pattern,
     PatternSlot,
-    Spelling,
     overlap,
 )
 
@@ -57,15 +58,9 @@ class TextReader:
         return []
 
 
-class Gate(Protocol):
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the certain content, and the text of calls once they have begun, else None."""
-
-    def rest(self) -> str: ...
-
-
 class MarkerGate:
-    """Drops white space before the marker."""
+    """Drops white space before the marker. `feed` returns the certain content, and the text of calls once
+    they have begun, else None."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -121,7 +116,9 @@ def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
     for index, part in enumerate(pattern):
         if part is PatternSlot.NAME:
             rest = pattern[index + 1 :]
-            found = [_fit((name, *rest), text, ()) for name in names or (_name(text),)]
+            any_name = _NAME.match(text)
+            possible = names or (any_name[0] if any_name else "?",)
+            found = [_fit((name, *rest), text, ()) for name in possible]
             return max(found, key=lambda fit: fit.value)
         if isinstance(part, PatternSlot):
             text = text.lstrip()
@@ -132,18 +129,13 @@ def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
     return _Fit.WHOLE
 
 
-def _name(text: str) -> str:
-    found = _NAME.match(text)
-    return found[0] if found else "?"
-
-
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class ToolReader:
     """Independent of how the text was cut."""
 
-    def __init__(self, gate: Gate, scanner: CallScanner) -> None:
+    def __init__(self, gate: MarkerGate | HeadGate, scanner: CallScanner) -> None:
         self._gate = gate
         self._scanner = scanner
         self.has_calls = False
@@ -197,52 +189,46 @@ class WrittenCall(msgspec.Struct, frozen=True):
     arguments: Mapping[str, object]
 
 
-class ToolFormat(Protocol):
-    """Grammars are GBNF: the root's expression, then lines of rules."""
+INPUT = "input"
+_BLANK = PatternSlot.BLANK
+OBJECT_HEAD: Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
+OBJECT_TAIL: Pattern = (_BLANK, "}")
+_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_WHOLE = re.compile(
+    r"(?:[^\"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*"
+)
+"""Characters of a JSON string whose escapes are complete."""
 
-    @property
-    def name(self) -> str:
-        """Value of `--tool-format`."""
 
-    @property
-    def marker(self) -> str:
-        """Text or control token before calls, or "" if the whole output has a grammar."""
+class TextCallReader:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._waiting: str | None = None
+        """Unread JSON, or None outside of such calls."""
+        self._is_begun = False
 
-    @property
-    def text_end(self) -> str:
-        """Mark that ends raw text in a call, or "" for JSON strings."""
+    def read(self, parts: Sequence[Part]) -> list[Part]:
+        return [found for part in parts for found in self._read(part)] if self._names else list(parts)
 
-    @property
-    def splits_parameters(self) -> bool:
-        """False if the arguments are one JSON object."""
+    def _read(self, part: Part) -> list[Part]:
+        if isinstance(part, CallBegin):
+            is_custom = part.name in self._names
+            self._waiting, self._is_begun = ("" if is_custom else None), False
+            return [CallBegin(part.name, takes_text=True)] if is_custom else [part]
+        if not isinstance(part, CallArguments) or self._waiting is None:
+            return [part]
+        self._waiting += part.text
+        if not self._is_begun:
+            head = _HEAD.match(self._waiting)
+            if head is None:
+                return []
+            self._is_begun, self._waiting = True, self._waiting[head.end() :]
+        return self._more()
 
-    def announces(self, spelling: Spelling) -> bool:
-        """Return True if a control token distinguishes calls from text."""
-
-    @property
-    def replaces_template(self) -> bool:
-        """True if tools and calls are described in words, even if the template could show them."""
-
-    def recognises(self, template: str) -> bool:
-        """Return True if a template's source teaches this format."""
-
-    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
-        """Return the grammar from the marker to the output's end."""
-
-    def whole(
-        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
-    ) -> str:
-        """`answer`: rule of other text, "" for any text, or None if there must be calls."""
-
-    def names_parameter(self, name: str) -> bool:
-        """Return True if a parameter of this name can be written and read again."""
-
-    def raw_parameters(self, callee: Callee) -> frozenset[str]: ...
-
-    def written(self, calls: Sequence[WrittenCall]) -> str: ...
-
-    def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Return the id of an earlier call in the shape of the family's templates."""
-
-    def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
-        """With `at_start` the output begins with calls or has none."""
+    def _more(self) -> list[Part]:
+        assert self._waiting is not None
+        found = _WHOLE.match(self._waiting)
+        assert found is not None, "it matches the empty text, too"
+        self._waiting = self._waiting[found.end() :]
+        text = json.loads(f'"{found[0]}"', strict=False)
+        return [CallText(text)] if text else []

@@ -11,50 +11,160 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
 import msgspec
 
-from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract import messages
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
-from openai_cpu_server.contract.media import MediaSize
-from openai_cpu_server.contract.messages import CancelRequest, ClearCache, FinishReason, MeasureMedia, Submit
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.admission import end_cancelled
 from openai_cpu_server.engine_client.culprits import CulpritLedger
-from openai_cpu_server.engine_client.live import AcceptedRequest, names_of
+from openai_cpu_server.engine_client.live import AcceptedRequest, AnswerSink, names_of
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.errors import ServerError
-from openai_cpu_server.replicas.host.session import (
-    CpuSpending,
-    HostSession,
-    SessionRelay,
-    TokenRelay,
-    VectorRelay,
-)
-from openai_cpu_server.replicas.wire import (
-    CancelCall,
-    DoorAddress,
-    DropAdapter,
-    EndReason,
-    FrameStream,
-    HostReport,
-    NewsFrame,
-    Order,
-    RenewLease,
-    RequestEnd,
-    SessionHello,
-    encode_news,
-    origin,
-    read_orders,
-)
+from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerError
+from openai_cpu_server.replicas import wire
 
 logger = logging.getLogger(__name__)
+
+
+class CpuSpending:
+    """`EngineObserver` of CPU time. One API process reports each amount, to the account of all."""
+
+    def __init__(self) -> None:
+        self._spent_ms: dict[str, float] = {}
+
+    def step_done(self, figures: messages.StepFigures) -> None:
+        self.add(figures.spent_ms)
+
+    def engine_died(self, cause: str) -> None: ...
+
+    def add(self, spent_ms: dict[str, float]) -> None:
+        for client, added_ms in spent_ms.items():
+            self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
+
+    def take(self) -> dict[str, float]:
+        spent_ms, self._spent_ms = self._spent_ms, {}
+        return spent_ms
+
+
+@dataclass(eq=False)
+class HostSession:
+    """Collects news until it is fetched, so that all news of a step goes together."""
+
+    lease_holder: str
+    renewed_s: float
+    num_batches: int = 0
+    """Number of order batches received."""
+    held_version: int | None = None
+    spending: CpuSpending = field(default_factory=CpuSpending)
+    _report: wire.HostReport | None = None
+    _started: dict[str, None] = field(default_factory=dict)
+    _places: dict[str, messages.QueuePlace] = field(default_factory=dict)
+    _events: list[messages.TokenEvent] = field(default_factory=list)
+    _embedded: list[Embedded] = field(default_factory=list)
+    _ended: list[wire.RequestEnd] = field(default_factory=list)
+    _measured: list[MeasuredMedia] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: bool = False
+
+    def end(self) -> None:
+        self._is_over = True
+        self._news.set()
+
+    async def next(self) -> wire.ReplicaNews | None:
+        """Return the collected news, or None when the session has ended."""
+        await self._news.wait()
+        if self._is_over:
+            return None
+        news = wire.ReplicaNews(
+            report=self._report,
+            started=tuple(self._started),
+            places=tuple(self._places.values()),
+            events=tuple(self._events),
+            embedded=tuple(self._embedded),
+            ended=tuple(self._ended),
+            measured=tuple(self._measured),
+            spent_ms=self.spending.take(),
+        )
+        self._report = None
+        for sent in (self._events, self._embedded, self._ended, self._measured):
+            sent.clear()
+        self._started.clear()
+        self._places.clear()
+        self._news.clear()
+        return news
+
+    # -- what comes about --------------------------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """True until the last report is fetched. A new one would lose the changes of held prefixes in it."""
+        return self._report is not None
+
+    def report(self, report: wire.HostReport) -> None:
+        self._report = report
+        self._news.set()
+
+    def start(self, request_id: str) -> None:
+        self._started[request_id] = None
+        self._places.pop(request_id, None)
+        self._news.set()
+
+    def wait_at(self, place: messages.QueuePlace) -> None:
+        self._places[place.id] = place
+        self._started.pop(place.id, None)
+        self._news.set()
+
+    def collect(self, news: messages.TokenEvent | Embedded | wire.RequestEnd | MeasuredMedia) -> None:
+        match news:
+            case messages.TokenEvent():
+                self._events.append(news)
+            case Embedded():
+                self._embedded.append(news)
+            case wire.RequestEnd():
+                self._ended.append(news)
+            case MeasuredMedia():
+                self._measured.append(news)
+        self._news.set()
+
+
+@dataclass(eq=False)
+class SessionRelay(AnswerSink):
+    """Forwards the events of one request. `serves` returns True while the engine can run other requests."""
+
+    request_id: str
+    session: HostSession
+    serves: Callable[[], bool]
+    _is_running: bool = False
+
+    def start(self) -> None:
+        if not self._is_running:
+            self._is_running = True
+            self.session.start(self.request_id)
+
+    def wait_at(self, place: messages.QueuePlace | messages.ModelLoading) -> None:
+        if isinstance(place, messages.QueuePlace):  # who chooses between replicas knows which of them load
+            self._is_running = False
+            self.session.wait_at(place)
+
+    def push(self, event: messages.TokenEvent | Embedded) -> None:
+        self.session.collect(event)
+
+    def fail(self, request_id: str, error: ServerError) -> None:
+        is_to_blame = isinstance(error, GenerationFailed) and not error.may_retry and self.serves()
+        why = wire.EndReason.FAILED if is_to_blame else wire.EndReason.RETURNED
+        if isinstance(error, RequestCancelled):
+            why = wire.EndReason.CANCELLED
+        self.session.collect(wire.RequestEnd(request_id, why, str(error)))
+
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
 """Longest time between reports while forecasts change, and while they do not."""
@@ -63,7 +173,7 @@ _OTHERS_S = 1.0
 
 
 @dataclass
-class _Told:
+class _LastReport:
     when_s: float
     state: EngineState
     forecast: Forecast | None
@@ -74,66 +184,55 @@ class _Told:
     others_s: float = float("-inf")
 
 
+@dataclass(eq=False)
 class HostReporting:
     """Reports the replica's state to each session: at once when it changes, otherwise at intervals."""
 
-    def __init__(self, supervisor: Supervisor, clock: Callable[[], float]) -> None:
-        self._supervisor = supervisor
-        self._clock = clock
-        self._told: dict[str, _Told] = {}
+    supervisor: Supervisor
+    clock: Callable[[], float]
+    _last: dict[str, _LastReport] = field(default_factory=dict)
 
     def is_due(self, session: HostSession) -> bool:
         if session.is_behind:
             return False
-        told, supervisor = self._told.get(session.lease_holder), self._supervisor
-        if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
+        last, supervisor = self._last.get(session.lease_holder), self.supervisor
+        if last is None or (last.state, last.reason) != (supervisor.state, supervisor.reason):
             return True
-        has_news = supervisor.news.forecast is not told.forecast
-        return self._clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
+        has_news = supervisor.news.forecast is not last.forecast
+        return self.clock() - last.when_s >= (_BUSY_S if has_news else _IDLE_S)
 
     def report(
         self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
-    ) -> HostReport:
-        supervisor = self._supervisor
-        held = supervisor.news.held_blocks.since(session.held_version)
+    ) -> wire.HostReport:
+        supervisor, news, now_s = self.supervisor, self.supervisor.news, self.clock()
+        report = _LastReport(now_s, supervisor.state, news.forecast, supervisor.reason)
+        report.num_seen = session.num_batches
+        if (last := self._last.get(session.lease_holder)) is not None:
+            # A forecast comes from another process, so it surely includes orders from before the last report.
+            report.counted = last.num_seen if news.forecast is not last.forecast else last.counted
+            report.others_s = last.others_s
+        self._last[session.lease_holder] = report
+        shown: tuple[LiveRequest, ...] | None = None
+        if now_s - report.others_s >= _OTHERS_S:
+            report.others_s = now_s
+            snapshots = ((live.snapshot(now_s), wire.origin(live.request.id)) for live in others)
+            shown = tuple(msgspec.structs.replace(snapshot, id=name) for snapshot, name in snapshots)
+        held = news.held_blocks.since(session.held_version)
         session.held_version = held.version
-        return HostReport(
+        return wire.HostReport(
             state=supervisor.state,
             status=status,
-            info=supervisor.news.info,
-            kv=supervisor.news.kv_stats,
-            adapters=supervisor.news.adapters.table.offered,
-            forecast=supervisor.news.forecast,
+            info=news.info,
+            kv=news.kv_stats,
+            adapters=news.adapters.offered,
+            forecast=news.forecast,
             held=held if held.is_whole or held.saved or held.dropped else None,
-            counted=self._note(session),
-            others=self._shown(session, others),
+            counted=report.counted,
+            others=shown,
         )
-
-    def _shown(
-        self, session: HostSession, others: Iterable[AcceptedRequest]
-    ) -> tuple[LiveRequest, ...] | None:
-        told, now_s = self._told[session.lease_holder], self._clock()
-        if now_s - told.others_s < _OTHERS_S:
-            return None
-        told.others_s = now_s
-        return tuple(
-            msgspec.structs.replace(live.snapshot(now_s), id=origin(live.request.id)) for live in others
-        )
-
-    def _note(self, session: HostSession) -> int:
-        """A forecast comes from another process, so it surely includes orders from before the last report."""
-        told, supervisor = self._told.get(session.lease_holder), self._supervisor
-        now = _Told(self._clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
-        now.num_seen = session.num_told
-        if told is not None:
-            is_new = supervisor.news.forecast is not told.forecast
-            now.counted = told.num_seen if is_new else told.counted
-            now.others_s = told.others_s
-        self._told[session.lease_holder] = now
-        return now.counted
 
     def forget(self, session: HostSession) -> None:
-        self._told.pop(session.lease_holder, None)
+        self._last.pop(session.lease_holder, None)
 
 
 TICK_S = 0.25
@@ -167,7 +266,7 @@ class ReplicaHost:
         self._measuring: set[asyncio.Task[None]] = set()
         self._spending = spending or CpuSpending()
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
@@ -208,27 +307,27 @@ class ReplicaHost:
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
-        session = HostSession(lease_holder, now_s=self._clock())
+        session = HostSession(lease_holder, self._clock())
         self._sessions[lease_holder] = session
         self._has_no_sessions.clear()
         self._report(session)
         try:
             while (news := await session.next()) is not None:
-                yield encode_news(news)
+                yield wire.encode_news(news)
         finally:
             self._forget(session)
 
-    def tell(self, lease_holder: str, orders: bytes) -> bool:
+    def take_orders(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
         session.renewed_s = self._clock()
-        session.num_told += 1
-        read = read_orders(orders)
-        self._submit(session, [order for order in read if isinstance(order, Submit)])
+        session.num_batches += 1
+        read = wire.read_orders(orders)
+        self._submit(session, [order for order in read if isinstance(order, messages.Submit)])
         for order in read:
-            if isinstance(order, MeasureMedia):
+            if isinstance(order, messages.MeasureMedia):
                 task = asyncio.create_task(self._measure(session, order.sizes))
                 self._measuring.add(task)
                 task.add_done_callback(self._measuring.discard)
@@ -249,60 +348,51 @@ class ReplicaHost:
         """On an error the client asks again, or another replica."""
         with contextlib.suppress(ServerError):
             for measured in await self._supervisor.news.shapes.measured(sizes):
-                session.tell(measured)
+                session.collect(measured)
 
-    def _submit(self, session: HostSession, submitted: Iterable[Submit]) -> None:
+    def _submit(self, session: HostSession, submitted: Iterable[messages.Submit]) -> None:
         taken = []
         for one in submitted:
-            if self._can_compute(one.request):
-                taken.append(self._live(session, one))
+            request = one.request
+            if self._can_compute(request):
+                relay = SessionRelay(request.id, session, self._serves)
+                taken.append(
+                    AcceptedRequest(request, relay, self._clock(), list(one.output), one.num_embedded)
+                )
             else:
-                session.tell(
-                    RequestEnd(one.request.id, EndReason.RETURNED, "This replica cannot compute it.")
+                session.collect(
+                    wire.RequestEnd(request.id, wire.EndReason.RETURNED, "This replica cannot compute it.")
                 )
         if taken:
             self._replay.accept(taken)
-
-    def _live(self, session: HostSession, one: Submit) -> AcceptedRequest:
-        relay = VectorRelay if isinstance(one.request, EmbedRequest) else TokenRelay
-        return AcceptedRequest(
-            one.request,
-            relay(one.request.id, session, self._serves),
-            self._clock(),
-            output=list(one.output),
-            num_embedded=one.num_embedded,
-        )
 
     def _can_compute(self, request: GenerationRequest | EmbedRequest) -> bool:
         if not self._serves():
             return False
         if request.adapter is None:
             return True
-        status = self._adapters.table.status(request.adapter)
+        status = self._adapters.status(request.adapter)
         return status is not None and status.state is not AdapterState.FAILED
 
     def _serves(self) -> bool:
         return self._supervisor.state in _SERVING
 
-    def _follow(self, order: Order) -> None:
+    def _follow(self, order: wire.Order) -> None:
         match order:
-            case CancelRequest(id=request_id, reason=FinishReason.STOP):
+            case messages.CancelRequest(id=request_id, reason=messages.FinishReason.STOP):
                 if (live := self._replay.live.get(request_id)) is not None:
                     self._replay.stop(live)
-            case CancelRequest(id=request_id):
+            case messages.CancelRequest(id=request_id):
                 self._replay.cancel(request_id)
-            case CancelCall(name=name):
-                self._cancel_call(name)
-            case ClearCache():
+            case wire.CancelCall(name=name):
+                call = [live for live in self._replay.live if name in names_of(wire.origin(live.request.id))]
+                end_cancelled(self._replay, call)
+            case messages.ClearCache():
                 self._supervisor.send(order)
-            case DropAdapter(name=name):
+            case wire.DropAdapter(name=name):
                 self._adapters.unload(name)
-            case MeasureMedia() | RenewLease() | Submit():
+            case messages.MeasureMedia() | wire.RenewLease() | messages.Submit():
                 pass
-
-    def _cancel_call(self, name: str) -> None:
-        call = [live for live in self._replay.live if name in names_of(origin(live.request.id))]
-        end_cancelled(self._replay, call)
 
     async def _tick(self) -> None:
         while True:
@@ -340,7 +430,7 @@ def _session_of(live: AcceptedRequest) -> HostSession | None:
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
 """Most bytes of an unauthenticated frame."""
-_hello = msgspec.msgpack.Decoder(SessionHello)
+_hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 
 class ReplicaDoor:
@@ -354,15 +444,15 @@ class ReplicaDoor:
         self._server: asyncio.Server | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
-    async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorAddress:
+    async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> wire.DoorAddress:
         """Listen on a free port of this address. Raises OSError."""
         loop = asyncio.get_running_loop()
         stream = partial(
-            FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
+            wire.FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
         )
         self._server = await loop.create_server(stream, address, 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
-        return DoorAddress(address, port, self._token)
+        return wire.DoorAddress(address, port, self._token)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -372,50 +462,44 @@ class ReplicaDoor:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
 
-    def _opened(self, stream: FrameStream) -> None:
+    def _opened(self, stream: wire.FrameStream) -> None:
         visit = asyncio.create_task(self._visit(stream))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
 
-    async def _visit(self, stream: FrameStream) -> None:
+    async def _visit(self, stream: wire.FrameStream) -> None:
+        hello = None
         try:
-            lease_holder = await self._let_in(stream)
-            if lease_holder is not None:
-                await self._serve(stream, lease_holder)
+            with contextlib.suppress(TimeoutError, msgspec.MsgspecError), anyio.fail_after(_HELLO_S):
+                hello = _hello.decode(await stream.receive() or b"")
+            if hello is not None and hmac.compare_digest(hello.token.encode(), self._token.encode()):
+                stream.trust()
+                await self._serve(stream, hello.lease_holder)
+            else:
+                logger.warning("somebody has connected who does not know the token of this replica")
         finally:
             stream.close()
 
-    async def _let_in(self, stream: FrameStream) -> str | None:
-        try:
-            with anyio.fail_after(_HELLO_S):
-                hello = _hello.decode(await stream.receive() or b"")
-        except (TimeoutError, msgspec.MsgspecError):
-            hello = None
-        if hello is None or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            logger.warning("somebody has connected who does not know the token of this replica")
-            return None
-        stream.trust()
-        return hello.lease_holder
-
-    async def _serve(self, stream: FrameStream, lease_holder: str) -> None:
-        telling = asyncio.create_task(self._tell(stream, lease_holder))
+    async def _serve(self, stream: wire.FrameStream, lease_holder: str) -> None:
+        sending = asyncio.create_task(self._send_news(stream, lease_holder))
         listening = asyncio.create_task(self._listen(stream, lease_holder))
         try:
-            await asyncio.wait((telling, listening), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, listening), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (telling, listening):
+            for task in (sending, listening):
                 task.cancel()
-            for end in await asyncio.gather(telling, listening, return_exceptions=True):
+            for end in await asyncio.gather(sending, listening, return_exceptions=True):
                 if isinstance(end, Exception):
                     logger.error("a session has failed", exc_info=end)
 
-    async def _tell(self, stream: FrameStream, lease_holder: str) -> None:
+    async def _send_news(self, stream: wire.FrameStream, lease_holder: str) -> None:
         async with aclosing(self._host.attend(lease_holder)) as news:  # type: ignore[type-var]
             async for payload in news:
-                stream.send(NewsFrame.NEWS, payload)
+                stream.send(wire.NewsFrame.NEWS, payload)
                 await stream.sent()
-        stream.send(NewsFrame.END)
+        stream.send(wire.NewsFrame.END)
 
-    async def _listen(self, stream: FrameStream, lease_holder: str) -> None:
+    async def _listen(self, stream: wire.FrameStream, lease_holder: str) -> None:
         while (orders := await stream.receive()) is not None:
-            stream.send(NewsFrame.TAKEN if self._host.tell(lease_holder, orders) else NewsFrame.UNKNOWN)
+            is_taken = self._host.take_orders(lease_holder, orders)
+            stream.send(wire.NewsFrame.TAKEN if is_taken else wire.NewsFrame.UNKNOWN)

@@ -17,12 +17,11 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
 from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
-from openai_cpu_server.replicas.wire import DoorAddress
+from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLink, ReplicaLost
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool
 from openai_cpu_server.server.plans import planned_models, planned_routers
 from openai_cpu_server.server.run import open_api, web_serving
@@ -37,7 +36,7 @@ async def _answered(response: DeploymentResponse) -> Any:
         response.cancel()
         raise
     except Exception as error:  # of Ray's many: it died, its node did, it cannot be reached, it was stopped
-        raise ReplicaLost(_said(error)) from None
+        raise ReplicaLost(_first_line(error)) from None
 
 
 class ReplicaRoster:
@@ -51,7 +50,7 @@ class ReplicaRoster:
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, StreamLink] = {}
         self._tls = client_tls(foreign_settings())
-        self._known: frozenset[str] = frozenset()
+        self._names: frozenset[str] = frozenset()
 
     async def follow(self) -> None:
         """Make one call, which waits for a first replica. From then on the router reports changes."""
@@ -60,13 +59,13 @@ class ReplicaRoster:
                 await self._handle.known.remote(ReplicaAddress("", self._tell))
                 return
             except Exception as error:  # of Ray's many: the replica that was asked died, say
-                logger.warning("no engine replica has answered yet: %s", _said(error))
+                logger.warning("no engine replica has answered yet: %s", _first_line(error))
                 await asyncio.sleep(1.0)
 
     def _tell(self, names: frozenset[str]) -> None:
         """Called in the router's thread."""
-        if names != self._known:
-            self._known = names
+        if names != self._names:
+            self._names = names
             self._loop.call_soon_threadsafe(self._update, names)
 
     def _update(self, names: frozenset[str]) -> None:
@@ -85,7 +84,7 @@ class ReplicaRoster:
         return StreamLink(door, load_adapter, tls=self._tls)
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}"[:300]
 
@@ -119,7 +118,9 @@ class ApiReplica:
         self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._api.working())
         if settings.ray.ingress == "replicas":
-            await self._listen()
+            close_s = math.ceil(0.9 * settings.ray.drain_s)
+            serving = web_serving(settings, self._api.api, close_s=close_s)
+            self._tasks.append(await self._listening.enter_async_context(serving))
 
     def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
         return self._api.api.app
@@ -143,11 +144,6 @@ class ApiReplica:
         await asyncio.to_thread(self._readers.close)
         self._watch.close()
 
-    async def _listen(self) -> None:
-        close_s = math.ceil(0.9 * self._settings.ray.drain_s)
-        serving = web_serving(self._settings, self._api.api, close_s=close_s)
-        self._tasks.append(await self._listening.enter_async_context(serving))
-
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
         settings = self._settings
         engine = RemoteEngine(
@@ -155,7 +151,7 @@ class ApiReplica:
             lease_s=settings.ray.lease_s,
             max_held_bytes=settings.stream_buffer_mb * _MIB,
             num_routers=settings.ray.api_replicas,
-            spent=self._watch.of_model(parts.plan.name).spent,
+            spent=ModelWatch(self._watch, parts.plan.name).spent,
         )
         self._engines.append(engine)
         self._tasks.append(asyncio.create_task(_follow(engine, handle)))

@@ -22,15 +22,14 @@ from ray.serve.config import (
 
 from openai_cpu_server.config.folders import expanded, tell_others
 from openai_cpu_server.config.parser import read_settings
-from openai_cpu_server.config.replicas import RayTable
-from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.config.settings import RayTable, Settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, of_replicas
 from openai_cpu_server.server.plans import planned_models
-from openai_cpu_server.server.run import check_recall, listening
+from openai_cpu_server.server.run import check_answer_cache, listening
 
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
@@ -55,8 +54,8 @@ _NO_LIMIT = 1_000_000
 def build(args: Mapping[str, Any]) -> Application:
     """Build the application of `ray --print-config`. `args`: path of the TOML file on every node
     (`config`), and options of `serve`. Raises StartupError."""
-    given = {name: value for name, value in args.items() if name != "config"}
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    options = {name: value for name, value in args.items() if name != "config"}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     if "config" in args:
         arguments.append(f"--config={args['config']}")
     return application(portable(read_settings(arguments)))
@@ -64,7 +63,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 def portable(settings: Settings) -> Settings:
     """Return settings that can be pickled. Raises StartupError for features that replicas do not support."""
-    check_recall(settings)
+    check_answer_cache(settings)
     if settings.ssl_certfile is not None and settings.ray.ingress == "proxy":
         raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, or have no proxies")
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)
@@ -73,7 +72,7 @@ def portable(settings: Settings) -> Settings:
 def application(settings: Settings) -> Application:
     """Return the application for these settings. Raises StartupError."""
     engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
-    told = _without(settings, *_OF_ENGINES, *_OF_SCALING)
+    own_settings = _without(settings, *_OF_ENGINES, *_OF_SCALING)
     replica = serve.ingress()(ApiReplica) if settings.ray.ingress == "proxy" else ApiReplica
     api = serve.deployment(replica).options(
         name="api",
@@ -84,13 +83,13 @@ def application(settings: Settings) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=settings.ray.health_s,
     )
-    return api.bind(told, engines)
+    return api.bind(own_settings, engines)
 
 
 def _without(settings: Settings, *names: str) -> Settings:
     """Ray restarts replicas whose arguments have changed."""
-    kept = {name: value for name, value in settings.ray if name not in names}
-    return settings.model_copy(update={"ray": RayTable.model_validate(kept)})
+    table = {name: value for name, value in settings.ray if name not in names}
+    return settings.model_copy(update={"ray": RayTable.model_validate(table)})
 
 
 def _engines(settings: Settings, model: str) -> Application:
@@ -105,12 +104,13 @@ def _engines(settings: Settings, model: str) -> Application:
         health_check_period_s=ray.health_s,
         health_check_timeout_s=max(10.0, 3 * ray.health_s),
     )
-    told = _without(settings, *_OF_API, *_OF_SCALING)
+    own_settings = _without(settings, *_OF_API, *_OF_SCALING)
     if ray.one_per_node:
         deployment = deployment.options(max_replicas_per_node=1)
     if ray.most_replicas == ray.replicas:
-        return deployment.options(num_replicas=ray.replicas).bind(told, model)
-    return deployment.options(num_replicas=None, autoscaling_config=_autoscaling(ray)).bind(told, model)
+        return deployment.options(num_replicas=ray.replicas).bind(own_settings, model)
+    scaled = deployment.options(num_replicas=None, autoscaling_config=_autoscaling(ray))
+    return scaled.bind(own_settings, model)
 
 
 def engine_name(model: str) -> str:
@@ -147,21 +147,18 @@ def _autoscaling(ray: RayTable) -> AutoscalingConfig:
     )
 
 
-def _proxies(settings: Settings) -> str:
-    if settings.ray.ingress == "replicas":
-        return "proxy_location: Disabled  # API replicas listen on host and port of the TOML file"
-    http = f"http_options:\n  host: {json.dumps(settings.host)}\n  port: {settings.port}"
-    return f"proxy_location: EveryNode\n{http}"
-
-
 def print_config(settings: Settings, config: Path | None) -> str:
     """Return YAML for `serve run` and `serve deploy`. Raises StartupError as `portable`."""
     portable(settings)
+    proxies = "proxy_location: Disabled  # API replicas listen on host and port of the TOML file"
+    if settings.ray.ingress != "replicas":
+        http = f"http_options:\n  host: {json.dumps(settings.host)}\n  port: {settings.port}"
+        proxies = f"proxy_location: EveryNode\n{http}"
     args = {} if config is None else {"config": str(expanded(config).resolve())}
     return f"""# For `serve run FILE` and `serve deploy FILE`.
 # [ray] of the TOML file says how many replicas there are. It must be at the same place on every
 # node, as the model's file must.
-{_proxies(settings)}
+{proxies}
 applications:
 - name: {json.dumps(settings.ray.name)}
   route_prefix: /
@@ -201,13 +198,13 @@ def _start(settings: Settings) -> None:
     )
 
 
-def _cause(name: str, said: str) -> str:
+def _cause(name: str, message: str) -> str:
     """Return one line: our own error from the tracebacks of replicas, otherwise Ray's first line."""
     app = serve.status().applications.get(name)
-    told = [one.message for one in app.deployments.values()] if app is not None else []
-    lines = [line.strip() for text in (*told, said) for line in text.splitlines()]
+    messages = [one.message for one in app.deployments.values()] if app is not None else []
+    lines = [line.strip() for text in (*messages, message) for line in text.splitlines()]
     own = [line.partition("StartupError: ")[2] for line in lines]
-    return next(filter(None, [*own, said.partition("\n")[0]]), "it does not say why")
+    return next(filter(None, [*own, message.partition("\n")[0]]), "it does not say why")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

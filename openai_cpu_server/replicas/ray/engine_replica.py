@@ -21,8 +21,7 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import numa_nodes
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
-from openai_cpu_server.replicas.host.session import CpuSpending
+from openai_cpu_server.replicas.host.host import CpuSpending, ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
 from openai_cpu_server.replicas.ray.surroundings import CpuClaim, server_tls
 from openai_cpu_server.replicas.wire import DoorAddress
@@ -54,7 +53,7 @@ class EngineReplica:
         self._running = asyncio.create_task(self._host.run())
         await self._host.settled()
 
-    # -- for API replicas; `to` has led the call here -----------------------------------------------------
+    # -- for API replicas; `to` has led the call here ----------------------------------------------------
 
     async def known(self, to: str) -> None:
         """Do nothing, because the router reports the running replicas when it routes the call."""
@@ -69,8 +68,7 @@ class EngineReplica:
     # -- for Ray Serve -----------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Fail if the engine has failed for longer than `retry_s`; a dead engine is restarted here. Raises
-        RuntimeError."""
+        """Fail if the engine has failed for longer than `retry_s`. Raises RuntimeError."""
         if self._running.done():
             raise RuntimeError("the engine is not watched any more")
         failed_s, retry_s = self._supervisor.failed_s, self._settings.ray.retry_s

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 
 
 def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str, float]:
@@ -21,8 +21,8 @@ def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str
     stats = {"ocs_state": float(list(EngineState).index(state))}
     if forecast is None:
         return stats
-    told = {"wait_ms": forecast.wait_ms, "work_ms": forecast.work_ms, "live": forecast.num_live}
-    by_priority = {f"ocs_{name}_{one.label}": told[name][one] for name in told for one in Priority}
+    figures = {"wait_ms": forecast.wait_ms, "work_ms": forecast.work_ms, "live": forecast.num_live}
+    by_priority = {f"ocs_{name}_{one.label}": figures[name][one] for name in figures for one in Priority}
     return stats | {"ocs_token_ms": forecast.token_ms} | by_priority
 
 
@@ -51,14 +51,15 @@ class WaitPolicy:
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now_s = time.monotonic()
         stats: dict[str, dict[str, float]] = defaultdict(dict)
-        for name, by_replica in (ctx.raw_metrics or {}).items():
-            for replica, series in by_replica.items():
+        for name, metric in (ctx.raw_metrics or {}).items():
+            for replica, series in metric.items():
                 if series:
                     stats[replica.unique_id][name] = series[-1].value
-        told = {replica: report_of(values) for replica, values in stats.items()}
+        by_replica = {replica: report_of(values) for replica, values in stats.items()}
         starting = ReplicaReport(state=EngineState.LOADING)
         reports = {
-            name: told.get(name, starting) for name in (replica.unique_id for replica in ctx.running_replicas)
+            name: by_replica.get(name, starting)
+            for name in (replica.unique_id for replica in ctx.running_replicas)
         }
         for number in range(ctx.target_num_replicas - len(reports)):
             reports[f"starting {number}"] = starting

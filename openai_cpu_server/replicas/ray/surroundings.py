@@ -85,9 +85,9 @@ OF_NEW_CLUSTER = {
     # So often Serve's controller looks at everything; its ten times a second take as much as all replicas
     # together. Replicas that are lost are noticed by those who talk to them.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    # Replicas have /metrics of their own, and nobody knows the free port that Ray's would be on.
+    # Replicas have /metrics of their own, and Ray's would be on an unknown free port.
     "RAY_enable_metrics_collection": "0",
-    # The log monitor tells drivers what workers print. Ours does not want to know, and it cannot be left out;
+    # The log monitor sends drivers what workers print. Ours does not need that, and it cannot be left out;
     # it need not look for new files ten times a second.
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "60",
@@ -104,8 +104,8 @@ _OF_REPLICAS = {
 
 
 def of_replicas() -> dict[str, str]:
-    told = foreign_settings()
-    return {name: told.get(name, value) for name, value in _OF_REPLICAS.items()}
+    environment = foreign_settings()
+    return {name: environment.get(name, value) for name, value in _OF_REPLICAS.items()}
 
 
 def server_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:

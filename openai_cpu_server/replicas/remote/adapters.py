@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.errors import AdapterFailed
-from openai_cpu_server.replicas.remote.attendance import KnownReplica
-from openai_cpu_server.replicas.report import ReplicaLost
-from openai_cpu_server.replicas.wire import DropAdapter
+from openai_cpu_server.replicas.remote.session import ReplicaMember
+from openai_cpu_server.replicas.wire import DropAdapter, ReplicaLost
 
 logger = logging.getLogger(__name__)
 
@@ -28,28 +27,30 @@ class _Offered:
     holders: set[str] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class ReplicaAdapters:
-    """Loads and unloads at all replicas. Later replicas get the others' adapters, even those of ended API
-    processes."""
+    """Adapters of all replicas. Later replicas get the others' adapters, also of ended API processes."""
 
-    def __init__(self, replicas: Mapping[str, KnownReplica], clock: Callable[[], float]) -> None:
-        self._replicas = replicas
-        self._clock = clock
-        self._loaded: dict[str, Adapter] = {}
-        self._offered: dict[str, _Offered] = {}
-        self._passing: set[asyncio.Task[AdapterStatus | None]] = set()
+    replicas: Mapping[str, ReplicaMember]
+    clock: Callable[[], float]
+    _loaded: dict[str, Adapter] = field(default_factory=dict)
+    _offered: dict[str, _Offered] = field(default_factory=dict)
+    _passing: set[asyncio.Task[AdapterStatus | None]] = field(default_factory=set)
 
     async def load(self, adapter: Adapter, former: Adapter | None) -> AdapterStatus | None:
         """Load at all ready replicas, and return None if none has answered. Raises AdapterFailed, and then
         the adapter is loaded nowhere."""
-        ready = [name for name, known in self._replicas.items() if known.is_ready]
-        told = await asyncio.gather(*(self._load_at(name, adapter) for name in ready))
-        statuses = [status for status in told if status is not None]
+        ready = [name for name, member in self.replicas.items() if member.is_ready]
+        answers = await asyncio.gather(*(self._load_at(name, adapter) for name in ready))
+        statuses = [status for status in answers if status is not None]
         failed = next((one for one in statuses if one.state is AdapterState.FAILED), None)
         if failed is not None:
-            answers = zip(ready, told, strict=True)
-            taken = [name for name, one in answers if one and one.state is AdapterState.READY]
-            await self._take_back(adapter, former, taken)
+            by_replica = zip(ready, answers, strict=True)
+            taken = [name for name, one in by_replica if one and one.state is AdapterState.READY]
+            if former is None:
+                self._drop(adapter.name)
+            elif former.key != adapter.key:
+                await asyncio.gather(*(self._load_at(replica, former) for replica in taken))
             raise AdapterFailed(failed.reason or "It was refused.")
         if not statuses:
             return None
@@ -58,24 +59,24 @@ class ReplicaAdapters:
 
     def unload(self, name: str, keys: set[str]) -> None:
         self._loaded.pop(name, None)
-        for known in self._replicas.values():
-            known.adapters_asked -= keys
+        for member in self.replicas.values():
+            member.adapters_asked -= keys
         self._drop(name)
 
     def reported(self, replica: str) -> None:
         """Send the replica the adapters that it lacks."""
-        known = self._replicas[replica]
-        if known.report is None:
+        member = self.replicas[replica]
+        if member.report is None:
             return
-        statuses = {status.adapter.key: status for status in known.report.adapters}
-        known.adapters_seen |= statuses.keys()
+        statuses = {status.adapter.key: status for status in member.report.adapters}
+        member.adapters_seen |= statuses.keys()
         self._note(replica, statuses)
-        if not known.is_ready:
+        if not member.is_ready:
             return
         names = {status.adapter.name for status in statuses.values()}
-        for adapter in list(self._missing(known, names)):
-            if adapter.key not in statuses.keys() | known.adapters_asked:
-                known.adapters_asked.add(adapter.key)
+        for adapter in list(self._missing(member, names)):
+            if adapter.key not in statuses.keys() | member.adapters_asked:
+                member.adapters_asked.add(adapter.key)
                 task = asyncio.create_task(self._load_at(replica, adapter))
                 self._passing.add(task)
                 task.add_done_callback(self._passing.discard)
@@ -85,44 +86,37 @@ class ReplicaAdapters:
     def _note(self, replica: str, statuses: Mapping[str, AdapterStatus]) -> None:
         ready = {key: one.adapter for key, one in statuses.items() if one.state is AdapterState.READY}
         for key, adapter in ready.items():
-            self._offered.setdefault(key, _Offered(adapter, self._clock())).holders.add(replica)
+            self._offered.setdefault(key, _Offered(adapter, self.clock())).holders.add(replica)
         for key in list(self._offered):
             holders = self._offered[key].holders
             if key not in ready:
                 holders.discard(replica)
-            if not any(name in self._replicas for name in holders):
+            if not any(name in self.replicas for name in holders):
                 del self._offered[key]
 
-    def _missing(self, known: KnownReplica, names: set[str]) -> Iterator[Adapter]:
+    def _missing(self, member: ReplicaMember, names: set[str]) -> Iterator[Adapter]:
         """An adapter that the replica once had was lost by `unload`, and is not sent again."""
         yield from self._loaded.values()
         for key, offered in self._offered.items():
-            is_settled = self._clock() - offered.since_s >= SETTLED_S
-            if is_settled and offered.adapter.name not in names and key not in known.adapters_seen:
+            is_settled = self.clock() - offered.since_s >= SETTLED_S
+            if is_settled and offered.adapter.name not in names and key not in member.adapters_seen:
                 yield offered.adapter
 
-    async def _take_back(self, adapter: Adapter, former: Adapter | None, taken: Sequence[str]) -> None:
-        """Undo a refused load: replicas that have `taken` the adapter get the former one, or none."""
-        if former is None:
-            self._drop(adapter.name)
-        elif former.key != adapter.key:
-            await asyncio.gather(*(self._load_at(replica, former) for replica in taken))
-
     def _drop(self, name: str) -> None:
-        for known in self._replicas.values():
-            known.session.send(DropAdapter(name))
+        for member in self.replicas.values():
+            member.session.send(DropAdapter(name))
 
     async def _load_at(self, replica: str, adapter: Adapter) -> AdapterStatus | None:
         """Return None if the replica was lost, which proves nothing about the adapter."""
-        known = self._replicas.get(replica)
-        if known is None:
+        member = self.replicas.get(replica)
+        if member is None:
             return None
         try:
-            payload = await known.session.link.load_adapter(msgspec.msgpack.encode(adapter))
+            payload = await member.session.link.load_adapter(msgspec.msgpack.encode(adapter))
         except ReplicaLost as error:
             logger.warning("the replica %s was lost while it loaded %s: %s", replica, adapter.name, error)
             return None
         status = msgspec.msgpack.decode(payload, type=AdapterStatus)
         if status.state is AdapterState.FAILED:
-            known.adapters_refused.add(adapter.key)
+            member.adapters_refused.add(adapter.key)
         return status

@@ -8,7 +8,10 @@ import logging
 import secrets
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -18,21 +21,10 @@ from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
-from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession
+from openai_cpu_server.replicas import wire
 from openai_cpu_server.replicas.remote.placement import RequestPlacement
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport
-from openai_cpu_server.replicas.router import ReplicaRouter
-from openai_cpu_server.replicas.wire import (
-    DoorAddress,
-    EndReason,
-    FrameStream,
-    HostReport,
-    NewsFrame,
-    Order,
-    ReplicaNews,
-    RequestEnd,
-    SessionHello,
-)
+from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
+from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +32,18 @@ _CONNECT_S = 5.0
 """Timeout of the connection, and of the first news, which a replica sends at once."""
 
 
+@dataclass(eq=False)
 class StreamLink:
-    def __init__(
-        self,
-        door: Callable[[], Awaitable[DoorAddress]],
-        load_adapter: Callable[[bytes], Awaitable[bytes]],
-        *,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """`door` returns its address; `load_adapter` as in `ReplicaLink`. Both raise ReplicaLost."""
-        self._door = door
-        self._load_adapter = load_adapter
-        self._tls = tls
-        self._sessions: dict[str, _Session] = {}
+    """`ReplicaLink` over a connection to the replica's door."""
+
+    door: Callable[[], Awaitable[wire.DoorAddress]]
+    """Function that returns the address of the door. Raises ReplicaLost."""
+    load_adapter: Callable[[bytes], Coroutine[Any, Any, bytes]]
+    tls: ssl.SSLContext | None = None
+    _sessions: dict[str, _Session] = field(default_factory=dict)
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        session = await self._connected(await self._door(), lease_holder)
+        session = await self._connected(await self.door(), lease_holder)
         self._sessions[lease_holder] = session
         try:
             while (news := await session.news()) is not None:
@@ -64,68 +52,63 @@ class StreamLink:
             del self._sessions[lease_holder]
             session.close()
 
-    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         session = self._sessions.get(lease_holder)
         if session is None:
-            raise ReplicaLost("there is no connection to it")
-        return await session.tell(orders)
+            raise wire.ReplicaLost("there is no connection to it")
+        return await session.send_orders(orders)
 
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        return await self._load_adapter(adapter)
-
-    async def _connected(self, door: DoorAddress, lease_holder: str) -> _Session:
+    async def _connected(self, door: wire.DoorAddress, lease_holder: str) -> _Session:
         loop = asyncio.get_running_loop()
-        host = "" if self._tls else None
+        host = "" if self.tls else None
         try:
             with anyio.fail_after(_CONNECT_S):
                 _, stream = await loop.create_connection(
-                    FrameStream, door.address, door.port, ssl=self._tls, server_hostname=host
+                    wire.FrameStream, door.address, door.port, ssl=self.tls, server_hostname=host
                 )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"nobody answered in {_CONNECT_S:g} s"
-            raise ReplicaLost(f"cannot connect to {door.address}:{door.port}: {why}") from None
-        stream.send(msgspec.msgpack.encode(SessionHello(door.token, lease_holder)))
+            raise wire.ReplicaLost(f"cannot connect to {door.address}:{door.port}: {why}") from None
+        stream.send(msgspec.msgpack.encode(wire.SessionHello(door.token, lease_holder)))
         return _Session(stream)
 
 
+@dataclass(eq=False)
 class _Session:
-    def __init__(self, stream: FrameStream) -> None:
-        self._stream = stream
-        self._untaken: deque[asyncio.Future[bool]] = deque()
-        self._patience_s: float | None = _CONNECT_S
+    stream: wire.FrameStream
+    _untaken: deque[asyncio.Future[bool]] = field(default_factory=deque)
+    _patience_s: float | None = _CONNECT_S
 
     async def news(self) -> bytes | None:
         """Return None if the replica has ended the session. Raises ReplicaLost."""
         while (frame := await self._received()) is not None:
             kind = frame[:1]
-            if kind == NewsFrame.NEWS:
+            if kind == wire.NewsFrame.NEWS:
                 return frame[1:]
-            if kind == NewsFrame.END:
+            if kind == wire.NewsFrame.END:
                 return None
             if self._untaken and not (answer := self._untaken.popleft()).done():
-                answer.set_result(kind == NewsFrame.TAKEN)
-        raise ReplicaLost("the connection to it was cut")
+                answer.set_result(kind == wire.NewsFrame.TAKEN)
+        raise wire.ReplicaLost("the connection to it was cut")
 
-    async def tell(self, orders: bytes) -> bool:
+    async def send_orders(self, orders: bytes) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._untaken.append(answer)
-        self._stream.send(orders)
+        self.stream.send(orders)
         return await answer
 
     def close(self) -> None:
-        self._stream.abort()
+        self.stream.abort()
         for answer in self._untaken:
             if not answer.done():
-                answer.set_exception(ReplicaLost("the connection to it was cut"))
+                answer.set_exception(wire.ReplicaLost("the connection to it was cut"))
 
     async def _received(self) -> bytes | None:
-        if self._patience_s is None:
-            return await self._stream.receive()
         try:
             with anyio.fail_after(self._patience_s):
-                frame = await self._stream.receive()
+                frame = await self.stream.receive()
         except TimeoutError:
-            raise ReplicaLost(f"it has told nothing in {self._patience_s:g} s") from None
+            raise wire.ReplicaLost(f"it has told nothing in {self._patience_s:g} s") from None
         self._patience_s = None
         return frame
 
@@ -138,7 +121,7 @@ class ReplicaCarrier:
     """Owns the sessions with the replicas. `RequestPlacement` owns their requests."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
-        self.replicas: dict[str, KnownReplica] = {}
+        self.replicas: dict[str, ReplicaMember] = {}
         self.requests = RequestPlacement(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         self.last_loss: tuple[str, float] | None = None
@@ -150,38 +133,40 @@ class ReplicaCarrier:
         self._clock = clock
         self._router = router
         self._lease_s = lease_s
-        self._links: dict[str, ReplicaLink] = {}
+        self._links: dict[str, wire.ReplicaLink] = {}
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
     # -- replicas ----------------------------------------------------------------------------------------
 
-    def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
+    def replicas_are(self, links: Mapping[str, wire.ReplicaLink]) -> None:
         """Attend new replicas. Absent ones get no new requests, and their requests move."""
         self._links = dict(links)
         for name in links:
             if name not in self.replicas:
                 self._attend(name)
-        for name, known in list(self.replicas.items()):
-            if name not in links and not known.is_going:
-                self._let_go(name, known)
+        for name, member in list(self.replicas.items()):
+            if name not in links and not member.is_going:
+                member.is_going = True
+                self._router.gone(name)
+                self._empty(name)
 
     def retry(self) -> None:
         """Attend again replicas that were lost but are still listed."""
         for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 
-    def send(self, replica: str, *orders: Order) -> None:
+    def send(self, replica: str, *orders: wire.Order) -> None:
         if replica in self.replicas:
             self.replicas[replica].session.send(*orders)
 
     def close(self) -> None:
-        for known in self.replicas.values():
-            known.session.leave()
+        for member in self.replicas.values():
+            member.session.leave()
         self.replicas.clear()
 
-    # -- a `SessionListener` -----------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------------
 
-    def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
+    def heard(self, session: ReplicaSession, news: wire.ReplicaNews) -> None:
         replica = session.replica
         self.on_spent(news.spent_ms)
         self.on_measured(news.measured)
@@ -192,96 +177,90 @@ class ReplicaCarrier:
         if news.report is not None:
             self._reported(replica, news.report)
 
-    def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
+    def lost(self, session: ReplicaSession, why: str, is_death: bool) -> None:
         replica = session.replica
-        known = self.replicas.get(replica)
+        member = self.replicas.get(replica)
         if is_death:
             self.lost_replicas.add(replica)
             self.last_loss = (f"the replica {replica} was lost: {why}", self._clock())
-        if known is None or known.session is not session:
+        if member is None or member.session is not session:
             return  # it was empty
         del self.replicas[replica]
         self._router.gone(replica)
-        self.requests.displace(self.requests.places.at(replica), known, why, accuses=is_death)
+        self.requests.displace(self.requests.assigned_to(replica), member, why, accuses=is_death)
         self.requests.place_waiting()
 
     # -- inside: replicas --------------------------------------------------------------------------------
 
     def _attend(self, name: str) -> None:
         session = ReplicaSession(
-            name, self._links[name], next(self._sessions), self, lease_s=self._lease_s, clock=self._clock
+            name,
+            self._links[name],
+            next(self._sessions),
+            self.heard,
+            self.lost,
+            lease_s=self._lease_s,
+            clock=self._clock,
         )
-        self.replicas[name] = KnownReplica(session)
-
-    def _let_go(self, name: str, known: KnownReplica) -> None:
-        known.is_going = True
-        self._router.gone(name)
-        self._empty(name)
+        self.replicas[name] = ReplicaMember(session)
 
     def _empty(self, name: str) -> None:
         if self.requests.empty(name):
             self.replicas.pop(name).session.leave_in(_LAST_WORDS_S)
 
-    def _reported(self, replica: str, report: HostReport) -> None:
-        known = self.replicas[replica]
-        if report.others is None and known.report is not None:
-            report = msgspec.structs.replace(report, others=known.report.others)
-        known.report = report
-        if known.is_going:
+    def _reported(self, replica: str, report: wire.HostReport) -> None:
+        member = self.replicas[replica]
+        if report.others is None and member.report is not None:
+            report = msgspec.structs.replace(report, others=member.report.others)
+        member.report = report
+        if member.is_going:
             self._empty(replica)
             return
-        made_s = known.session.counted_s(report.counted)
-        told = ReplicaReport(report.state, report.forecast, report.held)
-        self._router.reported(replica, told, made_s=made_s, now_s=self._clock())
+        made_s = member.session.counted_s(report.counted)
+        load = ReplicaReport(report.state, report.forecast, report.held)
+        self._router.reported(replica, load, made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self.requests.place_waiting()
-        if known.is_ready:
+        if member.is_ready:
             self.requests.take_over(replica)
             for name in [name for name, other in self.replicas.items() if other.is_going]:
                 self._empty(name)
 
-    # -- inside: what is told of requests ----------------------------------------------------------------
+    # -- inside: events of requests ----------------------------------------------------------------------
 
-    def _deliver(self, replica: str, news: ReplicaNews) -> None:
-        by_wire = self.requests.places.by_wire
-        here = [live for wire in news.started if (live := by_wire(replica, wire)) is not None]
+    def _deliver(self, replica: str, news: wire.ReplicaNews) -> None:
+        find = self.requests.find
+        here = [live for name in news.started if (live := find(replica, name)) is not None]
         for live in self.requests.live.computing(tuple(live.request.id for live in here)):
             live.answer.start()
         events: list[TokenEvent | Embedded] = [*news.events, *news.embedded]
         for event in events:
-            live_there = by_wire(replica, event.id)
+            live_there = find(replica, event.id)
             if live_there is not None:
                 self.requests.advance(live_there)
                 self.requests.delivery.deliver(_renamed(event, live_there))
-        self._tell_places(replica, news)
-
-    def _tell_places(self, replica: str, news: ReplicaNews) -> None:
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
-            if (live := self.requests.places.by_wire(replica, place.id)) is not None
+            if (live := find(replica, place.id)) is not None
         ]
         if places:
-            told = self.requests.live.waiting(places, self._clock(), among=self.requests.places.at(replica))
-            for answer, place in told.items():
+            among = self.requests.assigned_to(replica)
+            for answer, place in self.requests.live.waiting(places, self._clock(), among=among).items():
                 answer.wait_at(place)
 
-    def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
-        by_wire = self.requests.places.by_wire
-        there = [(live, end) for end in news if (live := by_wire(replica, end.id)) is not None]
+    def _end(self, replica: str, news: Sequence[wire.RequestEnd]) -> None:
+        there = [(live, end) for end in news if (live := self.requests.find(replica, end.id)) is not None]
         for live, end in there:
-            if end.why is not EndReason.RETURNED:
-                self._fail(live, end)
-        returned = [(live, end.message) for live, end in there if end.why is EndReason.RETURNED]
+            if end.why is wire.EndReason.FAILED:  # the replica's engine has died of it
+                self.requests.culprits.book(live.request.account, live.call)
+            if end.why is not wire.EndReason.RETURNED:
+                error = RequestCancelled if end.why is wire.EndReason.CANCELLED else GenerationFailed
+                self.requests.delivery.fail([live], partial(error, end.message))
+        returned = [(live, end.message) for live, end in there if end.why is wire.EndReason.RETURNED]
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
             self.requests.displace(lives, self.replicas[replica], returned[-1][1])
-
-    def _fail(self, live: AcceptedRequest, end: RequestEnd) -> None:
-        error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed
-        if end.why is EndReason.FAILED:  # the replica's engine has died of it
-            self.requests.culprits.book(live.request.account, live.call)
-        self.requests.delivery.fail([live], lambda: error(end.message))
 
 
 def _renamed(event: TokenEvent | Embedded, live: AcceptedRequest) -> TokenEvent | Embedded:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -31,20 +32,19 @@ from openai_cpu_server.engine_client.subscribers import MediaShapes
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.replicas.remote.adapters import ReplicaAdapters
 from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
-from openai_cpu_server.replicas.report import ReplicaLink
 from openai_cpu_server.replicas.router import ReplicaRouter
-from openai_cpu_server.replicas.wire import MOST_MEDIA_BYTES, CancelCall, HostReport, Order
+from openai_cpu_server.replicas.wire import MOST_MEDIA_BYTES, CancelCall, HostReport, Order, ReplicaLink
 
 _RESTART_STATES = (EngineState.RESTARTING, EngineState.LOADING)
 
 
+@dataclass(eq=False)
 class ReplicasOverview:
-    def __init__(self, carrier: ReplicaCarrier, clock: Callable[[], float]) -> None:
-        self.is_draining = False
-        self.is_closed = False
-        self._carrier = carrier
-        self._clock = clock
-        self._last_info: ModelInfo | None = None
+    carrier: ReplicaCarrier
+    clock: Callable[[], float]
+    is_draining: bool = False
+    is_closed: bool = False
+    _last_info: ModelInfo | None = None
 
     @property
     def info(self) -> ModelInfo | None:
@@ -71,12 +71,12 @@ class ReplicasOverview:
     def reason(self) -> str | None:
         """Failures of single replicas, also while others serve, or None."""
         wrong = [
-            f"the replica {name}: {known.report.reason_told}"
-            for name, known in self._carrier.replicas.items()
-            if known.report is not None and known.report.reason_told is not None
+            f"the replica {name}: {report.reason_told}"
+            for name, member in self.carrier.replicas.items()
+            if (report := member.report) is not None and report.reason_told is not None
         ]
-        if not wrong and self.state in _RESTART_STATES and self._carrier.last_loss is not None:
-            return self._carrier.last_loss[0]
+        if not wrong and self.state in _RESTART_STATES and self.carrier.last_loss is not None:
+            return self.carrier.last_loss[0]
         return "; ".join(wrong) or None
 
     @property
@@ -87,12 +87,16 @@ class ReplicasOverview:
         """Return the replicas that run a call of another API process, by the call's id or a sequence's."""
         return [
             replica
-            for replica, known in self._carrier.replicas.items()
-            if known.report is not None and any(name in names_of(one.id) for one in known.report.others or ())
+            for replica, member in self.carrier.replicas.items()
+            if any(name in names_of(one.id) for one in (member.report and member.report.others) or ())
         ]
 
     def status(self) -> EngineStatus:
-        statuses, live = [report.status for report in self._reports()], self._carrier.requests.live
+        statuses, live = [report.status for report in self._reports()], self.carrier.requests.live
+        sums = {name: sum(getattr(one, name) for one in statuses) for name in _SUMS}
+        deaths = [status.last_death for status in statuses if status.last_death is not None]
+        if (loss := self.carrier.last_loss) is not None:
+            deaths.append(LastDeath(cause="replica_lost", message=loss[0], age_s=self.clock() - loss[1]))
         return EngineStatus(
             state=self.state,
             reason="the server is about to end" if self.is_draining else self.reason,
@@ -100,21 +104,14 @@ class ReplicasOverview:
             timed=None,
             running=live.count(RequestState.RUNNING),
             waiting=live.count(RequestState.WAITING),
-            kv_tokens=sum(status.kv_tokens for status in statuses),
-            kv_tokens_used=sum(status.kv_tokens_used for status in statuses),
-            restarts=sum(status.restarts for status in statuses) + len(self._carrier.lost_replicas),
-            last_death=self._last_death(statuses),
+            restarts=sum(status.restarts for status in statuses) + len(self.carrier.lost_replicas),
+            last_death=min(deaths, key=lambda death: death.age_s, default=None),
             deaths=tuple(death for status in statuses for death in status.deaths),
-            rss_bytes=sum(status.rss_bytes for status in statuses),
-            engine_rss_bytes=sum(status.engine_rss_bytes for status in statuses),
-            kernels=next((status.kernels for status in statuses if status.kernels), {}),
-            placement=next((status.placement for status in statuses if status.placement), None),
-            draft_placement=next(
-                (status.draft_placement for status in statuses if status.draft_placement), None
-            ),
-            threads=sum(status.threads for status in statuses),
-            threads_computing=sum(status.threads_computing for status in statuses),
+            kernels=next((one.kernels for one in statuses if one.kernels), {}),
+            placement=next((one.placement for one in statuses if one.placement), None),
+            draft_placement=next((one.draft_placement for one in statuses if one.draft_placement), None),
             is_throttled=any(status.is_throttled for status in statuses),
+            **sums,
         )
 
     def kv_stats(self) -> KVStats | None:
@@ -131,24 +128,19 @@ class ReplicasOverview:
     def adapters(self) -> tuple[AdapterStatus, ...]:
         best: dict[str, AdapterStatus] = {}
         for status in (status for report in self._reports() for status in report.adapters):
-            known = best.get(status.adapter.name)
-            if known is None or _RANKS.index(status.state) < _RANKS.index(known.state):
+            other = best.get(status.adapter.name)
+            if other is None or _RANKS.index(status.state) < _RANKS.index(other.state):
                 best[status.adapter.name] = status
         return tuple(best.values())
 
     def _reports(self) -> list[HostReport]:
         """Return reports of staying replicas, or of leaving ones if none stays."""
-        known = [one for one in self._carrier.replicas.values() if one.report is not None]
-        staying = [one for one in known if not one.is_going] or known
+        members = [one for one in self.carrier.replicas.values() if one.report is not None]
+        staying = [one for one in members if not one.is_going] or members
         return [one.report for one in staying if one.report is not None]
 
-    def _last_death(self, statuses: Iterable[EngineStatus]) -> LastDeath | None:
-        deaths = [status.last_death for status in statuses if status.last_death is not None]
-        if (loss := self._carrier.last_loss) is not None:
-            deaths.append(LastDeath(cause="replica_lost", message=loss[0], age_s=self._clock() - loss[1]))
-        return min(deaths, key=lambda death: death.age_s, default=None)
 
-
+_SUMS = ("kv_tokens", "kv_tokens_used", "rss_bytes", "engine_rss_bytes", "threads", "threads_computing")
 _SIZES = ("block_tokens", "cache_block_tokens")
 _RANKS = (AdapterState.READY, AdapterState.LOADING, AdapterState.FAILED)
 
@@ -199,7 +191,7 @@ class RemoteEngine:
         self.stop, self.end_thinking = self._admission.stop, self._admission.end_thinking
         self._clock = clock
 
-    # -- for whoever runs it -----------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:
@@ -256,7 +248,12 @@ class RemoteEngine:
         return await self._shapes.of(sizes)
 
     def cancel(self, name: str) -> bool:
-        return self._admission.cancel(name) or self._cancel_elsewhere(name)
+        if self._admission.cancel(name):
+            return True
+        holders = self._overview.holders(name)
+        for replica in holders:
+            self._carrier.send(replica, CancelCall(name))
+        return bool(holders)
 
     def requests(self) -> list[LiveRequest]:
         return self._requests.live.snapshots(self._clock()) + self._overview.others
@@ -299,9 +296,3 @@ class RemoteEngine:
     def _reported(self, replica: str) -> None:
         self._adapters.reported(replica)
         self._shapes.ask_again(partial(self._carrier.send, replica))
-
-    def _cancel_elsewhere(self, name: str) -> bool:
-        holders = self._overview.holders(name)
-        for replica in holders:
-            self._carrier.send(replica, CancelCall(name))
-        return bool(holders)

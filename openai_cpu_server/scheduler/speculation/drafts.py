@@ -15,7 +15,7 @@ from openai_cpu_server.scheduler.sequence import Sequence
 _FORGET_ALL = 0.998
 """Decay of previous observations, so that about 500 of all sequences together count.
 
-`scripts/regress.py sensitivity speculation.drafts._FORGET_ALL` and the names below: no value from a quarter
+`scripts/regress.py streams speculation.drafts._FORGET_ALL` and the names below: no value from a quarter
 to four times as much changes any workload by more than 2 %. They are orders of magnitude.
 """
 _FORGET_OWN = 0.96
@@ -40,60 +40,49 @@ class _Record:
         self.right = self._forget * self.right + was_right
         self.tried = self._forget * self.tried + 1.0
 
-    def fade(self) -> None:
-        self.right *= _FADE
-        self.tried *= _FADE
-
     def rate(self, assumed: float, weight: float) -> float:
         return (self.right + weight * assumed) / (self.tried + weight)
 
 
 class GuessRates:
-    def __init__(self, assumed: Seq[float]) -> None:
-        """`assumed`: initial share of correct guesses (0 to 1) for each kind."""
+    """Share of correct guesses of each kind, of all sequences or of one that shares its experience."""
+
+    def __init__(self, assumed: Seq[float], common: GuessRates | None = None) -> None:
+        """`assumed`: initial share (0 to 1) for each kind. `common`: rates of all sequences, or None."""
         self._assumed = assumed
-        self._records = [_Record(_FORGET_ALL) for _ in assumed]
-
-    def rate(self, kind: int) -> float:
-        return self._records[kind].rate(self._assumed[kind], _PRIOR_WEIGHT)
-
-    def learn(self, kind: int, *, was_right: bool) -> None:
-        self._records[kind].learn(was_right=was_right)
-
-    def fade(self) -> None:
-        """Forget a little, so that an unused kind returns to its assumed rate."""
-        for record in self._records:
-            record.fade()
-
-    def for_one_sequence(self) -> OwnGuessRates:
-        return OwnGuessRates(self, len(self._records))
-
-
-class OwnGuessRates:
-    """Share of correct guesses of each kind in one sequence. The common experience learns with it."""
-
-    def __init__(self, common: GuessRates, num_kinds: int) -> None:
         self._common = common
-        self._records = [_Record(_FORGET_OWN) for _ in range(num_kinds)]
+        self._records = [_Record(_FORGET_ALL if common is None else _FORGET_OWN) for _ in assumed]
 
     def rate(self, kind: int) -> float:
+        if self._common is None:
+            return self._records[kind].rate(self._assumed[kind], _PRIOR_WEIGHT)
         return self._records[kind].rate(self._common.rate(kind), _LEAN)
 
     def learn(self, kind: int, *, was_right: bool) -> None:
         self._records[kind].learn(was_right=was_right)
-        self._common.learn(kind, was_right=was_right)
+        if self._common is not None:
+            self._common.learn(kind, was_right=was_right)
+
+    def fade(self) -> None:
+        """Forget a little, so that an unused kind returns to its assumed rate."""
+        for record in self._records:
+            record.right *= _FADE
+            record.tried *= _FADE
+
+    def for_one_sequence(self) -> GuessRates:
+        return GuessRates(self._assumed, self)
 
 
 MIN_MATCH = 2
 """Tokens that must be equal.
 
-`scripts/regress.py sensitivity speculation.drafts.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they
+`scripts/regress.py streams speculation.drafts.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they
 are 3 % faster, for more work in Python.
 """
 MAX_MATCH = 32
 """Length beyond which further equal tokens make no difference."""
 _MAX_PLACES = 4
-"""Maximum places examined, from the latest backwards. `scripts/regress.py sensitivity
+"""Maximum places examined, from the latest backwards. `scripts/regress.py streams
 speculation.drafts._MAX_PLACES`: 1 to 16 changes nothing."""
 _ITEM = array("q").itemsize
 
@@ -108,7 +97,7 @@ class PromptLookup:
     """Prediction for one sequence. It stays with a place while the tokens there match the new ones."""
 
     def __init__(self) -> None:
-        self._known = array("q")
+        self._tokens = array("q")
         self._place: int | None = None
         """Position of the predicted next token, or None without a matching place."""
         self.match = 0
@@ -116,19 +105,18 @@ class PromptLookup:
 
     def follow(self, tokens: Seq[int]) -> list[LookupGuess]:
         """Add the new tokens of the sequence, and return the comparison of each one that was predicted."""
-        new = array("q", tokens[len(self._known) :])
+        new = array("q", tokens[len(self._tokens) :])
         guesses = list(self._compare(new))
-        self._known += new
+        self._tokens += new
         if self._place is None and new:
             self._search()
         return guesses
 
     def foreseen(self, limit: int) -> list[int]:
-        """Return `limit` predicted tokens, or none without a place. Fewer tokens from the place to the end
-        are repeated."""
+        """Return `limit` predicted tokens, or none. Tokens are repeated if the place is near the end."""
         if self._place is None:
             return []
-        found = self._known[self._place : self._place + limit].tolist()
+        found = self._tokens[self._place : self._place + limit].tolist()
         period = len(found)
         while len(found) < limit:
             found.append(found[-period])
@@ -139,7 +127,7 @@ class PromptLookup:
             if self._place is None:
                 return
             at = self._place
-            foreseen = self._known[at] if at < len(self._known) else new[at - len(self._known)]
+            foreseen = self._tokens[at] if at < len(self._tokens) else new[at - len(self._tokens)]
             yield LookupGuess(self.match, foreseen == token)
             if foreseen == token:
                 self._place, self.match = at + 1, self.match + 1
@@ -155,9 +143,9 @@ class PromptLookup:
                 return
 
     def _places(self) -> Iterator[int]:
-        if len(self._known) <= MIN_MATCH:
+        if len(self._tokens) <= MIN_MATCH:
             return
-        data, last = self._known.tobytes(), self._known[-MIN_MATCH:].tobytes()
+        data, last = self._tokens.tobytes(), self._tokens[-MIN_MATCH:].tobytes()
         end = len(data) - 1
         for _ in range(_MAX_PLACES):
             at = data.rfind(last, 0, end)
@@ -169,10 +157,10 @@ class PromptLookup:
             end = at + len(last) - 1
 
     def _match_before(self, end: int) -> int:
-        known, last = self._known, len(self._known)
+        tokens, last = self._tokens, len(self._tokens)
         longest = min(MAX_MATCH, end)
         return next(
-            (n for n in range(MIN_MATCH, longest) if known[end - 1 - n] != known[last - 1 - n]), longest
+            (n for n in range(MIN_MATCH, longest) if tokens[end - 1 - n] != tokens[last - 1 - n]), longest
         )
 
 
@@ -185,8 +173,7 @@ _READING = 0.3
 """Initial cost of a prefilled token relative to a drafted one: the price per token of 16 rows against one
 row (docs/measurements.md) for a small model."""
 _MUCH_UNREAD = 4 * _MOST_OF_MODEL
-"""Number of unread tokens from which the draft model's time teaches the cost of prefill instead of
-drafting."""
+"""Number of unread tokens from which the time of drafting teaches the cost of prefill instead."""
 _PAID_IN_STEPS = 8
 """Steps over which the draft model's prefill must pay, because it serves many drafts. Set by reasoning."""
 _PRICE_RATE = 0.1
@@ -223,7 +210,6 @@ class Drafter(Protocol):
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
         """Return a draft of at most `limit` tokens, none of which ends the output. Called whenever the
         sequence decodes, also with a limit of 0."""
-        ...
 
     def forget(self, sequence: Sequence) -> None: ...
 
@@ -237,8 +223,8 @@ class ModelDrafter:
         self._token_ms: float | None = None
         self._read_ms: float | None = None
         self._experience = GuessRates((_ASSUMED_OF_MODEL,))
-        self._own: dict[Sequence, OwnGuessRates] = {}
-        self._known: dict[Sequence, int] = {}
+        self._own: dict[Sequence, GuessRates] = {}
+        self._num_read: dict[Sequence, int] = {}
 
     def draft(self, sequence: Sequence, limit: int, model_ms: float) -> SequenceDraft:
         if sequence not in self._own:
@@ -268,8 +254,8 @@ class ModelDrafter:
         """Learn from the draft model's time in a step with these outcomes. It teaches the cost of draft
         tokens or, if much had to be read first, of reading."""
         has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
-        num_known = sum(drafted.num_known - self._known.get(s, 0) for s, drafted in outcomes.items())
-        self._known.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
+        num_known = sum(drafted.num_known - self._num_read.get(s, 0) for s, drafted in outcomes.items())
+        self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
         if not has_read and num_tokens:
             self._token_ms = _nearer(self._token_ms, drafting_ms / num_tokens)
@@ -279,10 +265,10 @@ class ModelDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         self._own.pop(sequence, None)
-        self._known.pop(sequence, None)
+        self._num_read.pop(sequence, None)
 
     def _unread(self, sequence: Sequence) -> int:
-        return len(sequence.tokens) - self._known.get(sequence, 0)
+        return len(sequence.tokens) - self._num_read.get(sequence, 0)
 
 
 def _nearer(price_ms: float | None, ms: float) -> float:
@@ -298,12 +284,12 @@ class LookupDrafter:
     def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens
         self._experience = GuessRates(_ASSUMED)
-        self._known: dict[Sequence, tuple[PromptLookup, OwnGuessRates]] = {}
+        self._lookups: dict[Sequence, tuple[PromptLookup, GuessRates]] = {}
 
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
-        if sequence not in self._known:
-            self._known[sequence] = PromptLookup(), self._experience.for_one_sequence()
-        lookup, experience = self._known[sequence]
+        if sequence not in self._lookups:
+            self._lookups[sequence] = PromptLookup(), self._experience.for_one_sequence()
+        lookup, experience = self._lookups[sequence]
         for guess in lookup.follow(sequence.tokens):
             experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
         tokens = tuple(self._before_end(lookup.foreseen(limit)))
@@ -311,11 +297,11 @@ class LookupDrafter:
             return SequenceDraft()
         rates = [experience.rate(kind) for kind in range(len(_ASSUMED))]
         kinds = _KINDS[lookup.match :][: len(tokens)]
-        known = tuple(rates[kind] for kind in kinds)
-        return SequenceDraft(tokens, known + (rates[-1],) * (len(tokens) - len(known)))
+        chances = [rates[kind] for kind in kinds] + [rates[-1]] * (len(tokens) - len(kinds))
+        return SequenceDraft(tokens, tuple(chances))
 
     def forget(self, sequence: Sequence) -> None:
-        self._known.pop(sequence, None)
+        self._lookups.pop(sequence, None)
 
     def _before_end(self, tokens: list[int]) -> Iterator[int]:
         """Rows of media cannot be drafted."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
+from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.step import Drafted, Step, StepResult
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 
 _FORGET = 0.98
@@ -17,7 +20,7 @@ _FORGET = 0.98
 
 This guards against drafts that lose against all predictions; tests/scheduler/test_drafts.py shows when it
 must act. Its value does not matter where drafts gain, and neither do those of the other names here
-(`scripts/regress.py sensitivity speculation.speculator._TRIAL`).
+(`scripts/regress.py streams speculation.speculator._TRIAL`).
 """
 _TRIAL = 32
 """Minimum steps with drafts before they are judged."""
@@ -66,6 +69,7 @@ class ComparedStep(NamedTuple):
         return min(max(self.elapsed_ms, shortest), longest)
 
 
+@dataclass(eq=False)
 class DraftGains:
     """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay.
 
@@ -74,10 +78,9 @@ class DraftGains:
     size without drafts. So contexts of different lengths, and steps with prompts, are comparable.
     """
 
-    def __init__(self) -> None:
-        self._now_ms = 0.0
-        self._plain: dict[int, _Account] = {}
-        self._trials: dict[DraftingKind, _Trial] = {}
+    _now_ms: float = 0.0
+    _plain: dict[int, _Account] = field(default_factory=dict)
+    _trials: dict[DraftingKind, _Trial] = field(default_factory=dict)
 
     def allows(self, kind: DraftingKind) -> bool:
         trial = self._trials.get(kind)
@@ -91,19 +94,16 @@ class DraftGains:
         self._plain.setdefault(size, _Account()).book(done.worth_ms, done.taken_ms)
 
     def learn(self, kind: DraftingKind, done: ComparedStep) -> None:
-        trial = self._trials.setdefault(kind, _Trial())
-        trial.learn(done, self._slowness(kind.size), self._now_ms)
-
-    def _slowness(self, size: int) -> float:
-        account = self._plain.get(size)
-        return 1.0 if account is None or account.num_steps < _ENOUGH else 1.0 / account.ratio
+        plain = self._plain.get(kind.size)
+        slowness = 1.0 if plain is None or plain.num_steps < _ENOUGH else 1.0 / plain.ratio
+        self._trials.setdefault(kind, _Trial()).learn(done, slowness, self._now_ms)
 
 
+@dataclass(eq=False)
 class _Account:
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self._worth_ms = 0.0
-        self._taken_ms = 0.0
+    num_steps: int = 0
+    _worth_ms: float = 0.0
+    _taken_ms: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -134,6 +134,117 @@ class _Trial:
         self.paused_until_ms = now_ms + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
         self._account = _Account()
+
+
+_WORTH = 0.95
+"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk.
+
+`scripts/regress.py streams speculation.speculator._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing
+is gained.
+"""
+_LEAST_CHANCE = 0.02
+"""Minimum probability of reaching a draft token that is considered, which saves time in Python.
+`scripts/regress.py streams speculation.speculator._LEAST_CHANCE`: 0.005 to 0.1 changes nothing."""
+
+
+@dataclass(frozen=True)
+class _DraftToken:
+    sequence: Sequence
+    gain: float
+    """Reduction of the sequence's expected time per token, in steps."""
+    ms: float
+    """Time of the draft model for it, or 0 if it is quoted."""
+
+
+def choose_lengths(
+    plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft], *, always: bool
+) -> dict[Sequence, int]:
+    """Return the number of draft tokens of each sequence in this step, without zeros.
+
+    If a step takes the time T, and g draft tokens of a sequence are expected to be correct, the sequence
+    needs T / (1 + g) per token. The mean over all sequences in the step, also those without a draft (g = 0),
+    is minimised. Then the total tokens per second do not fall either. Drafts make no step longer than its
+    budget, because new requests wait for its end. `always`: compute all drafts that fit.
+    """
+    if not always and not _can_pay(plan, prices, drafts):
+        return {}
+    tokens = sorted((t for s, d in drafts.items() for t in _draft_tokens(s, d)), key=lambda t: -t.gain)
+    if always:
+        return Counter(token.sequence for token in tokens[: plan.draft_room])
+    quoted = [token for token in tokens if not token.ms]
+    ways = [tokens] if len(quoted) == len(tokens) else [quoted, tokens]
+    choices = [_most_worth(plan, prices, way[: plan.draft_room]) for way in ways]
+    return Counter(token.sequence for token in min(choices, key=lambda choice: choice.ms).tokens)
+
+
+def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft]) -> bool:
+    """Return True if drafts could pay if all their tokens were correct, free to find, and attended to
+    nothing.
+
+    If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token. In
+    total that is m * m / (m + c).
+    """
+    lengths = [len(draft.chances) for draft in drafts.values() if draft.chances]
+    most, num_drafting = min(plan.draft_room, sum(lengths)), len(lengths)
+    if most <= 0:
+        return False
+    num_others, last_ms = len(plan.parts) - num_drafting, math.inf
+    goal_ms = _WORTH * len(plan.parts) * prices.padded_ms(plan)
+    doublings = (1 << power for power in range((most - 1).bit_length()))
+    for count in (*doublings, most):
+        ms = prices.padded_ms(plan, count)
+        steps_per_token = num_others + num_drafting**2 / (num_drafting + count)
+        if steps_per_token * min(ms, last_ms) < goal_ms:
+            return True
+        last_ms = ms
+    return False
+
+
+@dataclass(frozen=True)
+class _Choice:
+    tokens: list[_DraftToken]
+    ms: float
+    """Expected time per token, summed over the step's sequences."""
+
+
+def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -> _Choice:
+    if not tokens:
+        return _Choice([], math.inf)
+    trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
+    plain_ms = prices.padded_ms(plan)
+    limit_ms = max(plan.budget_ms, plain_ms)
+    fits = _fitting(plan, prices, len(tokens), limit_ms)
+    best, best_ms = 0, _WORTH * steps_per_token * plain_ms
+    for count, token in enumerate(tokens, 1):
+        trial.add_draft(token.sequence, 1)
+        steps_per_token -= token.gain
+        drafting_ms += token.ms
+        # Step times climb in stairs, and each prediction takes time. So only ends of tiles,
+        # powers of two and the last token are examined.
+        is_end_of_tile, is_power_of_two = trial.num_tokens % TILE_TOKENS == 0, count & (count - 1) == 0
+        if is_end_of_tile or is_power_of_two or count in (fits, len(tokens)):
+            step_ms = prices.padded_ms(trial) + drafting_ms
+            if step_ms <= limit_ms:
+                best_ms, best = min((best_ms, best), (steps_per_token * step_ms, count))
+            elif count > fits:
+                break
+    return _Choice(tokens[:best], best_ms)
+
+
+def _fitting(plan: StepPlan, prices: StepPrices, num_further: int, limit_ms: float) -> int:
+    if prices.padded_ms(plan, num_further) <= limit_ms:
+        return num_further
+    return bisect_right(range(1, num_further), limit_ms, key=lambda count: prices.padded_ms(plan, count))
+
+
+def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftToken]:
+    reached, expected, ms = 1.0, 1.0, draft.first_ms + draft.token_ms
+    for chance in draft.chances:
+        reached *= chance
+        if reached < _LEAST_CHANCE:
+            return
+        yield _DraftToken(sequence, 1 / expected - 1 / (expected + reached), ms)
+        expected, ms = expected + reached, draft.token_ms
 
 
 _FEW_TO_READ = 16
@@ -169,6 +280,7 @@ class ChosenDrafts:
     """Predicted time of the step without drafts, or None if no sequence in it could have one."""
 
 
+@dataclass(eq=False)
 class Speculator:
     """Choice of drafts by the tokens that drafters predict and by their cost.
 
@@ -176,35 +288,28 @@ class Speculator:
     optional.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        draft_model: ModelDrafter | None = None,
-        *,
-        max_tokens: int = 31,
-        always: bool = False,
-    ) -> None:
-        """`max_tokens`: maximum draft tokens of one sequence in a step; 31 and its own token fill two
-        tiles. `always`: compute every draft (`contract.Experiment`)."""
-        self._drafter = drafter
-        self._draft_model = draft_model
-        self._max_tokens = max_tokens
-        self._always = always
-        self._gains = DraftGains()
+    drafter: Drafter
+    draft_model: ModelDrafter | None = None
+    _: KW_ONLY
+    max_tokens: int = 31
+    """Maximum draft tokens of one sequence in a step; 31 and its own token fill two tiles."""
+    always: bool = False
+    """Compute every draft (`contract.Experiment`)."""
+    _gains: DraftGains = field(default_factory=DraftGains)
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
         """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
-        quotes, generates = (self._always or self._gains.allows(kind) for kind in kinds)
+        quotes, generates = (self.always or self._gains.allows(kind) for kind in kinds)
         single_ms = prices.single_ms
         found = {
             s: self._draft(s, limit, single_ms, quotes=quotes, generates=generates)
             for s, limit in limits.items()
             if s.is_decoding
         }
-        lengths = choose_lengths(plan, prices, found, always=self._always)
+        lengths = choose_lengths(plan, prices, found, always=self.always)
         plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
-        if self._always:
+        if self.always:
             drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
             spans = {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
         else:
@@ -228,29 +333,29 @@ class Speculator:
             self._gains.learn_plain(done)
 
     def learn(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        if self._draft_model is None or not outcomes:
+        if self.draft_model is None or not outcomes:
             return
         for sequence, drafted in outcomes.items():
-            self._draft_model.learn(sequence, drafted)
-        self._draft_model.learn_price(outcomes, drafting_ms)
+            self.draft_model.learn(sequence, drafted)
+        self.draft_model.learn_price(outcomes, drafting_ms)
 
     def forget(self, sequence: Sequence) -> None:
-        self._drafter.forget(sequence)
-        if self._draft_model is not None:
-            self._draft_model.forget(sequence)
+        self.drafter.forget(sequence)
+        if self.draft_model is not None:
+            self.draft_model.forget(sequence)
 
     def _draft(
         self, sequence: Sequence, limit: int, single_ms: float, *, quotes: bool, generates: bool
     ) -> SequenceDraft:
         """The quotation is used unless the draft model is more likely to be correct. `single_ms`: time of
         a step with one token."""
-        limit = max(0, min(limit, self._max_tokens))
-        quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
+        limit = max(0, min(limit, self.max_tokens))
+        quoted = self.drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if quotes else SequenceDraft()
         # A draft model sees nothing.
-        if self._draft_model is None or not limit or not generates or sequence.request.media:
+        if self.draft_model is None or not limit or not generates or sequence.request.media:
             return quoted
-        generated = self._draft_model.draft(sequence, limit, single_ms)
+        generated = self.draft_model.draft(sequence, limit, single_ms)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])
 
 

@@ -23,6 +23,7 @@ from openai_cpu_server.structured.languages.expr import (
     Text,
     Token,
     alt,
+    counts_in_braces,
     every_expression,
     repeat,
     seq,
@@ -80,12 +81,18 @@ def _codes(text: str, position: int) -> list[tuple[int, int]]:
     found = []
     end = len(text) - 1
     if "\\" not in text:
-        return _plain_codes(text, position, end)
+        wrong = _SURROGATE.search(text)
+        if wrong:
+            raise WrongCharacter(wrong.start(), f"there is no character {ord(wrong[0]):#x}")
+        return [(ord(text[i]), i) for i in range(position, end)]
     while position < end:
         match = _CHARACTER.match(text, position, end)
         if match is None:
             raise WrongCharacter(position, _wrong_escape(text[position : position + 2]))
-        code = _code(match)
+        if digits := match[1] or match[2] or match[3]:
+            code = int(digits, 16)
+        else:
+            code = ord(_NAMED.get(match[4], match[4]) if match[4] else match[5])
         if code > MAX or _LOWEST_SURROGATE <= code <= _HIGHEST_SURROGATE:
             raise WrongCharacter(position, f"there is no character {code:#x}")
         found.append((code, position))
@@ -93,26 +100,12 @@ def _codes(text: str, position: int) -> list[tuple[int, int]]:
     return found
 
 
-def _plain_codes(text: str, position: int, end: int) -> list[tuple[int, int]]:
-    wrong = _SURROGATE.search(text)
-    if wrong:
-        raise WrongCharacter(wrong.start(), f"there is no character {ord(wrong[0]):#x}")
-    return [(ord(text[i]), i) for i in range(position, end)]
-
-
-def _code(match: re.Match[str]) -> int:
-    digits = match[1] or match[2] or match[3]
-    if digits:
-        return int(digits, 16)
-    return ord(_NAMED.get(match[4], match[4]) if match[4] else match[5])
-
-
 def _wrong_escape(written: str) -> str:
     wanted = {"\\x": 2, "\\u": 4, "\\U": 8}
     if written in wanted:
         return f"{written} expects {wanted[written]} hexadecimal digits"
-    known = '\\n \\r \\t \\\\ \\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH'
-    return f"unknown escape {written!r}, expected one of {known}"
+    escapes = '\\n \\r \\t \\\\ \\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH'
+    return f"unknown escape {written!r}, expected one of {escapes}"
 
 
 MOST_CHARACTERS = 600_000
@@ -185,10 +178,8 @@ class GbnfSymbols:
         return self._error_at(self._start(index) + offset, message)
 
     def _start(self, index: int) -> int:
-        return next(itertools.islice(self._starts(), index, None), len(self._text))
-
-    def _starts(self) -> Iterator[int]:
-        return (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
+        starts = (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
+        return next(itertools.islice(starts, index, None), len(self._text))
 
     def _error_at(self, position: int, message: str) -> InvalidGrammar:
         lines = re.split(r"\r\n|\r|\n", self._text[:position])
@@ -211,7 +202,6 @@ DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
 """Groups nested this deep become rules, so that no expression is deep."""
-_COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.ANY, SymbolKind.TOKEN)
 
 
@@ -233,10 +223,10 @@ class _Group:
         return found[0] if len(found) == 1 else alt(*found)
 
 
-def parse_gbnf(text: str, known: Collection[str] = ()) -> Rules:
-    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar. `known`:
-    names of rules that are defined elsewhere."""
-    return _Parser(GbnfSymbols(text), known).grammar()
+def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
+    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar.
+    `defined_names`: names of rules that are defined elsewhere."""
+    return _Parser(GbnfSymbols(text), defined_names).grammar()
 
 
 def names_tokens(rules: Rules) -> bool:
@@ -244,9 +234,9 @@ def names_tokens(rules: Rules) -> bool:
 
 
 class _Parser:
-    def __init__(self, symbols: GbnfSymbols, known: Collection[str]) -> None:
+    def __init__(self, symbols: GbnfSymbols, defined_names: Collection[str]) -> None:
         self._symbols = symbols
-        self._known = known
+        self._defined_elsewhere = defined_names
         self._next = 0
         self._rules: Rules = {}
         self._defined: dict[str, int] = {}
@@ -258,12 +248,8 @@ class _Parser:
         while self._kind is not SymbolKind.END:
             self._rule()
             self._skip_lines()
-        self._check()
-        return self._rules
-
-    def _check(self) -> None:
         for name, symbol in self._mentioned.items():
-            if name not in self._defined and name not in self._known:
+            if name not in self._defined and name not in self._defined_elsewhere:
                 raise self._symbols.error(symbol, f"there is no rule {name!r}")
         if ROOT not in self._defined:
             raise self._symbols.error(self._next, f"there is no rule {ROOT!r}, where every grammar begins")
@@ -273,6 +259,7 @@ class _Parser:
             path = " -> ".join([*named[:8], *(["..."] if len(named) > 8 else []), named[0]])
             message = f"left recursion: {path}; write it as a repetition, or with the recursion last"
             raise self._symbols.error(self._defined[named[0]], message)
+        return self._rules
 
     def _rule(self) -> None:
         name, symbol = self._text, self._next
@@ -304,9 +291,16 @@ class _Parser:
             self._operands[self._text] = self._made(kind)
             return
         if kind is SymbolKind.OPEN:
-            self._open(groups)
+            if len(groups) > DEEPEST_GROUP:
+                raise self._symbols.error(self._next, f"more than {DEEPEST_GROUP} nested groups")
+            groups.append(_Group())
         elif kind is SymbolKind.CLOSE and len(groups) > 1:
-            self._close(groups, lifted)
+            expr = groups.pop().finish()
+            if len(groups) >= _LIFTED_AT and expr.depth > 2:
+                name = next(lifted)
+                self._rules[name] = expr
+                expr = Ref(name)
+            groups[-1].items.append(expr)
         elif kind is SymbolKind.OR:
             group.next_alternative()
         elif kind is SymbolKind.REPEAT:
@@ -317,41 +311,14 @@ class _Parser:
         if kind is SymbolKind.OR:
             self._skip_lines()
 
-    def _open(self, groups: list[_Group]) -> None:
-        if len(groups) > DEEPEST_GROUP:
-            raise self._symbols.error(self._next, f"more than {DEEPEST_GROUP} nested groups")
-        groups.append(_Group())
-
-    def _close(self, groups: list[_Group], lifted: Iterator[str]) -> None:
-        expr = groups.pop().finish()
-        if len(groups) >= _LIFTED_AT and expr.depth > 2:
-            name = next(lifted)
-            self._rules[name] = expr
-            expr = Ref(name)
-        groups[-1].items.append(expr)
-
     def _repeat(self, group: _Group) -> None:
         if not group.items:
             raise self._symbols.error(self._next, f"nothing stands before {self._text[:20]!r}")
-        low, high = self._counts()
-        group.items[-1] = repeat(group.items[-1], low, high)
-
-    def _counts(self) -> tuple[int, int | None]:
-        if self._text in COUNT_MARKS:
-            return COUNT_MARKS[self._text]
-        match = _COUNTS.fullmatch(self._text)
-        if match is None or not (match[1] or match[3]):
-            raise self._symbols.error(self._next, "expected {m}, {m,}, {,n} or {m,n}")
-        low = self._count(match[1] or "0")
-        high = self._count(match[3]) if match[3] else None if match[2] else low
-        if high is not None and high < low:
-            raise self._symbols.error(self._next, f"at least {low} and at most {high} times")
-        return low, high
-
-    def _count(self, digits: str) -> int:
-        if len(digits.lstrip("0")) > len(str(MOST_TIMES)) or int(digits) > MOST_TIMES:
-            raise self._symbols.error(self._next, f"more than {MOST_TIMES} repetitions")
-        return int(digits)
+        try:
+            counts = COUNT_MARKS.get(self._text) or counts_in_braces(self._text, MOST_TIMES)
+        except ValueError as error:
+            raise self._symbols.error(self._next, str(error)) from None
+        group.items[-1] = repeat(group.items[-1], *counts)
 
     def _misplaced(self, kind: SymbolKind, *, in_group: bool) -> InvalidGrammar:
         end = "')'" if in_group else "the end of the line"
@@ -367,7 +334,10 @@ class _Parser:
         if kind is SymbolKind.TOKEN:
             return Token(int(self._text[2:-2]))
         try:
-            return _of_literal(self._text) if kind is SymbolKind.LITERAL else Chars(class_set(self._text))
+            if kind is SymbolKind.CLASS:
+                return Chars(class_set(self._text))
+            text = literal_text(self._text)
+            return Text(text) if text else EMPTY
         except WrongCharacter as error:
             raise self._symbols.error(self._next, str(error), error.position) from error
 
@@ -388,8 +358,3 @@ class _Parser:
     def _skip_lines(self) -> None:
         while self._kind is SymbolKind.NEWLINE:
             self._next += 1
-
-
-def _of_literal(symbol: str) -> Expr:
-    text = literal_text(symbol)
-    return Text(text) if text else EMPTY

@@ -42,16 +42,16 @@ class Shaper:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._lifted: dict[Expr, str] = {}
-        self._known: dict[tuple[Expr, int], Expr] = {}
+        self._shapes: dict[tuple[Expr, int], Expr] = {}
 
     def shaped(self, rules: Rules) -> Rules:
         """Add the lifted rules. Raises SchemaTooLarge."""
         found = {name: self._top(expr) for name, expr in rules.items()}
         queue = list(self._lifted.items())
         for expr, name in queue:
-            known = len(self._lifted)
+            num_lifted = len(self._lifted)
             found[name] = self._top(expr)
-            queue += list(self._lifted.items())[known:]
+            queue += list(self._lifted.items())[num_lifted:]
         return found
 
     def _top(self, expr: Expr) -> Expr:
@@ -63,9 +63,9 @@ class Shaper:
         if isinstance(expr, (Chars, Ref)):
             return expr
         key = expr, depth
-        if key not in self._known:
-            self._known[key] = self._shape_anew(expr, depth)
-        return self._known[key]
+        if key not in self._shapes:
+            self._shapes[key] = self._shape_anew(expr, depth)
+        return self._shapes[key]
 
     def _shape_anew(self, expr: Expr, depth: int) -> Expr:
         if isinstance(expr, Text):
@@ -136,7 +136,7 @@ class _Expansion:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._budget = Budget(_PRINTED)
-        self._known: dict[Expr, Expr] = {}
+        self._expansions: dict[Expr, Expr] = {}
         self._added: Rules = {}
 
     def plain(self) -> Rules:
@@ -146,12 +146,11 @@ class _Expansion:
     def _of(self, expr: Expr) -> Expr:
         if not expr.is_extended:
             return expr
-        if expr not in self._known:
-            self._known[expr] = self._written_out(expr) if _intersects(expr) else self._rebuilt(expr)
-        return self._known[expr]
-
-    def _rebuilt(self, expr: Expr) -> Expr:
-        return rebuilt(expr, map(self._of, expr.parts))
+        if expr not in self._expansions:
+            is_joined = _intersects(expr)
+            found = self._written_out(expr) if is_joined else rebuilt(expr, map(self._of, expr.parts))
+            self._expansions[expr] = found
+        return self._expansions[expr]
 
     def _written_out(self, expr: Expr) -> Expr:
         automaton = build(self._characters(expr), self._budget)
@@ -195,14 +194,14 @@ def _is_group(expr: Expr) -> bool:
 
 
 def text_length(rules: Rules) -> int:
-    known: dict[Expr, int] = {}
+    lengths: dict[Expr, int] = {}
     for expr in parts_first(list(rules.values())):
-        known[expr] = _length(expr, known)
-    return sum(len(f"{name} ::= \n") + known[expr] for name, expr in rules.items())
+        lengths[expr] = _length(expr, lengths)
+    return sum(len(f"{name} ::= \n") + lengths[expr] for name, expr in rules.items())
 
 
-def _length(expr: Expr, known: dict[Expr, int]) -> int:
-    inner = sum(map(known.__getitem__, expr.parts))
+def _length(expr: Expr, lengths: dict[Expr, int]) -> int:
+    inner = sum(map(lengths.__getitem__, expr.parts))
     if isinstance(expr, Seq):
         groups = sum(isinstance(x, Alt) for x in expr.items)
         return inner + 2 * groups + len(expr.items) - 1 if expr.items else len('""')
@@ -215,17 +214,14 @@ def _length(expr: Expr, known: dict[Expr, int]) -> int:
     return len(_shown(expr))
 
 
+_ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)},
+    **str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}),
+}
+
+
 def literal_text(text: str) -> str:
-    if text.isalnum() and text.isascii():
-        return f'"{text}"'
-    return '"' + "".join(_in_literal(c) for c in text) + '"'
-
-
-def _in_literal(char: str) -> str:
-    named = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    if char in named:
-        return named[char]
-    return char if ord(char) >= 0x20 and ord(char) != 0x7F else f"\\x{ord(char):02x}"
+    return f'"{text.translate(_ESCAPES)}"'
 
 
 @functools.lru_cache(maxsize=1024)
@@ -236,23 +232,17 @@ def char_class(chars: CharSet) -> str:
 
 
 def _ranges(chars: CharSet) -> str:
-    return "".join(_range(low, high) for low, high in _joined_over_surrogates(chars))
-
-
-def _joined_over_surrogates(chars: CharSet) -> list[tuple[int, int]]:
     ranges: list[tuple[int, int]] = []
     for low, high in chars.ranges:
-        if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:
+        if low == 0xE000 and ranges and ranges[-1][1] == 0xD7FF:  # there are no surrogates between them
             ranges[-1] = (ranges[-1][0], high)
         else:
             ranges.append((low, high))
-    return ranges
-
-
-def _range(low: int, high: int) -> str:
-    if low == high:
-        return _in_class(low)
-    return _in_class(low) + ("-" if high > low + 1 else "") + _in_class(high)
+    texts = []
+    for low, high in ranges:
+        dash = "-" if high > low + 1 else ""
+        texts.append(_in_class(low) if low == high else f"{_in_class(low)}{dash}{_in_class(high)}")
+    return "".join(texts)
 
 
 def _in_class(code: int) -> str:

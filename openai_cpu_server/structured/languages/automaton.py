@@ -112,18 +112,18 @@ class Deriver:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._known: dict[tuple[Expr, int], Expr] = {}
+        self._derivatives: dict[tuple[Expr, int], Expr] = {}
 
     def derive(self, expr: Expr, code: int) -> Expr:
         """Return the derivative by one character. Raises SchemaTooLarge."""
         if isinstance(expr, Chars):
             return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
-        found = self._known.get(key)
+        found = self._derivatives.get(key)
         if found is None:
             parts_per_unit = 4 if isinstance(expr, And) else 8
             self._budget.spend("regex_work", 1 + len(expr.parts) // parts_per_unit)
-            found = self._known[key] = self._derive(expr, code)
+            found = self._derivatives[key] = self._derive(expr, code)
         return found
 
     def _derive(self, expr: Expr, code: int) -> Expr:
@@ -139,7 +139,16 @@ class Deriver:
         if isinstance(expr, Not):
             return negate(self.derive(expr.item, code))
         assert isinstance(expr, Residue), expr
-        return _of_residue(expr, code)
+        if code == _POINT:
+            return (
+                NOTHING if expr.read is not None else Residue(expr.modulus, expr.decimals, expr.remainder, 0)
+            )
+        if code not in DIGITS:
+            return NOTHING
+        if expr.read is not None and expr.read == expr.decimals:
+            return expr if code == _ZERO else NOTHING
+        remainder = (expr.remainder * 10 + code - _ZERO) % expr.modulus
+        return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
 
     def _of_all(self, items: tuple[Expr, ...], code: int) -> Expr:
         found: set[Expr] = set()
@@ -178,17 +187,6 @@ def _sorted_alt(options: list[Expr]) -> Expr:
 
 def _serial(expr: Expr) -> int:
     return expr.serial
-
-
-def _of_residue(expr: Residue, code: int) -> Expr:
-    if code == _POINT:
-        return NOTHING if expr.read is not None else Residue(expr.modulus, expr.decimals, expr.remainder, 0)
-    if code not in DIGITS:
-        return NOTHING
-    if expr.read is not None and expr.read == expr.decimals:
-        return expr if code == _ZERO else NOTHING
-    remainder = (expr.remainder * 10 + code - _ZERO) % expr.modulus
-    return Residue(expr.modulus, expr.decimals, remainder, None if expr.read is None else expr.read + 1)
 
 
 def build(expr: Expr, budget: Budget) -> Automaton:
@@ -384,7 +382,6 @@ class _Graph:
         return self._out[_START].get(_END, NOTHING)
 
     def _cost(self, state: int) -> int:
-        """Estimate of the parts that are written once more."""
         out, into = self._out[state], self._into[state]
         ways_in, ways_out = len(into - {state}), len(out) - (state in out)
         weight = sum(self._size(e) for e in out.values())
@@ -392,10 +389,10 @@ class _Graph:
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
     def _size(self, expr: Expr) -> int:
-        known = self._sizes.get(expr)
-        if known is None:
-            known = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
-        return known
+        size = self._sizes.get(expr)
+        if size is None:
+            size = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
+        return size
 
     def _eliminate(self, state: int) -> None:
         out = self._out.pop(state)
@@ -411,8 +408,8 @@ class _Graph:
             heapq.heappush(self._queue, (self._cost(changed), -changed))
 
     def _add(self, source: int, target: int, expr: Expr) -> None:
-        known = self._out[source].get(target)
-        whole = expr if known is None else alt(known, expr)
+        beside = self._out[source].get(target)
+        whole = expr if beside is None else alt(beside, expr)
         size = self._size(whole)
         self._num_written += size
         if size > _LARGEST or whole.depth > _DEEPEST or self._num_written > _MOST_WRITTEN:

@@ -28,10 +28,10 @@ class CharSet:
 
     def __hash__(self) -> int:
         """Cached, because sets are looked up far more often than made."""
-        known: int | None = self.__dict__.get("_hash")
-        if known is None:
-            known = self.__dict__["_hash"] = hash(self.ranges)
-        return known
+        cached: int | None = self.__dict__.get("_hash")
+        if cached is None:
+            cached = self.__dict__["_hash"] = hash(self.ranges)
+        return cached
 
     @staticmethod
     def of(*ranges: Range) -> CharSet:
@@ -123,11 +123,11 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
     """Return the coarsest classes of which every set is a union. Classes of earlier sets come first;
     together they are ANY."""
-    given = [ANY, *sets]
+    all_sets = [ANY, *sets]
     ranges: dict[int, list[Range]] = {}
-    for low, high, inside in _stretches(given):
+    for low, high, inside in _stretches(all_sets):
         ranges.setdefault(inside, []).append((low, high))
-    everywhere = 1 << (len(given) - 1)
+    everywhere = 1 << (len(all_sets) - 1)
     return [CharSet(tuple(ranges[i])) for i in sorted(ranges, reverse=True) if i & everywhere]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Container, Iterable, Iterator
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import ref
@@ -21,12 +22,12 @@ class _KeyedReference(ref[Any]):
 class _Interned(type):
     """Metaclass that makes equal instances one object. The table is weak and thread-safe."""
 
-    _known: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
+    _table: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
 
     def __call__(cls, *args: object) -> Any:
         key = (cls, *args)
-        reference = _Interned._known.get(key)
+        reference = _Interned._table.get(key)
         if reference is not None:
             found = reference()
             if found is not None:
@@ -42,16 +43,16 @@ class _Interned(type):
         fresh.measure()
         reference = _KeyedReference(fresh, _Interned._forget)
         reference.key = key
-        found = _Interned._known.setdefault(key, reference)()
+        found = _Interned._table.setdefault(key, reference)()
         if found is None:
-            _Interned._known[key] = reference
+            _Interned._table[key] = reference
         return fresh if found is None else found
 
     @staticmethod
-    def _forget(reference: _KeyedReference, known: dict[Any, Any] = _known) -> None:
-        """`known`: a default argument, because globals are gone when the interpreter exits."""
-        if known.get(reference.key) is reference:
-            del known[reference.key]
+    def _forget(reference: _KeyedReference, table: dict[Any, Any] = _table) -> None:
+        """`table`: a default argument, because globals are gone when the interpreter exits."""
+        if table.get(reference.key) is reference:
+            del table[reference.key]
 
 
 _NO_NAMES: frozenset[str] = frozenset()
@@ -164,6 +165,24 @@ class Alt(_Several):
 
 
 COUNT_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
+
+
+def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
+    """Parse `{m}`, `{m,}`, `{,n}` or `{m,n}`. Raises ValueError."""
+    found = _COUNTS.fullmatch(text)
+    if found is None or not (found[1] or found[3]):
+        raise ValueError("expected {m}, {m,}, {,n} or {m,n}")
+    if max(len(digits.lstrip("0")) for digits in (found[1], found[3] or "")) > len(str(most)):
+        raise ValueError(f"more than {most} repetitions")
+    low, high = int(found[1] or "0"), int(found[3]) if found[3] else None
+    if max(low, high or 0) > most:
+        raise ValueError(f"more than {most} repetitions")
+    if found[2] is None:
+        return low, low
+    if high is not None and high < low:
+        raise ValueError(f"at least {low} and at most {high} times")
+    return low, high
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,19 +285,15 @@ def alt(*items: Expr) -> Expr:
         flat.update(dict.fromkeys(item.items if isinstance(item, Alt) else (item,)))
     chars = [x for x in flat if isinstance(x, Chars)]
     if len(chars) > 1:
-        flat = _merged_chars(flat, chars)
+        union = CharSet(())
+        for each in chars:
+            union = union | each.set
+        flat = dict.fromkeys(
+            [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
+        )
     if EMPTY in flat and len(flat) == 2:
         return _optional(next(x for x in flat if x != EMPTY))
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
-
-
-def _merged_chars(flat: dict[Expr, None], chars: list[Chars]) -> dict[Expr, None]:
-    union = CharSet(())
-    for each in chars:
-        union = union | each.set
-    return dict.fromkeys(
-        [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
-    )
 
 
 def _optional(item: Expr) -> Expr:
@@ -363,14 +378,22 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
     return found
 
 
-def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
+def parts_first(roots: list[Expr], done: Container[Expr] = ()) -> list[Expr]:
     found: dict[Expr, None] = {}
     stack = [(root, False) for root in reversed(roots)]
     while stack:
         expr, is_done = stack.pop()
         if is_done:
             found[expr] = None
-        elif expr not in found and expr not in known:
+        elif expr not in found and expr not in done:
             stack.append((expr, True))
             stack += [(x, False) for x in expr.parts if x not in found]
     return list(found)
+
+
+def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
+    """Return the rules with other expressions in place of those without parts."""
+    found: dict[Expr, Expr] = {}
+    for expr in parts_first(list(rules.values())):
+        found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)
+    return {name: found[expr] for name, expr in rules.items()}

@@ -139,8 +139,9 @@ class PlainLanguages:
     def _has_none(self, language: Expr) -> bool:
         if isinstance(language, And) and _starts_clash(language):
             return True
-        length = next((x for x in language.parts if _is_length(x)), None)
-        if isinstance(language, And) and isinstance(length, Repeat):
+        lengths = (x for x in language.parts if isinstance(x, Repeat) and x.item is ANY_CHAR)
+        length = next(lengths, None)
+        if isinstance(language, And) and length is not None:
             body = both(*(x for x in language.items if x is not length))
             return not has_length(self.automaton(body), length.low, length.high, self._budget)
         return is_empty(language, self._budget)
@@ -189,15 +190,10 @@ class PlainLanguages:
         return None if automaton is None else to_expr(automaton)
 
 
-def _is_length(expr: Expr) -> bool:
-    return isinstance(expr, Repeat) and expr.item is ANY_CHAR
-
-
 def _starts_clash(language: And) -> bool:
-    starts = [_start(x) for x in language.items]
+    starts: list[list[CharSet]] = []
+    for item in language.items:
+        parts = item.items if isinstance(item, Seq) else (item,)
+        chars = takewhile(lambda x: isinstance(x, Chars), parts)
+        starts.append([x.set for x in chars if isinstance(x, Chars)])
     return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
-
-
-def _start(expr: Expr) -> list[CharSet]:
-    parts = expr.items if isinstance(expr, Seq) else (expr,)
-    return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]

@@ -32,7 +32,7 @@ _PIECE = 600
 """Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
 
-CURE = "make the circle of rules that refer to one another shorter"
+CYCLE_ADVICE = "make the circle of rules that refer to one another shorter"
 _SHOWN = 4
 
 
@@ -86,10 +86,14 @@ class _Visit:
             inner = next(((n, x) for n, x in here.names if n in self._rules and n not in self._met), None)
             if inner is not None:
                 stack.append(self._opened(inner[0], here.levels + inner[1]))
-                self._note(stack)
+                if stack[-1].levels > self._most_levels and not self.deepest:
+                    self.deepest = tuple(rule.name for rule in stack)
                 continue
             stack.pop()
-            height = self._closed(here)
+            height = here.height
+            if height >= _PIECE:
+                self.ends_of_pieces.append(here.name)
+                height = 0
             if stack:
                 outer = stack[-1]
                 outer.height = max(outer.height, height + here.levels - outer.levels)
@@ -97,16 +101,6 @@ class _Visit:
     def _opened(self, name: str, levels: int) -> _OpenRule:
         self._met.add(name)
         return _OpenRule(name, self._rules[name], levels)
-
-    def _closed(self, rule: _OpenRule) -> int:
-        if rule.height < _PIECE:
-            return rule.height
-        self.ends_of_pieces.append(rule.name)
-        return 0
-
-    def _note(self, stack: list[_OpenRule]) -> None:
-        if stack[-1].levels > self._most_levels and not self.deepest:
-            self.deepest = tuple(rule.name for rule in stack)
 
 
 def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
@@ -134,7 +128,7 @@ def takes_long_texts(rules: Rules, most: int) -> bool:
 
 
 def _inner_first(rules: Rules) -> Iterator[str]:
-    """The rules, each behind those that it names, as far as there are no circles."""
+    """Rules after those that they name, except within cycles."""
     stack, met = [(name, False) for name in reversed(rules)], set[str]()
     while stack:
         name, is_done = stack.pop()

@@ -9,17 +9,19 @@ matches.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 import msgspec
 
 from openai_cpu_server.structured.languages.automaton import Deriver
-from openai_cpu_server.structured.languages.charset import CharSet, partition
+from openai_cpu_server.structured.languages.charset import MAX, CharSet, partition, single
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
     NOTHING,
     Alt,
+    And,
     Chars,
     Expr,
     Not,
@@ -28,16 +30,146 @@ from openai_cpu_server.structured.languages.expr import (
     Text,
     Token,
     alt,
+    character,
     every_expression,
     literal,
+    parts_first,
     rebuilt,
     repeat,
+    seq,
     star,
 )
-from openai_cpu_server.structured.lark.places import FirstBytes, following, lead_of_char, places, union
-from openai_cpu_server.structured.lark.plan import LexemePlan, Share, TooMuch, Work, is_character
-from openai_cpu_server.structured.lark.quoted import QuotedStrings
+from openai_cpu_server.structured.lark.plan import (
+    FirstBytes,
+    LexemePlan,
+    Share,
+    TooMuch,
+    Work,
+    following,
+    is_character,
+    lead_of_char,
+    places,
+    union,
+)
 from openai_cpu_server.structured.options import Budget, Limits, SchemaTooLarge
+
+_WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+STRING = Chars(single(MAX))
+"""The grammar may have this character, too."""
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_START, _BODY, _ESCAPED, _END, _WRONG = range(5)
+_Moves = tuple[int, ...]
+"""States (as bits) to which an expression may lead from each state."""
+_STAY: _Moves = (1, 2, 4, 8, 16)
+_ONTO_WRONG = 1 << _WRONG
+_ANYWHERE: _Moves = (31, 31, 31, 31, 31)
+
+
+class QuotedStrings:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._cache: dict[Expr, _Moves] = {}
+        self._leads = FirstBytes()
+
+    def shortened(self, expr: Expr) -> Expr | None:
+        """Return None if something else begins with a quote."""
+        if not self._begins_so(expr):
+            return expr
+        if isinstance(expr, Text):
+            found = _WHOLE.match(expr.text)
+            return seq(STRING, literal(expr.text[found.end() :])) if found else None
+        for part in parts_first([expr], self._cache):
+            self._moves(part)
+        return self._shortened(expr)
+
+    def _begins_so(self, expr: Expr) -> bool:
+        return any(_QUOTE in chars for chars in self._leads.fronts(expr))
+
+    def _shortened(self, expr: Expr) -> Expr | None:
+        if isinstance(expr, Alt):
+            options = [found for x in expr.items if (found := self._shortened(x)) is not None]
+            return alt(*options) if len(options) == len(expr.items) else None
+        moves, items = _STAY, _spelt(expr)
+        for i, item in enumerate(items):
+            moves = _then(moves, self._moves(item))
+            if moves[_START] == 1 << _END:
+                return seq(STRING, *items[i + 1 :])
+        return None if self._begins_so(expr) else expr
+
+    def _moves(self, expr: Expr) -> _Moves:
+        if expr not in self._cache:
+            self._cache[expr] = self._compute(expr)
+        return self._cache[expr]
+
+    def _compute(self, expr: Expr) -> _Moves:
+        if isinstance(expr, Chars):
+            return _of_chars(expr)
+        if isinstance(expr, Alt):
+            moves: _Moves = (0, 0, 0, 0, 0)
+            for item in expr.items:
+                moves = _union(moves, self._moves(item))
+            return moves
+        if isinstance(expr, Not):
+            return _ANYWHERE
+        if isinstance(expr, And):
+            return functools.reduce(_common, map(self._moves, expr.items))
+        if isinstance(expr, Repeat):
+            once = self._moves(expr.item)
+            return _closure(once) if expr.low == 0 else _then(once, _closure(once))
+        moves = _STAY
+        self._work.spend(len(expr.text) if isinstance(expr, Text) else 1)
+        parts = map(_character, expr.text) if isinstance(expr, Text) else map(self._moves, expr.parts)
+        for part in parts:
+            moves = _then(moves, part)
+        return moves
+
+
+def _spelt(expr: Expr) -> tuple[Expr, ...]:
+    """Literals become single characters, because a string may end within one."""
+    items: list[Expr] = []
+    for item in expr.items if isinstance(expr, Seq) else (expr,):
+        if isinstance(item, Text):
+            items += map(character, item.text)
+        elif isinstance(item, Repeat) and item.low:
+            items += [*_spelt(item.item), repeat(item.item, item.low - 1, item.high and item.high - 1)]
+        else:
+            items.append(item)
+    return tuple(items)
+
+
+@functools.lru_cache(maxsize=512)
+def _character(char: str) -> _Moves:
+    return _of_chars(Chars(single(ord(char))))
+
+
+def _of_chars(expr: Chars) -> _Moves:
+    has_quote, has_backslash = _QUOTE in expr.set, _BACKSLASH in expr.set
+    has_others = expr.set.size > has_quote + has_backslash
+    start = has_quote << _BODY | (has_backslash or has_others) << _WRONG
+    body = has_quote << _END | has_backslash << _ESCAPED | has_others << _BODY
+    return (start, body, 1 << _BODY, _ONTO_WRONG, _ONTO_WRONG) if expr.set else (0, 0, 0, 0, 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _then(first: _Moves, second: _Moves) -> _Moves:
+    return tuple(union(to for state, to in enumerate(second) if mask >> state & 1) for mask in first)
+
+
+@functools.lru_cache(maxsize=4096)
+def _union(first: _Moves, second: _Moves) -> _Moves:
+    return tuple(a | b for a, b in zip(first, second, strict=True))
+
+
+def _common(first: _Moves, second: _Moves) -> _Moves:
+    return tuple(a & b for a, b in zip(first, second, strict=True))
+
+
+def _closure(once: _Moves) -> _Moves:
+    moves = _STAY
+    while (grown := _union(moves, _then(moves, once))) != moves:
+        moves = grown
+    return moves
+
 
 _LARGEST_COUNT = 3
 _DEEPEST = 40
@@ -45,14 +177,14 @@ _DEEPEST = 40
 
 class LexemeLoosener:
     def __init__(self) -> None:
-        self._known: dict[Expr, Expr] = {}
+        self._cache: dict[Expr, Expr] = {}
 
     def loosened(self, expr: Expr) -> Expr:
         """Return a superset with a small automaton."""
-        if expr not in self._known:
+        if expr not in self._cache:
             found = self._compute(expr)
-            self._known[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
-        return self._known[expr]
+            self._cache[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
+        return self._cache[expr]
 
     def _compute(self, expr: Expr) -> Expr:
         if isinstance(expr, Text):
@@ -107,20 +239,16 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
         return set()
     suspects = set(plan.lexemes) if found is None else found
     try:
-        return _confirmed(plan, suspects, share)
+        leads = FirstBytes()
+        confirmed: set[str] = set()
+        for place in places(plan, share):
+            firsts = union(leads.mask(plan.lexemes[name]) for name in place if name in suspects)
+            lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
+            here = _conflicts(lexemes, place, share) if lexemes else set()
+            confirmed |= _largest(lexemes) if here is None else here
+        return confirmed
     except TooMuch:
         return _largest(plan.lexemes) if found is None else found
-
-
-def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
-    leads = FirstBytes()
-    confirmed: set[str] = set()
-    for place in places(plan, work):
-        firsts = union(leads.mask(plan.lexemes[name]) for name in place if name in suspects)
-        lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
-        here = _conflicts(lexemes, place, work) if lexemes else set()
-        confirmed |= _largest(lexemes) if here is None else here
-    return confirmed
 
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
@@ -140,7 +268,6 @@ def _largest(lexemes: dict[str, Expr]) -> set[str]:
 
 
 def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
-    """Quoted strings become one character, if that is exact for all lexemes."""
     quoted, found = QuotedStrings(work), dict[str, Expr]()
     for name, expr in lexemes.items():
         short = quoted.shortened(expr)
@@ -196,13 +323,6 @@ class _Search:
 
     def found(self) -> set[str]:
         start: State = tuple((expr, expr) for expr in self._groups)
-        self._explore(start)
-        for word in self._words:
-            self._read(word, start)
-        self._compare_words()
-        return self._found
-
-    def _explore(self, start: State) -> None:
         seen, queue = {start}, [start]
         for state in queue:
             self._work.spend(4 + len(state))
@@ -214,6 +334,10 @@ class _Search:
                     seen.add(target)
                     queue.append(target)
                     self._budget.check("regex_states", len(seen))
+        for word in self._words:
+            self._read(word, start)
+        self._compare_words()
+        return self._found
 
     def _characters(self, state: State) -> list[str]:
         sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))
@@ -237,7 +361,6 @@ class _Search:
         return self._known_followers[state]
 
     def _note(self, following: int, state: State) -> None:
-        """Note the lexemes that would swallow the beginning of what follows another lexeme."""
         for group, rest in state if following else ():
             if following & self._leads.mask(rest):
                 self._found.update(self._groups[group].members)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.structured.languages.automaton import Automaton, build, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ALL,
@@ -28,12 +28,18 @@ from openai_cpu_server.structured.languages.expr import (
     negate,
     rebuilt,
     repeat,
+    rewritten,
     seq,
     star,
 )
-from openai_cpu_server.structured.languages.left_recursion import FILLED, FilledRules, without_left_recursion
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
-from openai_cpu_server.structured.languages.product import RuleProduct, merged
+from openai_cpu_server.structured.languages.rewriting import (
+    FILLED,
+    FilledRules,
+    RuleProduct,
+    merged,
+    without_left_recursion,
+)
 from openai_cpu_server.structured.languages.rules import Nullables, users
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
 from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits
@@ -48,20 +54,15 @@ def lark_rules(text: str) -> Rules:
     """Return the grammar of the matching texts. Raises InvalidGrammar, SchemaTooLarge."""
     read = read_lark(text)
     terminals = _Terminals(read)
-    rules = terminals.taken_from(without_left_recursion(read.rules | terminals.languages))
+    rules = terminals.extract_terminals(without_left_recursion(read.rules | terminals.languages))
     skipped = star(alt(*map(Ref, dict.fromkeys(read.ignored))))
     if read.ignored:
-        rules = {name: _with_ignored(expr, terminals.languages, skipped) for name, expr in rules.items()}
+        names = {Ref(name) for name in terminals.languages}
+        rules = rewritten(rules, lambda expr: seq(expr, skipped) if expr in names else expr)
     rules[_WHOLE] = seq(skipped, Ref(START))
     following = _Neighbours(rules, terminals.languages).following()
     made = _GreedyRules(rules, terminals, following).rules | terminals.rules
     return without_left_recursion(made)
-
-
-def _with_ignored(expr: Expr, terminals: dict[str, Expr], skipped: Expr) -> Expr:
-    if isinstance(expr, Ref):
-        return seq(expr, skipped) if expr.name in terminals else expr
-    return rebuilt(expr, [_with_ignored(part, terminals, skipped) for part in expr.parts])
 
 
 class _Terminals:
@@ -75,11 +76,11 @@ class _Terminals:
         """States of languages that are too complex for one expression."""
         for name in read.terminals:
             self._language(name)
-        self.automaton = functools.cache(self._automaton)
-        self.first = functools.cache(self._first)
+        self.automaton = functools.cache(lambda name: build(self.languages[name], self._budget))
+        self.first = functools.cache(lambda name: self._after(name, [0]))
         self.restricted = functools.cache(self._restricted)
 
-    def taken_from(self, rules: Rules) -> Rules:
+    def extract_terminals(self, rules: Rules) -> Rules:
         own = {name for name in rules if name.rstrip(FILLED) in self._read.terminals}
         self.languages |= {name: rules[name] for name in own}
         return {name: expr for name, expr in rules.items() if name not in own}
@@ -97,12 +98,6 @@ class _Terminals:
         if isinstance(expr, Ref):
             return self._language(expr.name)
         return rebuilt(expr, [self._resolved(part) for part in expr.parts]) if expr.references else expr
-
-    def _automaton(self, name: str) -> Automaton:
-        return build(self.languages[name], self._budget)
-
-    def _first(self, name: str) -> CharSet:
-        return self._after(name, [0])
 
     def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
         """Return the texts, grouped by the following characters that would continue them."""
@@ -150,24 +145,24 @@ class _Neighbours:
         self._fill(self._first, 1)
         self._fill(self._last, -1)
 
-    def _fill(self, known: dict[str, frozenset[str]], step: int) -> None:
+    def _fill(self, ends: dict[str, frozenset[str]], step: int) -> None:
         users_of, waiting = users(self._rules), dict.fromkeys(self._rules)
         while waiting:
             name, _ = waiting.popitem()
-            found = self._ends(self._rules[name], known, step)
-            if found != known.get(name, frozenset()):
-                known[name] = found
+            found = self._ends(self._rules[name], ends, step)
+            if found != ends.get(name, frozenset()):
+                ends[name] = found
                 waiting |= dict.fromkeys(users_of.get(name, ()))
 
-    def _ends(self, expr: Expr, known: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
+    def _ends(self, expr: Expr, ends: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
         """`step`: -1 for the terminals at the end."""
         if isinstance(expr, Ref):
-            return known.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
+            return ends.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
         parts = list(expr.parts)[::step]
         if isinstance(expr, Seq):
             end = next((at for at, item in enumerate(parts) if item not in self._nullable), len(parts))
             parts = parts[: end + 1]
-        return frozenset().union(*(self._ends(item, known, step) for item in parts))
+        return frozenset().union(*(self._ends(item, ends, step) for item in parts))
 
     def following(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
@@ -224,5 +219,5 @@ class _GreedyRules(RuleProduct[CharSet]):
     def _filled(self, item: Expr) -> Expr:
         made = FilledRules({**self._source, **self._terminals.languages})
         found = made.filled(item)
-        self._source |= self._terminals.taken_from(made.rules)
+        self._source |= self._terminals.extract_terminals(made.rules)
         return found

@@ -19,6 +19,7 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Ref,
     alt,
+    counts_in_braces,
     every_expression,
     literal,
     optional,
@@ -27,7 +28,8 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.options import InvalidGrammar, InvalidPattern, Limits
-from openai_cpu_server.structured.scalars.rust_regex import either_case, rust_language
+from openai_cpu_server.structured.scalars.regex import rust_language
+from openai_cpu_server.structured.scalars.regex_parser import either_case
 
 START = "start"
 MOST_CHARACTERS = 100_000
@@ -53,7 +55,6 @@ _KINDS = {
 _SYMBOL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _NAMED = {**{char: char for char in "\"'\\/"}, **dict(zip("nrtfvab0", "\n\r\t\f\v\a\b\0", strict=True))}
-_COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _REFUSED = {
     "%declare": "terminals that are not defined cannot be written",
     "%extend": "write the whole rule",
@@ -154,32 +155,10 @@ def _unreadable(char: str) -> str:
     return unfinished.get(char, f"{char!r} begins no symbol of Lark")
 
 
-class _Cursor:
-    def __init__(self, symbols: list[Symbol]) -> None:
+class _Reader:
+    def __init__(self, symbols: list[Symbol], *, is_common: bool = False) -> None:
         self._symbols = symbols
         self._next = 0
-
-    @property
-    def _here(self) -> Symbol:
-        return self._symbols[self._next]
-
-    def _taken(self) -> Symbol:
-        symbol = self._here
-        if symbol.kind == "end":
-            fail(symbol.place, "the grammar ends here, where more must follow")
-        self._next += 1
-        return symbol
-
-    def _takes(self, text: str) -> bool:
-        if self._here.text != text or self._here.kind == "text":
-            return False
-        self._next += 1
-        return True
-
-
-class _Reader(_Cursor):
-    def __init__(self, symbols: list[Symbol], *, is_common: bool = False) -> None:
-        super().__init__(symbols)
         self._is_common = is_common
         self._rules: dict[str, Expr] = {}
         self._terminals: dict[str, Expr] = {}
@@ -205,6 +184,23 @@ class _Reader(_Cursor):
         if START not in self._rules and not self._is_common:
             fail(self._here.place, f"there is no rule {START!r}, where every grammar begins")
         return LarkGrammar(self._rules, self._terminals, self._ignored, {**self._mentioned, **self._defined})
+
+    @property
+    def _here(self) -> Symbol:
+        return self._symbols[self._next]
+
+    def _taken(self) -> Symbol:
+        symbol = self._here
+        if symbol.kind == "end":
+            fail(symbol.place, "the grammar ends here, where more must follow")
+        self._next += 1
+        return symbol
+
+    def _takes(self, text: str) -> bool:
+        if self._here.text != text or self._here.kind == "text":
+            return False
+        self._next += 1
+        return True
 
     # Statements
 
@@ -234,7 +230,9 @@ class _Reader(_Cursor):
         if self._here.text == "[":
             fail(self._here.place, "attributes of rules are not supported")
         if self._takes("."):
-            self._priority()
+            if self._here.kind != "number":
+                fail(self._here.place, f"expected a priority, not {_shown(self._here)}")
+            self._next += 1
         if not self._takes(":"):
             fail(self._here.place, f"expected ':' behind {name!r}, not {_shown(self._here)}")
         self._takes("|")
@@ -247,11 +245,6 @@ class _Reader(_Cursor):
         if name in self._defined:
             fail(place, f"{name!r} is defined already")
         self._defined[name] = place
-
-    def _priority(self) -> None:
-        if self._here.kind != "number":
-            fail(self._here.place, f"expected a priority, not {_shown(self._here)}")
-        self._next += 1
 
     def _import(self) -> None:
         module = self._taken()
@@ -379,7 +372,10 @@ class _Reader(_Cursor):
             return self._counted(repeat(item, *COUNT_MARKS[here.text]))
         if here.kind == "counts":
             self._next += 1
-            return repeat(item, *self._braces(here))
+            try:
+                return repeat(item, *counts_in_braces(here.text, _MOST_TIMES))
+            except ValueError as error:
+                fail(here.place, str(error))
         if here.text == "~":
             self._next += 1
             return repeat(item, *self._times())
@@ -388,30 +384,18 @@ class _Reader(_Cursor):
         return item
 
     def _times(self) -> tuple[int, int]:
-        low = self._count()
-        return low, self._checked(low, self._count()) if self._takes("..") else low
+        low = high = self._count()
+        if self._takes(".."):
+            high = self._count()
+        if high < low:
+            fail(self._symbols[self._next - 1].place, f"at least {low} and at most {high} times")
+        return low, high
 
     def _count(self) -> int:
         symbol = self._taken()
         if not symbol.text.isdecimal() or int(symbol.text[:9]) > _MOST_TIMES:
             fail(symbol.place, f"expected a number up to {_MOST_TIMES}, not {_shown(symbol)}")
         return int(symbol.text)
-
-    def _braces(self, symbol: Symbol) -> tuple[int, int | None]:
-        found = _COUNTS.fullmatch(symbol.text)
-        if found is None or not (found[1] or found[3]):
-            fail(symbol.place, "expected {m}, {m,}, {,n} or {m,n}")
-        low, high = int((found[1] or "0")[:9]), int(found[3][:9]) if found[3] else None
-        if max(low, high or 0) > _MOST_TIMES:
-            fail(symbol.place, f"more than {_MOST_TIMES} repetitions")
-        if found[2] is None:
-            return low, low
-        return low, None if high is None else self._checked(low, high)
-
-    def _checked(self, low: int, high: int) -> int:
-        if high < low:
-            fail(self._symbols[self._next - 1].place, f"at least {low} and at most {high} times")
-        return high
 
 
 def _shown(symbol: Symbol) -> str:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -27,7 +27,7 @@ from openai_cpu_server.structured.languages.expr import (
     every_expression,
     parts_first,
 )
-from openai_cpu_server.structured.languages.rules import CURE, described, order, takes_long_texts
+from openai_cpu_server.structured.languages.rules import CYCLE_ADVICE, described, order, takes_long_texts
 from openai_cpu_server.structured.lark.conflicts import conflicting
 from openai_cpu_server.structured.lark.plan import (
     LexemePlan,
@@ -66,12 +66,9 @@ class _Terminals:
         for expr in self._bottom_up:
             self._heights[expr] = self._height(expr)
             is_shared = sizes[expr] > _SHORT and uses.get(expr, 0) > 1
-            if is_shared or self._heights[expr] >= _HIGHEST or self._levels(expr) % 60 == 59:
+            levels = 0 if self._heights[expr] else expr.depth  # Rust reads at most 250 levels
+            if is_shared or self._heights[expr] >= _HIGHEST or levels % 60 == 59:
                 self._parts[expr] = f"P{len(self._parts)}"
-
-    def _levels(self, expr: Expr) -> int:
-        """Rust reads at most 250 levels."""
-        return 0 if self._heights[expr] else expr.depth
 
     def _height(self, expr: Expr) -> int:
         highest = 0
@@ -88,12 +85,9 @@ class _Terminals:
     def _body(self, expr: Expr) -> str:
         if not self._heights[expr]:
             return f"/{pattern(expr)}/" if expr != EMPTY else '""'
-        if isinstance(expr, Seq):
-            return " ".join(map(self._operand, expr.items))
-        if isinstance(expr, Alt):
-            return " | ".join(map(self._operand, expr.items))
-        if isinstance(expr, And):
-            return " & ".join(map(self._operand, expr.items))
+        if isinstance(expr, (Seq, Alt, And)):
+            between = {Seq: " ", Alt: " | ", And: " & "}[type(expr)]
+            return between.join(map(self._operand, expr.items))
         if isinstance(expr, Not):
             return f"~{self._operand(expr.item)}"
         assert isinstance(expr, Repeat), expr
@@ -129,11 +123,10 @@ def _class(chars: CharSet) -> str:
         return _character(chars.ranges[0][0])
     is_negated = chars != ANY and chars.ranges[-1][1] == MAX
     ranges = (~chars if is_negated else chars).ranges
-    return f"[{'^' if is_negated else ''}{''.join(_range(low, high) for low, high in ranges)}]"
-
-
-def _range(low: int, high: int) -> str:
-    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
+    parts = [
+        _character(low) if low == high else f"{_character(low)}-{_character(high)}" for low, high in ranges
+    ]
+    return f"[{'^' if is_negated else ''}{''.join(parts)}]"
 
 
 @functools.lru_cache(maxsize=2048)
@@ -227,7 +220,10 @@ class Translation:
         work = work or Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
-        self._first = _first(self._plan)
+        found = order(self._plan.rules, ROOT)
+        if found.deepest:
+            raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")
+        self._first = found.first
         self._head = _HEAD_OF_LONG if takes_long_texts(rules, _LONG) else _HEAD
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
@@ -236,35 +232,30 @@ class Translation:
 
     def intersections(self) -> list[str]:
         """Return each lexeme that is an intersection as a grammar, because it may be too complex to run."""
-        found = [expr for expr in self._plan.lexemes.values() if any(map(_is_joined, (expr, *expr.parts)))]
-        return [_lark_of_lexeme(expr) for expr in found[:_MOST_TRIED]]
-
-
-def _is_joined(expr: Expr) -> bool:
-    return isinstance(expr, And) and not any(isinstance(x, Not) for x in expr.items)
-
-
-def _lark_of_lexeme(expr: Expr) -> str:
-    return _HEAD + "\n".join([f"{_START}: L", *_Terminals([("L", expr)]).lines()]) + "\n"
+        found = [
+            expr
+            for expr in self._plan.lexemes.values()
+            if any(
+                isinstance(part, And) and not any(isinstance(x, Not) for x in part.items)
+                for part in (expr, *expr.parts)
+            )
+        ]
+        return [
+            _HEAD + "\n".join([f"{_START}: L", *_Terminals([("L", expr)]).lines()]) + "\n"
+            for expr in found[:_MOST_TRIED]
+        ]
 
 
 def numbered_from(first: int) -> Callable[[int], int]:
     fresh = itertools.count(first)
-    known: dict[int, int] = {}
+    numbers: dict[int, int] = {}
 
     def renumbered(token: int) -> int:
-        if token not in known:
-            known[token] = next(fresh)
-        return known[token]
+        if token not in numbers:
+            numbers[token] = next(fresh)
+        return numbers[token]
 
     return renumbered
-
-
-def _first(plan: LexemePlan) -> tuple[str, ...]:
-    found = order(plan.rules, ROOT)
-    if found.deepest:
-        raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CURE}")
-    return found.first
 
 
 def _plan(rules: Rules, work: Work) -> LexemePlan:
@@ -276,9 +267,7 @@ def _plan(rules: Rules, work: Work) -> LexemePlan:
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
             return plan
-        broken.update(found if number < _GENTLE_ROUNDS else _all_parts(found))
+        if number >= _GENTLE_ROUNDS:
+            found = [expr for expr in every_expression(found) if not is_character(expr)]
+        broken.update(found)
     return LexemePlan(rules, regular, is_character, work)
-
-
-def _all_parts(found: Iterable[Expr]) -> list[Expr]:
-    return [expr for expr in every_expression(found) if not is_character(expr)]

@@ -19,28 +19,8 @@ from openai_cpu_server.structured.logic.truths import (
     none_of_all,
 )
 from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport
-from openai_cpu_server.structured.schema.nodes import (
-    FALSE,
-    TRUE,
-    AllOf,
-    AnyOf,
-    Constant,
-    Count,
-    Integer,
-    JsonKind,
-    LeftOut,
-    Length,
-    Negation,
-    Node,
-    NodeTable,
-    OneOf,
-    Properties,
-    PropertyCount,
-    Reference,
-    Required,
-    Types,
-    Unevaluated,
-)
+from openai_cpu_server.structured.schema import nodes
+from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Node, NodeTable
 
 Goal = tuple[Signed, ...]
 Order = tuple[int, ...]
@@ -89,24 +69,22 @@ class _State(msgspec.Struct):
 
     def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
         while self.choices:
-            choice = self._still_open(self.choices.pop(0))
-            if not any(all(self._holds(x, marks) for x in option) for option in choice):
-                return [o for o in choice if not any((x.number, not x.is_true) in self.stated for x in o)]
+            choice = self.choices.pop(0)
+            options = choice.options
+            if choice.is_exclusive:
+                options = [o for o in options if (o[0].number, o[0].is_true) in self.stated] or options
+            if not any(all(self._holds(x, marks) for x in option) for option in options):
+                return [o for o in options if not any((x.number, not x.is_true) in self.stated for x in o)]
         return None
-
-    def _still_open(self, choice: _Choice) -> list[list[_Item]]:
-        if not choice.is_exclusive:
-            return choice.options
-        stated = [o for o in choice.options if (o[0].number, o[0].is_true) in self.stated]
-        return stated or choice.options
 
     def _holds(self, item: _Item, marks: MarkReader) -> bool:
         is_stated = (item.number, item.is_true) in self.stated
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
-def limits_of(branch: Branch, kind: type[Length | Count | PropertyCount]) -> tuple[int, int | None]:
-    found = [f.node for f in branch if isinstance(f.node, kind)]
+def limits_of(branch: Branch) -> tuple[int, int | None]:
+    """Return the least and the greatest size, or None for no limit."""
+    found = [f.node for f in branch if isinstance(f.node, nodes.Size)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
 
@@ -116,11 +94,15 @@ def join(*goals: Goal) -> Goal:
 
 
 class Goals:
-    """`look_up` returns the node of a reference, `is_possible` tells if a branch has values, `expand`
+    """`look_up` returns the node of a reference, `is_possible` returns True if a branch has values, `expand`
     rewrites an `Unevaluated` with other nodes."""
 
     def __init__(
-        self, table: NodeTable, look_up: Callable[[Reference], int], budget: Budget, report: UnenforcedReport
+        self,
+        table: NodeTable,
+        look_up: Callable[[nodes.Reference], int],
+        budget: Budget,
+        report: UnenforcedReport,
     ) -> None:
         self.table = table
         self._look_up = look_up
@@ -132,7 +114,7 @@ class Goals:
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._depth = 0
         self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
-        self.expand: Callable[[Unevaluated], int] = lambda node: TRUE
+        self.expand: Callable[[nodes.Unevaluated], int] = lambda node: TRUE
 
     def branches(self, goal: Goal, kind: JsonKind) -> tuple[Branch, ...]:
         key = (goal, kind)
@@ -179,7 +161,7 @@ class Goals:
             choice = state.next_choice(self._marks)
             if choice is None:
                 self._budget.spend("branches")
-                yield _branch(state.facts)
+                yield tuple(dict.fromkeys(fact for _, fact in sorted(state.facts, key=lambda x: x[0])))
             else:
                 waiting += [(state, option) for option in reversed(choice)]
 
@@ -197,49 +179,46 @@ class Goals:
     def _step(self, item: _Item, state: _State) -> bool | None:
         self._budget.spend("unfolded")
         node = self.table[item.number]
-        if isinstance(node, Constant):
+        if isinstance(node, nodes.Constant):
             return node.value == item.is_true
-        if isinstance(node, Negation):
+        if isinstance(node, nodes.Negation):
             state.queue.append(_Item(item.order, node.item, not item.is_true, item.trail))
             return None
-        if isinstance(node, Reference):
+        if isinstance(node, nodes.Reference):
             state.queue.append(self._followed(item, node))
             return None
-        if isinstance(node, (AllOf, AnyOf)):
+        if isinstance(node, (nodes.AllOf, nodes.AnyOf)):
             return self._combined(item, node, state)
-        if isinstance(node, OneOf):
+        if isinstance(node, nodes.OneOf):
             return self._choose(self._one_of(item, node, state.kind), state, is_exclusive=item.is_true)
-        if isinstance(node, Unevaluated):
-            return self._beyond(item, node, state)
+        if isinstance(node, nodes.Unevaluated):
+            # Expand at once, because its choices settle those of the schemas beside it.
+            if node.kind is not state.kind:
+                return item.is_true
+            expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
+            return self._step(expanded, state)
         return self._fact(item, node, state)
 
-    def _followed(self, item: _Item, node: Reference) -> _Item:
+    def _followed(self, item: _Item, node: nodes.Reference) -> _Item:
         """A chain of mere references counts as one."""
         path, _ = self.table.place(item.number)
         self._budget.check("references", len(item.trail) + 1, path)
         met, target = {*item.trail, item.number}, self._look_up(node)
-        while isinstance(found := self.table[target], Reference) and target not in met:
+        while isinstance(found := self.table[target], nodes.Reference) and target not in met:
             met.add(target)
             target = self._look_up(found)
         if target in met or item.number in item.trail:
             raise InvalidSchema(path, f"'$ref' to '{node.pointer or '#'}' leads back to itself")
         return _Item(item.order, target, item.is_true, item.trail | {item.number})
 
-    def _combined(self, item: _Item, node: AllOf | AnyOf, state: _State) -> bool | None:
-        if isinstance(node, AllOf) == item.is_true:
+    def _combined(self, item: _Item, node: nodes.AllOf | nodes.AnyOf, state: _State) -> bool | None:
+        if isinstance(node, nodes.AllOf) == item.is_true:
             state.queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
         with self.table.standing_for(item.number):
             signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
         return self._choose(options, state)
-
-    def _beyond(self, item: _Item, node: Unevaluated, state: _State) -> bool | None:
-        """Expand at once, because its choices settle those of the schemas beside it."""
-        if node.kind is not state.kind:
-            return item.is_true
-        expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
-        return self._step(expanded, state)
 
     def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
         open_options = []
@@ -257,7 +236,7 @@ class Goals:
             state.choices.append(_Choice(open_options, is_exclusive))
         return None
 
-    def _one_of(self, item: _Item, node: OneOf, kind: JsonKind) -> list[list[_Item]]:
+    def _one_of(self, item: _Item, node: nodes.OneOf, kind: JsonKind) -> list[list[_Item]]:
         """Options, with the negations of those they overlap. Negated, none holds or two do."""
         if not item.is_true:
             none = [item.child(i, x, False) for i, x in enumerate(node.items)]
@@ -285,13 +264,13 @@ class Goals:
         return self.may_meet(*pair, kind) and self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
     def _fact(self, item: _Item, node: Node, state: _State) -> bool | None:
-        known = self._truths.of_atom(node, item.is_true, state.kind)
-        if known is not None:
-            return known
-        if isinstance(node, LeftOut):
+        truth = self._truths.of_atom(node, item.is_true, state.kind)
+        if truth is not None:
+            return truth
+        if isinstance(node, nodes.LeftOut):
             return False if (item.number, not item.is_true) in state.stated else None
-        if isinstance(node, Types):
-            state.facts.append((item.order, Fact(Integer(), item.is_true, item.number)))
+        if isinstance(node, nodes.Types):
+            state.facts.append((item.order, Fact(nodes.Integer(), item.is_true, item.number)))
             return None
         if not item.is_true and not isinstance(node, STAYS_NEGATED):
             state.queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
@@ -300,9 +279,9 @@ class Goals:
         return None if self._fits_marks(node, state.marked) else False
 
     def _fits_marks(self, node: Node, marked: MarkedObject) -> bool:
-        if isinstance(node, Required):
+        if isinstance(node, nodes.Required):
             return marked.require(node.names)
-        if isinstance(node, Properties):
+        if isinstance(node, nodes.Properties):
             return all(marked.add(mark) for mark in self._marks.said_by(node))
         return True
 
@@ -313,10 +292,6 @@ class Goals:
             self._report.refuse(*self.table.place(number), "cannot be negated by a grammar")
             return TRUE
         return found
-
-
-def _branch(facts: list[tuple[Order, Fact]]) -> Branch:
-    return tuple(dict.fromkeys(fact for _, fact in sorted(facts, key=lambda x: x[0])))
 
 
 def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
@@ -20,11 +20,16 @@ from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
     NOTHING,
+    Alt,
     Chars,
     Expr,
+    Repeat,
+    Seq,
     alt,
     both,
+    every_expression,
     negate,
+    rebuilt,
     repeat,
     seq,
 )
@@ -35,12 +40,8 @@ from openai_cpu_server.structured.scalars.regex_parser import (
     Anchor,
     Behind,
     Boundary,
-    Char,
-    Choice,
-    Counted,
     RegexParser,
-    RegexSequence,
-    Tree,
+    RustRegexParser,
 )
 
 _MOST_COPIES = 12
@@ -53,66 +54,47 @@ _Follow = Callable[[int], Expr]
 _START = -1
 
 
-def asserts(tree: Tree) -> bool:
-    return any(isinstance(x, ASSERTIONS) for x in _parts(tree))
+def plain(tree: Expr) -> Expr:
+    if isinstance(tree, Chars):
+        return tree if tree.set else NOTHING
+    return rebuilt(tree, map(plain, tree.parts))
 
 
-def plain(tree: Tree) -> Expr:
-    if isinstance(tree, Char):
-        return Chars(tree.set) if tree.set else NOTHING
-    if isinstance(tree, RegexSequence):
-        return seq(*(plain(x) for x in tree.items))
-    if isinstance(tree, Choice):
-        return alt(*(plain(x) for x in tree.items))
-    assert isinstance(tree, Counted)
-    return repeat(plain(tree.item), tree.low, tree.high)
+def _is_plain(tree: Expr) -> bool:
+    return not any(isinstance(x, (Anchor, *ASSERTIONS)) for x in every_expression([tree]))
 
 
-def _parts(tree: Tree) -> Iterator[Tree]:
-    yield tree
-    if isinstance(tree, (RegexSequence, Choice)):
-        for item in tree.items:
-            yield from _parts(item)
-    elif isinstance(tree, Counted):
-        yield from _parts(tree.item)
-    elif isinstance(tree, Ahead):
-        yield from _parts(tree.tree)
-
-
-def _is_plain(tree: Tree) -> bool:
-    return not any(isinstance(x, (Anchor, *ASSERTIONS)) for x in _parts(tree))
-
-
-def _joined(items: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    found: list[Tree] = []
+def _joined(items: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    found: list[Expr] = []
     for is_plain, run in itertools.groupby(items, _is_plain):
         each = tuple(run)
-        last = each[-1:] if is_plain and isinstance(each[-1], Char) else ()
+        last = each[-1:] if is_plain and isinstance(each[-1], Chars) else ()
         body = each[: len(each) - len(last)]
-        found += [Counted(RegexSequence(body), 1, 1)] if is_plain and body else body
+        found += [Repeat(Seq(body), 1, 1)] if is_plain and body else body
         found += last
     return tuple(found)
 
 
+def _asserts(tree: Expr) -> bool:
+    return any(isinstance(x, ASSERTIONS) for x in every_expression([tree]))
+
+
 class AssertionReader:
-    def __init__(self, pattern: str, tree: Tree) -> None:
+    def __init__(self, pattern: str, tree: Expr) -> None:
         self._pattern = pattern
         self._tree = tree
         self._num_steps = 0
         self._depth = 0
-        parts = list(_parts(tree))
-        asked = [WORD] if any(isinstance(x, Boundary) for x in parts) else []
-        self._classes = partition([*asked, *(x.set for x in parts if isinstance(x, Behind))])
+        parts = every_expression([tree])
+        edges = [WORD] if any(isinstance(x, Boundary) for x in parts) else []
+        self._classes = partition([*edges, *(x.set for x in parts if isinstance(x, Behind))])
 
     def searched(self) -> Expr:
         """Return the strings that contain a match. Raises InvalidPattern."""
-        return self._found_in(lambda before: ALL)
 
-    def matched(self) -> Expr:
-        """Return the strings that match as a whole. Raises InvalidPattern."""
-        return self._read(self._tree, _START, lambda before: EMPTY)
+        def follow(before: int) -> Expr:
+            return ALL
 
-    def _found_in(self, follow: _Follow) -> Expr:
         at_start = self._read(self._tree, _START, follow)
         later: dict[Expr, list[CharSet]] = {}
         for i, chars in enumerate(self._classes):
@@ -122,7 +104,11 @@ class AssertionReader:
         rest = [seq(ALL, alt(*map(Chars, chars)), language) for language, chars in later.items()]
         return alt(at_start, *rest)
 
-    def _read(self, tree: Tree, before: int, follow: _Follow) -> Expr:
+    def matched(self) -> Expr:
+        """Return the strings that match as a whole. Raises InvalidPattern."""
+        return self._read(self._tree, _START, lambda before: EMPTY)
+
+    def _read(self, tree: Expr, before: int, follow: _Follow) -> Expr:
         """Return the language of `tree` and what follows, behind a character of the class `before`."""
         self._num_steps += 1
         self._depth += 1
@@ -132,27 +118,29 @@ class AssertionReader:
         self._depth -= 1
         return found
 
-    def _dispatched(self, tree: Tree, before: int, follow: _Follow) -> Expr:
+    def _dispatched(self, tree: Expr, before: int, follow: _Follow) -> Expr:
         if isinstance(tree, Anchor):
-            return self._anchored(tree, before, follow)
+            if tree.is_start:
+                return follow(before) if before == _START else NOTHING
+            return EMPTY if follow(before).is_nullable else NOTHING
         if isinstance(tree, ASSERTIONS):
             return both(follow(before), self._asserted(tree, before))
-        if isinstance(tree, Char):
-            return self._char(tree.set, follow)
-        if isinstance(tree, RegexSequence):
+        if isinstance(tree, Chars):
+            parts: dict[Expr, list[CharSet]] = {}
+            for i, each in enumerate(self._classes):
+                if common := tree.set & each:
+                    parts.setdefault(follow(i), []).append(common)
+            return alt(*(seq(alt(*map(Chars, sets)), language) for language, sets in parts.items()))
+        if isinstance(tree, Seq):
             return self._sequence(_joined(tree.items), before, follow)
-        if isinstance(tree, Choice):
+        if isinstance(tree, Alt):
             return alt(*(self._read(x, before, follow) for x in tree.items))
+        assert isinstance(tree, Repeat), tree
         return self._plainly(tree, before, follow) if _is_plain(tree) else self._rounds(tree, before, follow)
-
-    def _anchored(self, tree: Anchor, before: int, follow: _Follow) -> Expr:
-        if tree.is_start:
-            return follow(before) if before == _START else NOTHING
-        return EMPTY if follow(before).is_nullable else NOTHING
 
     def _asserted(self, tree: Boundary | Ahead | Behind, before: int) -> Expr:
         if isinstance(tree, Ahead):
-            found = self._read(tree.tree, before, lambda _: ALL)
+            found = self._read(tree.item, before, lambda _: ALL)
             return found if tree.is_wanted else negate(found)
         if isinstance(tree, Behind):
             return ALL if self._is_in(tree.set, before) == tree.is_wanted else NOTHING
@@ -163,26 +151,19 @@ class AssertionReader:
     def _is_in(self, chars: CharSet, before: int) -> bool:
         return before != _START and self._classes[before].ranges[0][0] in chars
 
-    def _char(self, chars: CharSet, follow: _Follow) -> Expr:
-        parts: dict[Expr, list[CharSet]] = {}
-        for i, each in enumerate(self._classes):
-            if common := chars & each:
-                parts.setdefault(follow(i), []).append(common)
-        return alt(*(seq(alt(*map(Chars, sets)), language) for language, sets in parts.items()))
-
-    def _sequence(self, items: tuple[Tree, ...], before: int, follow: _Follow) -> Expr:
+    def _sequence(self, items: tuple[Expr, ...], before: int, follow: _Follow) -> Expr:
         if not items:
             return follow(before)
-        known: dict[int, Expr] = {}
+        languages: dict[int, Expr] = {}
 
         def rest(last: int) -> Expr:
-            if last not in known:
-                known[last] = self._sequence(items[1:], last, follow)
-            return known[last]
+            if last not in languages:
+                languages[last] = self._sequence(items[1:], last, follow)
+            return languages[last]
 
         return self._read(items[0], before, rest)
 
-    def _plainly(self, tree: Counted, before: int, follow: _Follow) -> Expr:
+    def _plainly(self, tree: Repeat, before: int, follow: _Follow) -> Expr:
         """Split by the last character if what follows depends on it."""
         language = plain(tree)
         ends: dict[Expr, list[CharSet]] = {}
@@ -195,12 +176,12 @@ class AssertionReader:
             options.append(seq(both(language, seq(ALL, alt(*map(Chars, sets)))), behind))
         return alt(*options)
 
-    def _rounds(self, tree: Counted, before: int, follow: _Follow) -> Expr:
+    def _rounds(self, tree: Repeat, before: int, follow: _Follow) -> Expr:
         if tree.high is not None and tree.high <= _MOST_COPIES:
             needed, spare = (tree.item,) * tree.low, tree.high - tree.low
-            rest: Tree = RegexSequence(())
+            rest: Expr = Seq(())
             for _ in range(spare):
-                rest = Choice((RegexSequence((tree.item, rest)), RegexSequence(())))
+                rest = Alt((Seq((tree.item, rest)), Seq(())))
             return self._sequence((*needed, rest), before, follow)
         unwanted = _tempered(tree.item)
         every = (before, *range(len(self._classes)))
@@ -213,10 +194,10 @@ class AssertionReader:
         raise InvalidPattern(self._pattern, 0, message)
 
 
-def _tempered(item: Tree) -> tuple[Expr, CharSet] | None:
+def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
     """Return the language of x and the set c of a round `(?!x)c`, or None."""
     match item:
-        case RegexSequence((Ahead(tree, False), Char(chars))) if _is_plain(tree):
+        case Seq((Ahead(tree, False), Chars(chars))) if _is_plain(tree):
             unwanted = plain(tree)
             return None if unwanted is NOTHING or unwanted.is_nullable else (unwanted, chars)
     return None
@@ -235,7 +216,7 @@ class _Way(msgspec.Struct, frozen=True):
 def search_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that contain a match. Raises InvalidPattern."""
     tree = _parsed(pattern, limits)
-    if asserts(tree):
+    if _asserts(tree):
         return AssertionReader(pattern, tree).searched()
     ways = _ways(pattern, tree)
     return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
@@ -243,34 +224,43 @@ def search_language(pattern: str, limits: Limits) -> Expr:
 
 def full_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that match as a whole. Raises InvalidPattern."""
-    return language_of(pattern, _parsed(pattern, limits))
+    return _language_of(pattern, _parsed(pattern, limits))
 
 
-def language_of(pattern: str, tree: Tree) -> Expr:
-    """Return the strings that a tree matches as a whole. Raises InvalidPattern."""
-    if asserts(tree):
+def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
+    """Return the strings that match as a whole, in Rust's syntax. Raises InvalidPattern."""
+    _check_length(pattern, limits)
+    return _language_of(pattern, RustRegexParser(pattern, limits, flags).parse())
+
+
+def _language_of(pattern: str, tree: Expr) -> Expr:
+    if _asserts(tree):
         return AssertionReader(pattern, tree).matched()
     return alt(*(w.body for w in _ways(pattern, tree)))
 
 
-def _parsed(pattern: str, limits: Limits) -> Tree:
-    if len(pattern) > limits.text:
-        raise InvalidPattern(pattern, 0, "the pattern is too long")
+def _parsed(pattern: str, limits: Limits) -> Expr:
+    _check_length(pattern, limits)
     return RegexParser(pattern, limits).parse()
 
 
-def _ways(pattern: str, tree: Tree) -> list[_Way]:
+def _check_length(pattern: str, limits: Limits) -> None:
+    if len(pattern) > limits.text:
+        raise InvalidPattern(pattern, 0, "the pattern is too long")
+
+
+def _ways(pattern: str, tree: Expr) -> list[_Way]:
     if _is_plain(tree):
         return [_Way(plain(tree))]
     if isinstance(tree, Anchor):
         return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
-    if isinstance(tree, Choice):
+    if isinstance(tree, Alt):
         return [way for item in tree.items for way in _ways(pattern, item)]
-    if isinstance(tree, Counted):
+    if isinstance(tree, Repeat):
         if tree.high != 1:
             raise InvalidPattern(pattern, 0, "anchors inside a repetition are not supported")
         return ([_Way(EMPTY)] if tree.low == 0 else []) + _ways(pattern, tree.item)
-    assert isinstance(tree, RegexSequence)
+    assert isinstance(tree, Seq)
     ways = [_Way(EMPTY)]
     for item in tree.items:
         ways = [_one_way(left, right) for left in ways for right in _ways(pattern, item)]

@@ -1,6 +1,6 @@
-r"""Parser of ECMAScript regular expressions. Groups capture nothing; back references and flags are
-rejected. `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of Unicode. A character is a
-code point, as with the flag `u`."""
+r"""Parsers of regular expressions of ECMAScript and Rust. Groups capture nothing; back references and
+ECMAScript's flags are rejected. `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of
+Unicode. A character is a code point, as with the flag `u`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import functools
 import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import NoReturn, Union
+from dataclasses import dataclass
+from typing import NoReturn
 
-import msgspec
-
-from openai_cpu_server.structured.languages.charset import DIGITS, NOT_LINE_END, SPACE, WORD, CharSet
-from openai_cpu_server.structured.languages.expr import COUNT_MARKS
+from openai_cpu_server.structured.languages.charset import ANY, DIGITS, NOT_LINE_END, SPACE, WORD, CharSet
+from openai_cpu_server.structured.languages.expr import COUNT_MARKS, Alt, Chars, Expr, Repeat, Seq
 from openai_cpu_server.structured.options import InvalidPattern, Limits
 
 SHORTHANDS = {"d": DIGITS, "D": ~DIGITS, "w": WORD, "W": ~WORD, "s": SPACE, "S": ~SPACE}
@@ -67,52 +66,46 @@ _LARGEST_COUNT = 100_000
 _MOST_RANGES = 3_000
 
 
-class Char(msgspec.Struct, frozen=True):
-    set: CharSet
-
-
-class Anchor(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, eq=False)
+class Anchor(Expr):
     is_start: bool
 
 
-class RegexSequence(msgspec.Struct, frozen=True):
-    items: tuple[Tree, ...]
-
-
-class Choice(msgspec.Struct, frozen=True):
-    items: tuple[Tree, ...]
-
-
-class Counted(msgspec.Struct, frozen=True):
-    item: Tree
-    low: int
-    high: int | None
-
-
-class Boundary(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, eq=False)
+class Boundary(Expr):
     """Edge of a word, or any place that is not one."""
 
     is_edge: bool
 
 
-class Ahead(msgspec.Struct, frozen=True):
-    tree: Tree
+@dataclass(frozen=True, eq=False)
+class Ahead(Expr):
+    item: Expr
     is_wanted: bool
 
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.item,)
 
-class Behind(msgspec.Struct, frozen=True):
+
+@dataclass(frozen=True, eq=False)
+class Behind(Expr):
     set: CharSet
     is_wanted: bool
 
 
-Tree = Union[Char, Anchor, Boundary, Ahead, Behind, RegexSequence, Choice, Counted]
 ASSERTIONS = (Boundary, Ahead, Behind)
 
 
-class _Cursor:
-    def __init__(self, pattern: str) -> None:
+class RegexParser:
+    _has_empty_class = True
+    """True if `[]` matches nothing; else the first `]` in a class is a character."""
+
+    def __init__(self, pattern: str, limits: Limits) -> None:
         self._pattern = pattern
         self._at = 0
+        self._limits = limits
+        self._depth = 0
 
     def _fail(self, message: str) -> NoReturn:
         raise InvalidPattern(self._pattern, self._at, message)
@@ -131,21 +124,14 @@ class _Cursor:
         self._at += len(text)
         return True
 
-
-class RegexParser(_Cursor):
-    def __init__(self, pattern: str, limits: Limits) -> None:
-        super().__init__(pattern)
-        self._limits = limits
-        self._depth = 0
-
-    def parse(self) -> Tree:
+    def parse(self) -> Expr:
         """Parse the pattern. Raises InvalidPattern."""
         tree = self._choice()
         if self._at < len(self._pattern):
             self._fail("unmatched ')'")
         return tree
 
-    def _choice(self) -> Tree:
+    def _choice(self) -> Expr:
         self._depth += 1
         if self._depth > self._limits.depth:
             self._fail("groups are nested too deep")
@@ -153,31 +139,31 @@ class RegexParser(_Cursor):
         while self._takes("|"):
             branches.append(self._sequence())
         self._depth -= 1
-        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+        return branches[0] if len(branches) == 1 else Alt(tuple(branches))
 
-    def _sequence(self) -> Tree:
+    def _sequence(self) -> Expr:
         items = []
         while self._peek() not in ("", "|", ")"):
             items.append(self._counted(self._atom()))
-        return items[0] if len(items) == 1 else RegexSequence(tuple(items))
+        return items[0] if len(items) == 1 else Seq(tuple(items))
 
-    def _atom(self) -> Tree:
+    def _atom(self) -> Expr:
         char = self._take()
         if char in "^$":
             return Anchor(char == "^")
         if char == ".":
-            return Char(NOT_LINE_END)
+            return Chars(NOT_LINE_END)
         if char == "(":
             return self._group()
         if char == "[":
-            return Char(self._class())
+            return Chars(self._class())
         if char == "\\":
-            return self._edge() or Char(self._escape(in_class=False))
+            return self._edge() or Chars(self._escape(in_class=False))
         if char in "*+?":
             self._fail("nothing to repeat")
-        return Char(CharSet.chars(char))
+        return Chars(CharSet.chars(char))
 
-    def _edge(self) -> Tree | None:
+    def _edge(self) -> Expr | None:
         r"""`\A`, `\Z` and `\z` belong to other dialects."""
         char = self._peek()
         if char == "" or char not in "AZzbB":
@@ -185,7 +171,7 @@ class RegexParser(_Cursor):
         self._at += 1
         return Boundary(char == "b") if char in "bB" else Anchor(char == "A")
 
-    def _group(self) -> Tree:
+    def _group(self) -> Expr:
         if not self._takes("?") or self._takes(":"):
             return self._grouped()
         for mark, is_wanted in (("=", True), ("!", False)):
@@ -196,13 +182,13 @@ class RegexParser(_Cursor):
         self._name()
         return self._grouped()
 
-    def _grouped(self) -> Tree:
+    def _grouped(self) -> Expr:
         tree = self._choice()
         if not self._takes(")"):
             self._fail("missing ')'")
         return tree
 
-    def _behind(self, is_wanted: bool) -> Tree:
+    def _behind(self, is_wanted: bool) -> Expr:
         tree = self._grouped()
         chars = _single(tree)
         if chars is None:
@@ -218,8 +204,13 @@ class RegexParser(_Cursor):
             self._fail("unknown kind of group")
         self._at = end + 1
 
-    def _counted(self, atom: Tree) -> Tree:
-        counts = self._quantifier()
+    def _counted(self, atom: Expr) -> Expr:
+        char = self._peek()
+        counts = COUNT_MARKS.get(char)
+        if counts is not None:
+            self._at += 1
+        elif char == "{":
+            counts = self._braces()
         if counts is None:
             return atom
         self._takes("?")
@@ -227,14 +218,7 @@ class RegexParser(_Cursor):
             self._fail("nothing to repeat")
         if isinstance(atom, (Anchor, *ASSERTIONS)):
             self._fail("an anchor or a look-around cannot be repeated")
-        return Counted(atom, *counts)
-
-    def _quantifier(self) -> tuple[int, int | None] | None:
-        char = self._peek()
-        if char in COUNT_MARKS:
-            self._at += 1
-            return COUNT_MARKS[char]
-        return self._braces() if char == "{" else None
+        return Repeat(atom, *counts)
 
     def _braces(self) -> tuple[int, int | None] | None:
         """`{,n}` is not a count in ECMAScript, but writers of it mean one."""
@@ -266,9 +250,6 @@ class RegexParser(_Cursor):
             return CharSet.chars("\b")
         if not char:
             self._fail("the pattern ends in a backslash")
-        return self._plain_escape(char)
-
-    def _plain_escape(self, char: str) -> CharSet:
         if char in CONTROLS and not (char == "0" and self._peek().isdigit()):
             return CharSet.chars(CONTROLS[char])
         if char.isdigit() or char == "k":
@@ -307,18 +288,29 @@ class RegexParser(_Cursor):
         return int(digits, 16)
 
     def _class(self) -> CharSet:
-        negated = self._takes("^")
+        is_negated = self._takes("^")
         ranges: list[tuple[int, int]] = []
-        while not self._takes("]"):
-            low = self._class_atom()
-            if self._range_follows(low):
-                self._at += 1
-                low = self._range(low, self._class_atom())
-            ranges += low.ranges
+        may_end = self._has_empty_class
+        while not (may_end and self._takes("]")):
+            ranges += self._folded(self._class_item()).ranges
+            may_end = True
             if len(ranges) > _MOST_RANGES:
                 self._fail(f"more than {_MOST_RANGES} characters and ranges in one class")
         found = CharSet.of(*ranges)
-        return ~found if negated else found
+        return ~found if is_negated else found
+
+    def _folded(self, chars: CharSet) -> CharSet:
+        return chars
+
+    def _class_item(self) -> CharSet:
+        low = self._class_atom()
+        if not self._range_follows(low):
+            return low
+        self._at += 1
+        first, last = low.ranges[0][0], self._class_atom().ranges[0][0]
+        if first > last:
+            self._fail("the range is out of order")
+        return CharSet.of((first, last))
 
     def _range_follows(self, low: CharSet) -> bool:
         r"""A dash at the end, and beside a class such as `\w`, is a character."""
@@ -333,20 +325,171 @@ class RegexParser(_Cursor):
             self._fail("missing ']'")
         return self._escape(in_class=True) if char == "\\" else CharSet.chars(char)
 
-    def _range(self, low: CharSet, high: CharSet) -> CharSet:
-        first, last = low.ranges[0][0], high.ranges[0][0]
-        if first > last:
-            self._fail("the range is out of order")
-        return CharSet.of((first, last))
-
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _single(tree: Tree) -> CharSet | None:
-    if isinstance(tree, Char):
+def _single(tree: Expr) -> CharSet | None:
+    if isinstance(tree, Chars):
         return tree.set
-    found = [_single(x) for x in tree.items] if isinstance(tree, Choice) else [None]
-    known = [x for x in found if x is not None]
-    return None if len(known) < len(found) else CharSet.of(*(r for x in known for r in x.ranges))
+    found = [_single(x) for x in tree.items] if isinstance(tree, Alt) else [None]
+    sets = [x for x in found if x is not None]
+    return None if len(sets) < len(found) else CharSet.of(*(r for x in sets for r in x.ranges))
+
+
+_NOT_NEWLINE = ANY - CharSet.chars("\n")
+_HARMLESS = "uU"
+"""Unicode is on anyway, and greed does not change which texts match."""
+_KNOWN = "is" + _HARMLESS
+_LETTERS = CharSet.of((0x41, 0x5A), (0x61, 0x7A))
+_POSIX = {
+    "alnum": _LETTERS | DIGITS,
+    "alpha": _LETTERS,
+    "ascii": CharSet.of((0, 0x7F)),
+    "blank": CharSet.chars(" \t"),
+    "cntrl": CharSet.of((0, 0x1F), (0x7F, 0x7F)),
+    "digit": DIGITS,
+    "graph": CharSet.of((0x21, 0x7E)),
+    "lower": CharSet.of((0x61, 0x7A)),
+    "print": CharSet.of((0x20, 0x7E)),
+    "punct": CharSet.of((0x21, 0x7E)) - _LETTERS - DIGITS,
+    "space": CharSet.chars("\t\n\v\f\r "),
+    "upper": CharSet.of((0x41, 0x5A)),
+    "word": WORD,
+    "xdigit": DIGITS | CharSet.chars("abcdefABCDEF"),
+}
+
+
+class RustRegexParser(RegexParser):
+    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. `\d` and `\w` are ASCII only, and
+    their negations exclude all that any reader counts among them. Look-around is accepted, although Rust has
+    none."""
+
+    _has_empty_class = False
+
+    def __init__(self, pattern: str, limits: Limits, flags: str) -> None:
+        super().__init__(pattern, limits)
+        self._flags: frozenset[str] = frozenset()
+        self._set_flags(flags)
+
+    def _set_flags(self, on: str, off: str = "") -> None:
+        for flag in on + off:
+            if flag not in _KNOWN and not (flag == "m" and flag in off):
+                self._fail(f"the flag '{flag}' is not supported, only 'i' and 's'")
+        self._flags = self._flags.union(on).difference(off)
+
+    def _atom(self) -> Expr:
+        if self._takes("."):
+            return Chars(ANY if "s" in self._flags else _NOT_NEWLINE)
+        if self._peek() in ("(", "["):
+            return super()._atom()  # their characters are folded already
+        found = super()._atom()
+        return Chars(self._folded(found.set)) if isinstance(found, Chars) else found
+
+    def _folded(self, chars: CharSet) -> CharSet:
+        return either_case(chars) if "i" in self._flags else chars
+
+    def _group(self) -> Expr:
+        before = self._flags
+        if self._peek() == "?" and self._pattern[self._at + 1 : self._at + 2].isalpha():
+            if self._pattern[self._at + 1 : self._at + 3] != "P<":
+                return self._flagged(before)
+        elif self._pattern.startswith("?-", self._at):
+            return self._flagged(before)
+        found = super()._group()
+        self._flags = before
+        return found
+
+    def _flagged(self, before: frozenset[str]) -> Expr:
+        """`(?i)` holds up to the end of the group around it, `(?i:...)` for its own."""
+        places = (self._pattern.find(mark, self._at) for mark in ":)")
+        end = min((at for at in places if at >= 0), default=-1)
+        if end < 0:
+            self._fail("missing ')'")
+        on, _, off = self._pattern[self._at + 1 : end].partition("-")
+        self._set_flags(on, off)
+        self._at = end + 1
+        if self._pattern[end] == ")":
+            return Seq(())
+        found = self._grouped()
+        self._flags = before
+        return found
+
+    def _edge(self) -> Expr | None:
+        return None if self._peek() == "Z" else super()._edge()
+
+    def _escape(self, in_class: bool) -> CharSet:
+        char = self._peek()
+        negated = {"D": DIGITS | _any_of("Nd"), "W": _any_word(), "S": SPACE | CharSet.chars("\x85")}
+        if char in negated:
+            self._at += 1
+            return ~negated[char]
+        if char == "s":
+            self._at += 1
+            return SPACE - CharSet.chars("\ufeff")
+        if char == "a":
+            self._at += 1
+            return CharSet.chars("\a")
+        if char in "pP" and char and self._pattern[self._at + 1 : self._at + 2] in tuple("LMNPSZC"):
+            self._at += 2
+            found = _any_of(self._pattern[self._at - 1])
+            return ~found if char == "P" else found
+        return super()._escape(in_class)
+
+    def _code(self, kind: str) -> int:
+        if kind == "x" and self._peek() == "{":
+            return super()._code("u")
+        return super()._code(kind)
+
+    def _class_item(self) -> CharSet:
+        for operator in ("&&", "--", "~~"):
+            if self._pattern.startswith(operator, self._at):
+                self._fail(f"'{operator}' between classes is not supported: write one class")
+        if self._takes("[:"):
+            return self._posix()
+        if self._takes("["):
+            return self._class()
+        return super()._class_item()
+
+    def _posix(self) -> CharSet:
+        end = self._pattern.find(":]", self._at)
+        name = self._pattern[self._at : max(end, self._at)]
+        chars = _POSIX.get(name.removeprefix("^"))
+        if chars is None:
+            self._fail(f"there is no class '[:{name[:20]}:]'")
+        self._at = end + 2
+        return ~chars if name.startswith("^") else chars
+
+
+def _any_of(*names: str) -> CharSet:
+    found = CharSet(())
+    for name in names:
+        found |= unicode_property(name) or CharSet(())
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _any_word() -> CharSet:
+    return _any_of("L", "M", "N", "Pc") | CharSet.of((0x200C, 0x200D), (0x24B6, 0x24E9), (0x1F130, 0x1F189))
+
+
+@functools.lru_cache(maxsize=1)
+def _cases() -> list[tuple[int, int]]:
+    pairs = set()
+    for code in range(0x80, 0x1E944):
+        char = chr(code)
+        pairs |= {(code, ord(x)) for x in (char.lower(), char.upper()) if len(x) == 1 and x != char}
+    return sorted(pairs | {(other, code) for code, other in pairs})
+
+
+def either_case(chars: CharSet) -> CharSet:
+    small, large = chars & CharSet.of((0x61, 0x7A)), chars & CharSet.of((0x41, 0x5A))
+    found = chars | _moved(small, -32) | _moved(large, 32)
+    if chars.ranges and chars.ranges[-1][1] >= 0x80:
+        found |= CharSet.of(*((other, other) for code, other in _cases() if code in chars))
+    return found
+
+
+def _moved(chars: CharSet, by: int) -> CharSet:
+    return CharSet.of(*((low + by, high + by) for low, high in chars.ranges))

@@ -99,7 +99,7 @@ class _Library:
         resource = Resource.from_contents(root, default_specification=specification)
         self.root = resource.id() or _ROOT_URI
         self.registry: Registry[Json] = Registry[Json]().with_resource(self.root, resource)
-        # A part of the document that is no schema is told where it is read, and no reference leads into it.
+        # A part that is not a schema is reported where it is read, and no reference leads into it.
         with suppress(*_LEADS_NOWHERE):
             self.registry = self.registry.crawl()
         self._addresses = {id(self.registry[uri].contents): uri for uri in self.registry}

@@ -23,18 +23,9 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.regex import search_language
+from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.document import Draft, References, Schema, Scope, escaped
-from openai_cpu_server.structured.schema.nodes import (
-    FALSE,
-    TRUE,
-    Items,
-    JsonKind,
-    NodeTable,
-    Properties,
-    Reference,
-    Required,
-    Unevaluated,
-)
+from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
 
 _MOST_WAYS = 64
 _MOST_TRIED = 256
@@ -85,9 +76,9 @@ class Evaluated:
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
-            return table.add(Items((TRUE,) * self.prefix, table.any(*self.matching, rest)), *place)
+            return table.add(nodes.Items((TRUE,) * self.prefix, table.any(*self.matching, rest)), *place)
         named = tuple((n, TRUE) for n in self.names)
-        return table.add(Properties(named, tuple((p, TRUE) for p in self.patterns), rest), *place)
+        return table.add(nodes.Properties(named, tuple((p, TRUE) for p in self.patterns), rest), *place)
 
 
 EVERYTHING = Evaluated(everything=True)
@@ -121,45 +112,16 @@ class EvaluatedOption(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(guard.join(w) for w in self.ways))
 
 
-class Combiner:
-    def __init__(self, may_meet: Callable[[int, int], bool], budget: Budget) -> None:
-        self._may_meet = may_meet
-        self._budget = budget
-
-    def both(self, one: list[Way], other: list[Way]) -> list[Way]:
-        """Return the ways if both pass. Raises TooManyWays."""
-        self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
-        found: list[Way] = []
-        for a, b in itertools.product(one, other):
-            found += [a.join(b)] if self._meet(a, b) else []
-            _check(len(found))
-        return pruned(found)
-
-    def some_of(self, options: list[EvaluatedOption]) -> list[Way]:
-        """Return the ways if at least one passes. Raises TooManyWays."""
-        found: list[Way] = []
-        is_nothing_seen = False
-        for option in options:
-            useful = [w for w in option.guarded if w.seen != NOTHING_SEEN]
-            is_nothing_seen |= len(useful) < len(option.guarded)
-            found += [*useful, *self.both(found, useful)]
-            _check(len(found))
-        return pruned([Way(), *found] if is_nothing_seen else found)
-
-    def _meet(self, one: Way, other: Way) -> bool:
-        return all(self._may_meet(x, y) for x in one.guards for y in other.guards)
-
-
 def pruned(ways: list[Way]) -> list[Way]:
     """Drop ways that another way covers. Raises TooManyWays."""
     _check(len(ways))
-    kept: list[Way] = []
+    useful: list[Way] = []
     for way in ways:
-        if not any(way.is_covered_by(k) for k in kept):
-            kept = [*(k for k in kept if not k.is_covered_by(way)), way]
-    if len(kept) > _MOST_WAYS:
+        if not any(way.is_covered_by(k) for k in useful):
+            useful = [*(k for k in useful if not k.is_covered_by(way)), way]
+    if len(useful) > _MOST_WAYS:
         raise TooManyWays
-    return kept
+    return useful
 
 
 def _check(num_ways: int) -> None:
@@ -174,8 +136,8 @@ _BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _I
 
 def looks_beside(schema: Schema, kind: JsonKind) -> bool:
     """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
-    asks = schema.get(KEYWORDS[kind], True) is not True
-    return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
+    is_present = schema.get(KEYWORDS[kind], True) is not True
+    return is_present and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
 
 def _is_closed(schema: Schema, kind: JsonKind) -> bool:
@@ -191,13 +153,13 @@ class SchemaReader(Protocol):
 
     def at(self, pointer: str) -> int: ...
 
-    def target(self, keyword: str, address: str, path: str) -> Reference | bool: ...
+    def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool: ...
 
 
 @dataclass(eq=False)
 class Evaluation:
     """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
-    `may_meet` tells if a value of a type may fit two nodes."""
+    `may_meet` returns True if a value of a type may fit two nodes."""
 
     kind: JsonKind
     reader: SchemaReader
@@ -207,8 +169,7 @@ class Evaluation:
     budget: Budget
 
     def __post_init__(self) -> None:
-        self._combiner = Combiner(lambda one, other: self.may_meet(one, other, self.kind), self.budget)
-        self._known: dict[str, list[Way]] = {}
+        self._ways: dict[str, list[Way]] = {}
         self._open: set[str] = set()
         self._handlers = self._all_handlers()
 
@@ -223,7 +184,7 @@ class Evaluation:
         return {
             **(objects if self.kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
-            "anyOf": lambda schema, path: self._combiner.some_of(self._options(schema, "anyOf", path)),
+            "anyOf": lambda schema, path: self._some_of(self._options(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "if": self._if,
             **{name: partial(self._reference, name) for name in ("$ref", dynamic)},
@@ -238,19 +199,21 @@ class Evaluation:
 
     def ways(self, pointer: str) -> list[Way]:
         """Return the ways of the schema at a pointer. Raises TooManyWays, Unknown."""
-        return _as_it_is_read(self, pointer).in_scope(pointer)
+        entered = self.reader.references.entered(self.reader.scope, pointer)
+        evaluation = self if entered == self.reader.scope else self.of_scope(entered)
+        return evaluation.in_scope(pointer)
 
     def in_scope(self, pointer: str) -> list[Way]:
-        if pointer not in self._known:
+        if pointer not in self._ways:
             if pointer in self._open:
                 raise InvalidSchema(pointer, "a schema must not contain itself in place")
             self._open.add(pointer)
             self.budget.check("depth", len(self._open))
             try:
-                self._known[pointer] = self._found(pointer)
+                self._ways[pointer] = self._found(pointer)
             finally:
                 self._open.remove(pointer)
-        return self._known[pointer]
+        return self._ways[pointer]
 
     def _found(self, pointer: str) -> list[Way]:
         schema = self.reader.references.value(pointer)
@@ -268,9 +231,28 @@ class Evaluation:
         self.budget.spend("unfolded")
         ways = [Way()]
         for handler in dict.fromkeys(self._handlers[k] for k in schema if k in self._handlers):
-            ways = self._combiner.both(ways, handler(schema, path))
+            ways = self._both(ways, handler(schema, path))
         self.budget.spend("unfolded", len(ways) - 1)
         return ways
+
+    def _both(self, one: list[Way], other: list[Way]) -> list[Way]:
+        self.budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
+        found: list[Way] = []
+        for a, b in itertools.product(one, other):
+            if all(self.may_meet(x, y, self.kind) for x in a.guards for y in b.guards):
+                found.append(a.join(b))
+            _check(len(found))
+        return pruned(found)
+
+    def _some_of(self, options: list[EvaluatedOption]) -> list[Way]:
+        found: list[Way] = []
+        is_nothing_seen = False
+        for option in options:
+            useful = [w for w in option.guarded if w.seen != NOTHING_SEEN]
+            is_nothing_seen |= len(useful) < len(option.guarded)
+            found += [*useful, *self._both(found, useful)]
+            _check(len(found))
+        return pruned([Way(), *found] if is_nothing_seen else found)
 
     # Properties and items
 
@@ -291,13 +273,13 @@ class Evaluation:
         return True
 
     def _dependent(self, schema: Schema, path: str) -> list[Way]:
-        given = schema["dependentSchemas"]
-        assert isinstance(given, dict)
+        schemas = schema["dependentSchemas"]
+        assert isinstance(schemas, dict)
         ways = [Way()]
-        for name in given:
-            there = self.reader.table.add(Required((name,)), path, "dependentSchemas")
+        for name in schemas:
+            there = self.reader.table.add(nodes.Required((name,)), path, "dependentSchemas")
             option = EvaluatedOption(there, self.ways(f"{path}/dependentSchemas/{escaped(name)}"))
-            ways = self._combiner.both(ways, [Way(), *option.guarded])
+            ways = self._both(ways, [Way(), *option.guarded])
         return ways
 
     def _items(self, schema: Schema, path: str) -> list[Way]:
@@ -315,14 +297,14 @@ class Evaluation:
         return EvaluatedOption(self.reader.at(path), self.ways(path))
 
     def _options(self, schema: Schema, keyword: str, path: str) -> list[EvaluatedOption]:
-        given = schema[keyword]
-        assert isinstance(given, list)
-        return [self._option(f"{path}/{keyword}/{i}") for i in range(len(given))]
+        schemas = schema[keyword]
+        assert isinstance(schemas, list)
+        return [self._option(f"{path}/{keyword}/{i}") for i in range(len(schemas))]
 
     def _all_of(self, schema: Schema, path: str) -> list[Way]:
         ways = [Way()]
         for option in self._options(schema, "allOf", path):
-            ways = self._combiner.both(ways, option.ways)
+            ways = self._both(ways, option.ways)
         return ways
 
     def _one_of(self, schema: Schema, path: str) -> list[Way]:
@@ -332,7 +314,7 @@ class Evaluation:
         test = self._option(f"{path}/if")
         then = self.ways(f"{path}/then") if "then" in schema else [Way()]
         otherwise = self.ways(f"{path}/else") if "else" in schema else [Way()]
-        passed = EvaluatedOption(test.number, self._combiner.both(test.ways, then))
+        passed = EvaluatedOption(test.number, self._both(test.ways, then))
         failed = EvaluatedOption(self.reader.table.negate(test.number), otherwise)
         return pruned([*passed.guarded, *failed.guarded])
 
@@ -351,13 +333,8 @@ class Evaluation:
         return self.of_scope(target.scope).ways(target.pointer)
 
 
-def _as_it_is_read(evaluation: Evaluation, pointer: str) -> Evaluation:
-    entered = evaluation.reader.references.entered(evaluation.reader.scope, pointer)
-    return evaluation if entered == evaluation.reader.scope else evaluation.of_scope(entered)
-
-
 def expanded(
-    of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: Unevaluated
+    of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
 ) -> int:
     """Return an equivalent node without `Unevaluated`. Raises InvalidSchema, UnsupportedSchema."""
     evaluation = of_scope(node.kind, node.scope)

@@ -43,21 +43,19 @@ class Scalars(msgspec.Struct, frozen=True):
 class Integer(msgspec.Struct, frozen=True): ...
 
 
-class Minimum(msgspec.Struct, frozen=True):
+class Limit(msgspec.Struct, frozen=True):
     bound: Bound
-
-
-class Maximum(msgspec.Struct, frozen=True):
-    bound: Bound
+    is_upper: bool
 
 
 class MultipleOf(msgspec.Struct, frozen=True):
     step: Decimal
 
 
-class Length(msgspec.Struct, frozen=True):
-    """Characters of a string."""
+class Size(msgspec.Struct, frozen=True):
+    """Number of characters of a string, items of an array or properties of an object."""
 
+    kind: JsonKind
     low: int
     high: int | None
 
@@ -73,13 +71,6 @@ class Format(msgspec.Struct, frozen=True):
 class Items(msgspec.Struct, frozen=True):
     prefix: tuple[int, ...]
     rest: int
-
-
-class Count(msgspec.Struct, frozen=True):
-    """Items of an array."""
-
-    low: int
-    high: int | None
 
 
 class Contains(msgspec.Struct, frozen=True):
@@ -100,11 +91,6 @@ class Properties(msgspec.Struct, frozen=True):
 
 class Required(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
-
-
-class PropertyCount(msgspec.Struct, frozen=True):
-    low: int
-    high: int | None
 
 
 class PropertyNames(msgspec.Struct, frozen=True):
@@ -159,19 +145,16 @@ class Unevaluated(msgspec.Struct, frozen=True):
 Atom = Union[
     Scalars,
     Integer,
-    Minimum,
-    Maximum,
+    Limit,
     MultipleOf,
-    Length,
+    Size,
     Pattern,
     Format,
     Items,
-    Count,
     Contains,
     Unique,
     Properties,
     Required,
-    PropertyCount,
     PropertyNames,
     SomeProperty,
     LeftOut,
@@ -179,12 +162,12 @@ Atom = Union[
 Node = Union[Constant, Types, Atom, AllOf, AnyOf, OneOf, Negation, Reference, Unevaluated]
 
 KIND_OF: dict[type[object], JsonKind] = {
-    **dict.fromkeys((Integer, Minimum, Maximum, MultipleOf), JsonKind.NUMBER),
-    **dict.fromkeys((Length, Pattern, Format), JsonKind.STRING),
-    **dict.fromkeys((Items, Count, Contains, Unique), JsonKind.ARRAY),
-    **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), JsonKind.OBJECT),
+    **dict.fromkeys((Integer, Limit, MultipleOf), JsonKind.NUMBER),
+    **dict.fromkeys((Pattern, Format), JsonKind.STRING),
+    **dict.fromkeys((Items, Contains, Unique), JsonKind.ARRAY),
+    **dict.fromkeys((Properties, Required, PropertyNames, SomeProperty), JsonKind.OBJECT),
 }
-"""Type that a constraint concerns. `Scalars` concerns all types, `LeftOut` names its own."""
+"""Type that a constraint concerns. `Scalars` concerns all types; `Size` and `LeftOut` name their own."""
 
 TRUE, FALSE = 0, 1
 
@@ -231,20 +214,20 @@ class NodeTable:
         return self.add(LeftOut(kind, path, keyword), path, keyword)
 
     def all(self, *items: int, path: str = "", keyword: str = "") -> int:
-        kept = tuple(dict.fromkeys(x for x in items if x != TRUE))
-        if FALSE in kept:
+        parts = tuple(dict.fromkeys(x for x in items if x != TRUE))
+        if FALSE in parts:
             return FALSE
-        if not kept:
+        if not parts:
             return TRUE
-        return kept[0] if len(kept) == 1 else self.add(AllOf(kept), path, keyword)
+        return parts[0] if len(parts) == 1 else self.add(AllOf(parts), path, keyword)
 
     def any(self, *items: int) -> int:
-        kept = tuple(dict.fromkeys(x for x in items if x != FALSE))
-        if TRUE in kept:
+        parts = tuple(dict.fromkeys(x for x in items if x != FALSE))
+        if TRUE in parts:
             return TRUE
-        if not kept:
+        if not parts:
             return FALSE
-        return kept[0] if len(kept) == 1 else self.add(AnyOf(kept))
+        return parts[0] if len(parts) == 1 else self.add(AnyOf(parts))
 
     def negate(self, item: int, path: str = "", keyword: str = "") -> int:
         node = self[item]

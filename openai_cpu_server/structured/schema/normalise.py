@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 
-from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport, UnsupportedSchema
+from openai_cpu_server.structured.options import (
+    Budget,
+    InvalidPattern,
+    InvalidSchema,
+    UnenforcedReport,
+    UnsupportedSchema,
+)
+from openai_cpu_server.structured.scalars.numbers import Bound
+from openai_cpu_server.structured.scalars.regex import FORMATS, search_language
+from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.document import (
     Draft,
     Json,
@@ -18,79 +28,14 @@ from openai_cpu_server.structured.schema.document import (
     is_finite,
 )
 from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
-from openai_cpu_server.structured.schema.leaves import LeafKeywords
-from openai_cpu_server.structured.schema.nodes import (
-    FALSE,
-    TRUE,
-    Contains,
-    Count,
-    Items,
-    JsonKind,
-    LeftOut,
-    NodeTable,
-    OneOf,
-    Properties,
-    PropertyNames,
-    Reference,
-    Required,
-    Scalars,
-    Types,
-    Unevaluated,
-)
+from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
+
+_TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
 
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
-
-
-class _ValueKeywords:
-    def __init__(self, table: NodeTable, budget: Budget) -> None:
-        self._table = table
-        self._budget = budget
-        self.handlers = {"enum": self._enum, "const": self._const}
-
-    def _enum(self, schema: Schema, path: str) -> int:
-        values = schema["enum"]
-        if not isinstance(values, list):
-            raise InvalidSchema(path, "'enum' must be a list")
-        self._budget.check("values", len(values))
-        return self._values(values, path, "enum")
-
-    def _const(self, schema: Schema, path: str) -> int:
-        return self._values([schema["const"]], path, "const")
-
-    def _values(self, values: list[Json], path: str, keyword: str) -> int:
-        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
-        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
-        plain = [self._table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
-        return self._table.any(*plain, *compounds)
-
-    def _scalars(self, values: list[Json], path: str) -> Scalars:
-        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
-        self._budget.spend("text", sum(map(len, strings)))
-        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        if any(not is_finite(x) for x in numbers):
-            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
-        return Scalars(
-            null=None in values,
-            booleans=frozenset(x for x in values if isinstance(x, bool)),
-            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
-            strings=strings,
-        )
-
-    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
-        self._budget.spend("schemas")
-        self._budget.check("depth", depth)
-        if isinstance(value, list):
-            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
-            parts = (Types(frozenset({"array"})), Items(items, FALSE), Count(len(items), len(items)))
-            return self._table.all(*(self._table.add(x, path, keyword) for x in parts))
-        if isinstance(value, dict):
-            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
-            self._budget.spend("text", sum(map(len, value)))
-            shape = (Types(frozenset({"object"})), Properties(named, (), FALSE), Required(tuple(value)))
-            return self._table.all(*(self._table.add(x, path, keyword) for x in shape))
-        return self._table.add(self._scalars([value], path), path, keyword)
 
 
 class SchemaReaders:
@@ -112,7 +57,7 @@ class SchemaReaders:
             self._readers[scope] = Normaliser(self, scope)
         return self._readers[scope]
 
-    def at(self, reference: Reference) -> int:
+    def at(self, reference: nodes.Reference) -> int:
         """Return the reference's target. Raises InvalidSchema, UnsupportedSchema."""
         return self.of(reference.scope).at(reference.pointer)
 
@@ -126,14 +71,27 @@ class Normaliser:
         self._budget = readers.budget
         self._report = readers.report
         self._by_pointer: dict[str, int] = {}
-        self._leaves = LeafKeywords(self.table, self._budget, self._report)
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
         """Keywords that belong together share a handler, which runs at the first of them."""
         return {
-            **self._leaves.handlers,
-            **_ValueKeywords(self.table, self._budget).handlers,
+            "type": self._type,
+            "minimum": partial(self._bound, False, "minimum", "exclusiveMinimum"),
+            "maximum": partial(self._bound, True, "maximum", "exclusiveMaximum"),
+            "exclusiveMinimum": partial(self._open_bound, False, "exclusiveMinimum"),
+            "exclusiveMaximum": partial(self._open_bound, True, "exclusiveMaximum"),
+            "multipleOf": self._multiple_of,
+            **self._counting("minLength", "maxLength", JsonKind.STRING),
+            "pattern": lambda schema, path: self._pattern(
+                schema["pattern"], path, "pattern", JsonKind.STRING
+            ),
+            "format": self._format,
+            **self._counting("minItems", "maxItems", JsonKind.ARRAY),
+            "uniqueItems": self._unique,
+            **self._counting("minProperties", "maxProperties", JsonKind.OBJECT),
+            "enum": self._enum,
+            "const": lambda schema, path: self._values([schema["const"]], path, "const"),
             **dict.fromkeys(_PROPERTY_KEYWORDS, self._properties),
             "required": lambda schema, path: self._require(schema["required"], path, "required"),
             "propertyNames": self._property_names,
@@ -142,7 +100,9 @@ class Normaliser:
             "allOf": lambda schema, path: self.table.all(*self._list(schema, "allOf", path)),
             "anyOf": lambda schema, path: self.table.any(*self._list(schema, "anyOf", path)),
             "oneOf": self._one_of,
-            "not": self._not,
+            "not": lambda schema, path: self.table.negate(
+                self.schema(schema["not"], f"{path}/not"), path, "not"
+            ),
             "if": self._if,
             **dict.fromkeys(_DEPENDENCIES, self._dependencies),
             **{name: partial(self._reference, name) for name in ("$ref", "$recursiveRef", "$dynamicRef")},
@@ -169,7 +129,7 @@ class Normaliser:
         found += [f"{pointer}/properties/{escaped(x)}" for x in required]
         found += [f"{pointer}/{k}" for k in ("items", "contains") if isinstance(schema.get(k), dict)]
         node = self.table[self._reference("$ref", schema, pointer)] if "$ref" in schema else None
-        return [*found, node.pointer] if isinstance(node, Reference) else found
+        return [*found, node.pointer] if isinstance(node, nodes.Reference) else found
 
     def schema(self, schema: Json, path: str) -> int:
         if isinstance(schema, bool):
@@ -188,7 +148,9 @@ class Normaliser:
     def _of_keywords(self, schema: Schema, path: str) -> int:
         if "$ref" in schema and self.references.draft(schema) is Draft.OLD:
             return self._reference("$ref", schema, path)
-        parts = self._unevaluated(schema, path)
+        # First, because their choices settle those of the keywords beside them.
+        kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
+        parts = [self.table.add(nodes.Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
         done: set[object] = set()
         for keyword in schema:
             handler = self._handlers.get(keyword)
@@ -196,11 +158,6 @@ class Normaliser:
                 done.add(handler)
                 parts.append(handler(schema, path))
         return self.table.all(*parts, path=path, keyword=next(iter(schema), ""))
-
-    def _unevaluated(self, schema: Schema, path: str) -> list[int]:
-        """First, because their choices settle those of the keywords beside them."""
-        kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
-        return [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
 
     def _reference(self, keyword: str, schema: Schema, path: str) -> int:
         address = schema[keyword]
@@ -215,36 +172,166 @@ class Normaliser:
             return TRUE if target else FALSE
         return self.table.add(target, path, keyword)
 
-    def target(self, keyword: str, address: str, path: str) -> Reference | bool:
+    def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool:
         """Resolve a reference at this place. Raises UnsupportedSchema."""
         if keyword == "$ref":
             found = self.references.find(address, path)
         else:
             found = self.references.find_dynamic(keyword, address, path, self.scope)
         return (
-            found if isinstance(found, bool) else Reference(found, self.references.entered(self.scope, found))
+            found
+            if isinstance(found, bool)
+            else nodes.Reference(found, self.references.entered(self.scope, found))
         )
+
+    # Values by themselves
+
+    def _type(self, schema: Schema, path: str) -> int:
+        value = schema["type"]
+        names = value if isinstance(value, list) else [value]
+        types = [x for x in names if isinstance(x, str) and x in _TYPE_NAMES]
+        if len(types) != len(names) or not names:
+            raise InvalidSchema(path, f"unknown 'type' {str(value)[:80]!r}")
+        if schema.get("nullable") is True:
+            types.append("null")
+        return self.table.add(nodes.Types(frozenset(types)), path, "type")
+
+    def _decimal(self, schema: Schema, keyword: str, path: str) -> Decimal:
+        value = schema[keyword]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise InvalidSchema(path, f"'{keyword}' must be a number")
+        if not is_finite(value):
+            raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
+        return exact(value)
+
+    def _bound(self, is_upper: bool, keyword: str, exclusive: str, schema: Schema, path: str) -> int:
+        bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
+        return self.table.add(nodes.Limit(bound, is_upper), path, keyword)
+
+    def _open_bound(self, is_upper: bool, keyword: str, schema: Schema, path: str) -> int:
+        if isinstance(schema[keyword], bool):
+            return TRUE
+        bound = Bound(self._decimal(schema, keyword, path), True)
+        return self.table.add(nodes.Limit(bound, is_upper), path, keyword)
+
+    def _multiple_of(self, schema: Schema, path: str) -> int:
+        step = self._decimal(schema, "multipleOf", path)
+        if step <= 0:
+            raise InvalidSchema(path, "'multipleOf' must be greater than 0")
+        if step == 1:
+            return self.table.add(nodes.Integer(), path, "multipleOf")
+        return self.table.add(nodes.MultipleOf(step), path, "multipleOf")
+
+    def _counts(self, schema: Schema, low: str, high: str, path: str) -> tuple[int, int | None]:
+        return self._natural(schema, low, path) or 0, self._natural(schema, high, path)
+
+    def _natural(self, schema: Schema, keyword: str, path: str) -> int | None:
+        if keyword not in schema:
+            return None
+        value = self._decimal(schema, keyword, path)
+        if value < 0 or value != value.to_integral_value():
+            raise InvalidSchema(path, f"'{keyword}' must be a non-negative integer")
+        return int(value)
+
+    def _counting(self, least: str, most: str, kind: JsonKind) -> dict[str, Callable[[Schema, str], int]]:
+        def read(schema: Schema, path: str) -> int:
+            low, high = self._counts(schema, least, most, path)
+            return self.table.add(nodes.Size(kind, low, high), path, least if low else most)
+
+        return {least: read, most: read}
+
+    def _unique(self, schema: Schema, path: str) -> int:
+        if not isinstance(schema["uniqueItems"], bool):
+            raise InvalidSchema(path, "'uniqueItems' must be true or false")
+        return self.table.add(nodes.Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
+
+    def _pattern(self, pattern: Json, path: str, keyword: str, kind: JsonKind) -> int:
+        if not isinstance(pattern, str):
+            raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
+        self._budget.spend("text", len(pattern))
+        try:
+            search_language(pattern, self._budget.limits)
+        except InvalidPattern as error:
+            self._report.refuse(
+                path, keyword, f"cannot be compiled: {error.reason} (character {error.position})"
+            )
+            return self.table.left_out(kind, path, keyword)
+        return self.table.add(nodes.Pattern(pattern), path, keyword)
+
+    def _format(self, schema: Schema, path: str) -> int:
+        name = schema["format"]
+        if not isinstance(name, str):
+            raise InvalidSchema(path, "'format' must be a string")
+        return self.table.add(nodes.Format(name), path, "format") if name in FORMATS else TRUE
+
+    def _enum(self, schema: Schema, path: str) -> int:
+        values = schema["enum"]
+        if not isinstance(values, list):
+            raise InvalidSchema(path, "'enum' must be a list")
+        self._budget.check("values", len(values))
+        return self._values(values, path, "enum")
+
+    def _values(self, values: list[Json], path: str, keyword: str) -> int:
+        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
+        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
+        plain = [self.table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
+        return self.table.any(*plain, *compounds)
+
+    def _scalars(self, values: list[Json], path: str) -> nodes.Scalars:
+        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
+        self._budget.spend("text", sum(map(len, strings)))
+        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
+        if any(not is_finite(x) for x in numbers):
+            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
+        return nodes.Scalars(
+            null=None in values,
+            booleans=frozenset(x for x in values if isinstance(x, bool)),
+            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
+            strings=strings,
+        )
+
+    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
+        self._budget.spend("schemas")
+        self._budget.check("depth", depth)
+        if isinstance(value, list):
+            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
+            parts = (
+                nodes.Types(frozenset({"array"})),
+                nodes.Items(items, FALSE),
+                nodes.Size(JsonKind.ARRAY, len(items), len(items)),
+            )
+            return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
+        if isinstance(value, dict):
+            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
+            self._budget.spend("text", sum(map(len, value)))
+            shape = (
+                nodes.Types(frozenset({"object"})),
+                nodes.Properties(named, (), FALSE),
+                nodes.Required(tuple(value)),
+            )
+            return self.table.all(*(self.table.add(x, path, keyword) for x in shape))
+        return self.table.add(self._scalars([value], path), path, keyword)
 
     # Objects
 
     def _named(self, schema: Schema, keyword: str, path: str) -> list[tuple[str, int]]:
-        given = schema.get(keyword, {})
-        if not isinstance(given, dict):
+        schemas = schema.get(keyword, {})
+        if not isinstance(schemas, dict):
             raise InvalidSchema(path, f"'{keyword}' must be an object")
-        self._budget.check("values", len(given))
-        self._budget.spend("text", sum(map(len, given)))
-        return [(k, self.schema(v, f"{path}/{keyword}/{escaped(k)}")) for k, v in given.items()]
+        self._budget.check("values", len(schemas))
+        self._budget.spend("text", sum(map(len, schemas)))
+        return [(k, self.schema(v, f"{path}/{keyword}/{escaped(k)}")) for k, v in schemas.items()]
 
     def _properties(self, schema: Schema, path: str) -> int:
         named = self._named(schema, "properties", path)
         patterns = self._named(schema, "patternProperties", path)
-        read = {p: self._leaves.pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
-        left_out = [node for node in read.values() if isinstance(self.table[node], LeftOut)]
-        known = tuple((p, value) for p, value in patterns if read[p] not in left_out)
+        read = {p: self._pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
+        left_out = [node for node in read.values() if isinstance(self.table[node], nodes.LeftOut)]
+        read_patterns = tuple((p, value) for p, value in patterns if read[p] not in left_out)
         rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
         # A name may match the patterns that are left out, or not.
         rest = self.table.any(rest, *(value for p, value in patterns if read[p] in left_out))
-        found = Properties(tuple(named), known, rest)
+        found = nodes.Properties(tuple(named), read_patterns, rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
         return self.table.all(self.table.add(found, path, keyword), *left_out)
 
@@ -258,34 +345,34 @@ class Normaliser:
     def _require(self, names: Json, path: str, keyword: str) -> int:
         if not isinstance(names, list):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
-        known = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
+        required = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
         if not all(isinstance(x, str) for x in names):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
-        self._budget.check("values", len(known))
-        return self.table.add(Required(known), path, keyword) if known else TRUE
+        self._budget.check("values", len(required))
+        return self.table.add(nodes.Required(required), path, keyword) if required else TRUE
 
     def _property_names(self, schema: Schema, path: str) -> int:
         names = self.schema(schema["propertyNames"], f"{path}/propertyNames")
-        return self.table.add(PropertyNames(names), path, "propertyNames")
+        return self.table.add(nodes.PropertyNames(names), path, "propertyNames")
 
     def _dependencies(self, schema: Schema, path: str) -> int:
         parts = []
         for keyword in _DEPENDENCIES:
-            given = schema.get(keyword, {})
-            if not isinstance(given, dict):
+            entries = schema.get(keyword, {})
+            if not isinstance(entries, dict):
                 raise InvalidSchema(path, f"'{keyword}' must be an object")
-            parts += [self._dependency(k, v, path, keyword) for k, v in given.items()]
+            parts += [self._dependency(k, v, path, keyword) for k, v in entries.items()]
         return self.table.all(*parts)
 
     def _dependency(self, name: str, needed: Json, path: str, keyword: str) -> int:
-        there = self.table.add(Required((name,)), path, keyword)
+        there = self.table.add(nodes.Required((name,)), path, keyword)
         if isinstance(needed, str):
             needed = [needed]
         if isinstance(needed, list):
             then = self._require(needed, path, keyword)
         else:
             then = self.schema(needed, f"{path}/{keyword}/{escaped(name)}")
-        objects = self.table.add(Types(frozenset({"object"})), path, keyword)
+        objects = self.table.add(nodes.Types(frozenset({"object"})), path, keyword)
         applies = self.table.all(objects, there)
         return self.table.any(self.table.negate(applies), then)
 
@@ -301,32 +388,28 @@ class Normaliser:
         name = "prefixItems" if rest_keyword == "items" else "items"
         first = tuple(self.schema(x, f"{path}/{name}/{i}") for i, x in enumerate(prefix))
         rest = self._rest(schema, path, rest_keyword, JsonKind.ARRAY)
-        return self.table.add(Items(first, rest), path, name if prefix else rest_keyword)
+        return self.table.add(nodes.Items(first, rest), path, name if prefix else rest_keyword)
 
     def _contains(self, schema: Schema, path: str) -> int:
-        low, high = self._leaves.counts(schema, "minContains", "maxContains", path)
+        low, high = self._counts(schema, "minContains", "maxContains", path)
         item = self.schema(schema["contains"], f"{path}/contains")
         low = low if "minContains" in schema else 1
-        return self.table.add(Contains(item, low, high), path, "contains")
+        return self.table.add(nodes.Contains(item, low, high), path, "contains")
 
     # Combinations
 
     def _list(self, schema: Schema, keyword: str, path: str) -> list[int]:
-        given = schema[keyword]
-        if not isinstance(given, list) or not given:
+        schemas = schema[keyword]
+        if not isinstance(schemas, list) or not schemas:
             raise InvalidSchema(path, f"'{keyword}' must be a list of schemas")
-        self._budget.check("values", len(given))
-        return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(given)]
+        self._budget.check("values", len(schemas))
+        return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(schemas)]
 
     def _one_of(self, schema: Schema, path: str) -> int:
         items = [x for x in self._list(schema, "oneOf", path) if x != FALSE]
         if not items:
             return FALSE
-        return items[0] if len(items) == 1 else self.table.add(OneOf(tuple(items)), path, "oneOf")
-
-    def _not(self, schema: Schema, path: str) -> int:
-        inner = self.schema(schema["not"], f"{path}/not")
-        return self.table.negate(inner, path, "not")
+        return items[0] if len(items) == 1 else self.table.add(nodes.OneOf(tuple(items)), path, "oneOf")
 
     def _if(self, schema: Schema, path: str) -> int:
         if "then" not in schema and "else" not in schema:
@@ -337,5 +420,5 @@ class Normaliser:
         return self.table.any(self.table.all(test, then), self.table.all(self.table.negate(test), otherwise))
 
 
-def _listed(given: Json) -> list[Json]:
-    return given if isinstance(given, list) else []
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []

@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
 from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
-from openai_cpu_server.structured.schema.nodes import Contains, Count, Items, Unique
+from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
@@ -40,22 +40,28 @@ class ArrayShape(msgspec.Struct, frozen=True):
 
     def without(self, place: int) -> ArrayShape:
         """Drop the constraint of this node: unique items, or items that must occur."""
-        return (
-            msgspec.structs.replace(self, unique=None)
-            if place == self.unique
-            else msgspec.structs.replace(self, needs=())
-        )
+        if place == self.unique:
+            return msgspec.structs.replace(self, unique=None)
+        return msgspec.structs.replace(self, needs=())
 
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     """Return None if no array fits."""
-    needs = [_need(f.node, f.number) for f in branch if isinstance(f.node, Contains)]
+    needs = [
+        Need(((f.node.item, True),), ((f.node.item, False),), f.node.low, f.node.high, f.number)
+        for f in branch
+        if isinstance(f.node, Contains)
+    ]
     if any(n.high is not None and n.high < n.low for n in needs):
         return None
     banned = [n.without for n in needs if n.high == 0]
     prefix, rest = _items([f.node for f in branch if isinstance(f.node, Items)], join(*banned))
-    low, high = limits_of(branch, Count)
-    high = _reachable(prefix, rest, high, goals)
+    low, high = limits_of(branch)
+    places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
+    if not goals.satisfiable(rest):
+        places.append(len(prefix))
+    ends = places + ([] if high is None else [high])
+    high = min(ends, default=None)
     needs = [n for n in needs if n.high != 0 and (n.low or n.high is not None)]
     low = max([low, *(n.low for n in needs)])
     if high is not None and low > high:
@@ -68,10 +74,6 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     return ArrayShape(prefix, rest, low, high, tuple(needs), unique if high is None or high > 1 else None)
 
 
-def _need(node: Contains, number: int) -> Need:
-    return Need(((node.item, True),), ((node.item, False),), node.low, node.high, number)
-
-
 def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
     longest = max((len(f.prefix) for f in facts), default=0)
     prefix = []
@@ -80,14 +82,6 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
         prefix.append(join(*parts, banned))
     rest = join(*(((f.rest, True),) for f in facts), banned) if facts or banned else ANYTHING
     return tuple(prefix), rest
-
-
-def _reachable(prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals) -> int | None:
-    places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
-    if not goals.satisfiable(rest):
-        places.append(len(prefix))
-    ends = places + ([] if high is None else [high])
-    return min(ends, default=None)
 
 
 def _possible_somewhere(
@@ -101,8 +95,6 @@ def _possible_somewhere(
 
 _MOST_SUBSETS = 260
 """Subsets that are written as rules. With more, the values keep the order of the list."""
-
-
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
@@ -169,11 +161,12 @@ class ArrayRules:
         """Make a rule for each place and count of each need. Counting stops where it no longer matters."""
         rules: dict[tuple[int, ...], str] = {}
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
-        start = (0, *(0 for _ in shape.needs))
+        start, needed = (0, *(0 for _ in shape.needs)), (shape.low, *(need.low for need in shape.needs))
         queue = [start]
         rules[start] = self.grammar.reserve(f"{hint}-items")
         for state in queue:
-            options = [EMPTY] if self._is_done(shape, state) else []
+            is_done = all(n >= low for n, low in zip(state, needed, strict=True))
+            options = [EMPTY] if is_done else []
             for goal, following in self._moves(shape, state, cap):
                 if following not in rules:
                     rules[following] = self.grammar.reserve(f"{hint}-items")
@@ -182,10 +175,6 @@ class ArrayRules:
                 options.append(seq(lead, self.value(goal, hint), Ref(rules[following])))
             self.grammar.set(rules[state], alt(*options) if options else NOTHING)
         return Ref(rules[start])
-
-    def _is_done(self, shape: ArrayShape, state: tuple[int, ...]) -> bool:
-        needed = (shape.low, *(need.low for need in shape.needs))
-        return all(n >= low for n, low in zip(state, needed, strict=True))
 
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
@@ -225,7 +214,6 @@ class ArrayRules:
         return not any(self.is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Make a rule for each set of used values."""
         rules = {0: self.grammar.reserve(f"{hint}-set")}
         queue = [0]
         for used in queue:
@@ -258,10 +246,7 @@ class ArrayRules:
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
     """New count None: the item may not meet the need. Without an upper limit the count may ignore items,
     and stops once it is high enough."""
-    if need.high is None:
-        if is_hit:
-            return need.item, (count + 1 if count < need.low else None)
-        return (), count
     if is_hit:
-        return need.item, (count + 1 if count < need.high else None)
-    return need.without, count
+        most = need.low if need.high is None else need.high
+        return need.item, count + 1 if count < most else None
+    return (() if need.high is None else need.without), count

@@ -4,16 +4,210 @@ state is a rule."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
-from openai_cpu_server.structured.logic.goals import Goal
-from openai_cpu_server.structured.options import PropertyOrder
-from openai_cpu_server.structured.values.object_shape import Member, ObjectShape, Others
-from openai_cpu_server.structured.values.strings import NameKeys
+import msgspec
+
+from openai_cpu_server.structured.languages.expr import (
+    ALL,
+    EMPTY,
+    NOTHING,
+    Expr,
+    Ref,
+    alt,
+    any_of,
+    both,
+    negate,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, limits_of
+from openai_cpu_server.structured.options import PropertyOrder, UnenforcedReport
+from openai_cpu_server.structured.schema import nodes
+from openai_cpu_server.structured.schema.nodes import TRUE
+from openai_cpu_server.structured.values.scalars import ScalarLexemes, StringLanguages
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import Punctuation
+from openai_cpu_server.structured.writing.json_text import Punctuation, plain_text
+
+
+class Member(msgspec.Struct, frozen=True):
+    name: str
+    value: Goal
+    is_required: bool
+
+
+class Others(msgspec.Struct, frozen=True):
+    """Properties whose names are in a language without the named ones."""
+
+    names: Expr
+    value: Goal
+
+
+class ObjectShape(msgspec.Struct, frozen=True):
+    members: tuple[Member, ...]
+    excluded: tuple[str, ...]
+    """Members, and properties that must be absent."""
+    others: tuple[Others, ...]
+    low: int
+    high: int | None
+    is_order_meant: bool
+    """False if a program has sorted the members: by name, while `required` has another order."""
+    required: tuple[str, ...]
+    witness: tuple[Others, ...] = ()
+    """Kinds of which one more property must be present, or ()."""
+
+    def without_low(self) -> ObjectShape:
+        return msgspec.structs.replace(self, low=0)
+
+
+class _PropertyFact(msgspec.Struct, frozen=True):
+    fact: nodes.Properties
+    named: dict[str, int]
+
+
+class _Class(msgspec.Struct, frozen=True):
+    names: Expr
+    matched: frozenset[str]
+
+
+class ObjectShapes:
+    def __init__(self, goals: Goals, strings: StringLanguages, report: UnenforcedReport) -> None:
+        self._report = report
+        self._goals = goals
+        self._strings = strings
+        self.shapes = functools.cache(self._found)
+        """Shapes of a branch: several if one property of many is required, none if no object fits."""
+
+    def _found(self, branch: Branch) -> list[ObjectShape]:
+        base = self._shape(branch)
+        if base is None:
+            return []
+        shapes = [base]
+        for fact in branch:
+            if isinstance(fact.node, nodes.SomeProperty):
+                shapes = [x for shape in shapes for x in self._with_witness(shape, fact.node, fact.number)]
+        return shapes
+
+    def _shape(self, branch: Branch) -> ObjectShape | None:
+        every = [f.node for f in branch]
+        facts = [_PropertyFact(x, dict(x.named)) for x in every if isinstance(x, nodes.Properties)]
+        required = dict.fromkeys(n for x in every if isinstance(x, nodes.Required) for n in x.names)
+        order = list(dict.fromkeys(n for f in facts for n in f.named))
+        patterns = (plain_text(self._strings.pattern(p)) for x in facts for p, _ in x.fact.patterns)
+        exact_names = [text for text in patterns if text is not None]  # such as `^a$`
+        names = list(dict.fromkeys([*order, *required, *exact_names]))
+        goals = [((x.name, True),) for x in every if isinstance(x, nodes.PropertyNames)]
+        language = both(*map(self._strings.of_goal, goals)) if goals else ALL
+        lists = [found for goal in goals if (found := self._strings.listed_of(goal)) is not None]
+        listed = min(lists, key=len, default=None)
+        names = list(dict.fromkeys([*names, *(listed or ())]))
+        values = {n: join(*(self._value_in(n, fact) for fact in facts)) for n in names}
+        members = [Member(n, value, n in required) for n, value in values.items()]
+        possible = [
+            m
+            for m in members
+            if (language == ALL or self._strings.matches(language, m.name))
+            and self._goals.satisfiable(m.value)
+        ]
+        if any(m.is_required for m in members if m not in possible):
+            return None
+        others = self._others([f.fact for f in facts], names, language) if listed is None else []
+        return self._counted(branch, possible, names, others, order, tuple(required))
+
+    def _counted(
+        self,
+        branch: Branch,
+        members: list[Member],
+        names: list[str],
+        others: list[Others],
+        order: list[str],
+        required: tuple[str, ...],
+    ) -> ObjectShape | None:
+        low, high = limits_of(branch)
+        fewest = sum(m.is_required for m in members)
+        if high is not None and (high < low or high < fewest):
+            return None
+        if low > len(members) and not others:
+            return None
+        present = {m.name for m in members}
+        order = [n for n in order if n in present]
+        places = [order.index(n) for n in required if n in order]
+        is_meant = order != sorted(order) or places == sorted(places)
+        return ObjectShape(tuple(members), tuple(names), tuple(others), low, high, is_meant, required)
+
+    def _value_in(self, name: str, properties: _PropertyFact) -> Goal:
+        named = ((properties.named[name], True),) if name in properties.named else ()
+        matches, pattern = self._strings.matches, self._strings.pattern
+        matched = tuple((v, True) for p, v in properties.fact.patterns if matches(pattern(p), name))
+        return named + matched or ((properties.fact.rest, True),)
+
+    # Names that are not listed
+
+    def _others(self, facts: list[nodes.Properties], names: list[str], language: Expr) -> list[Others]:
+        # A pattern that allows what is allowed anyway does not separate names.
+        telling = (p for f in facts for p, v in f.patterns if not v == f.rest == TRUE)
+        patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
+        classes = [_Class(language, frozenset())]
+        for pattern in patterns:
+            classes = [part for each in classes for part in self._split(each, pattern, names)]
+        found: dict[Goal, list[Expr]] = {}
+        for each in classes:
+            goal = join(*(_class_value(each, fact) for fact in facts))
+            if self._goals.satisfiable(goal):
+                found.setdefault(goal, []).append(each.names)
+        return [
+            Others(ALL if ALL in languages else alt(*languages), goal) for goal, languages in found.items()
+        ]
+
+    def _split(self, outer: _Class, pattern: str, names: list[str]) -> list[_Class]:
+        language = self._strings.pattern(pattern)
+        inside = _Class(both(outer.names, language), outer.matched | {pattern})
+        outside = _Class(both(outer.names, negate(language)), outer.matched)
+        return [c for c in (inside, outside) if self._has_names(c.names, names)]
+
+    def _has_names(self, language: Expr, listed: list[str]) -> bool:
+        beside = both(language, negate(any_of(listed))) if 0 < len(listed) < 8 else language
+        return not self._strings.plain.is_empty(beside)
+
+    # Properties of which one must be there
+
+    def _with_witness(self, shape: ObjectShape, node: nodes.SomeProperty, number: int) -> list[ObjectShape]:
+        if shape.witness:
+            path, keyword = self._goals.table.place(number)
+            self._report.refuse(path, keyword, "asks for several properties of unknown names")
+            return [shape]
+        wrong: Goal = ((node.value, True),)
+        language = self._witness_names(node)
+        found = []
+        for i, member in enumerate(shape.members):
+            value = join(member.value, wrong)
+            if self._strings.matches(language, member.name) and self._goals.satisfiable(value):
+                changed = msgspec.structs.replace(member, value=value, is_required=True)
+                members = (*shape.members[:i], changed, *shape.members[i + 1 :])
+                found.append(msgspec.structs.replace(shape, members=members))
+        kinds = [Others(both(o.names, language), join(o.value, wrong)) for o in shape.others]
+        kinds = [k for k in kinds if self._goals.satisfiable(k.value)]
+        kinds = [k for k in kinds if self._has_names(k.names, list(shape.excluded))]
+        return [*found, msgspec.structs.replace(shape, witness=tuple(kinds))] if kinds else found
+
+    def _witness_names(self, node: nodes.SomeProperty) -> Expr:
+        if node.pattern is not None:
+            return self._strings.pattern(node.pattern)
+        names, patterns = node.beside
+        languages = [any_of(names)] if names else []
+        languages += [self._strings.pattern(p) for p in patterns]
+        return both(*(negate(k) for k in languages))
+
+
+def _class_value(names: _Class, fact: nodes.Properties) -> Goal:
+    matched = tuple((v, True) for p, v in fact.patterns if p in names.matched)
+    patterns = {p for p, _ in fact.patterns}
+    if matched or (patterns & names.matched):
+        return matched
+    return ((fact.rest, True),)
+
 
 _FREELY_ORDERED = 5
 """Most properties in any order, because each subset of them is a rule."""
@@ -24,7 +218,7 @@ class ObjectRules:
     grammar: GrammarBuilder
     marks: Punctuation
     value: Callable[[Goal, str], Expr]
-    names: NameKeys
+    names: ScalarLexemes
     order: PropertyOrder
 
     def expr(self, shape: ObjectShape, hint: str) -> Expr:
@@ -43,13 +237,13 @@ class ObjectRules:
         return list(dict.fromkeys([shape.members, tuple(by_need)]))
 
     def member(self, member: Member) -> Expr:
-        key = self.marks.key(self.names.exactly(member.name))
+        key = self.marks.key(self.names.text.exactly(member.name))
         return seq(key, self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
         parts = []
         for kind in kinds:
-            name = self.names.key(kind.names, excluded)
+            name = self.names.name(kind.names, excluded)
             if name != NOTHING:
                 parts.append(seq(self.marks.key(name), self.value(kind.value, f"{hint}-other")))
         return alt(*parts)
@@ -74,7 +268,11 @@ class _Body:
 
     def expr(self) -> Expr:
         if self._cap > 1 or self._shape.high is not None:
-            return self._by_count()
+            # Make a rule for each member and number of properties so far.
+            row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
+            for place, (member, text) in reversed(list(enumerate(self._members))):
+                row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
+            return row[0]
         starts = self._starts()
         if self._others_anywhere and self._members:
             following = self._objects.rule(f"{self._hint}-rest", seq(*self._written(0), self._tail(1)))
@@ -117,13 +315,6 @@ class _Body:
         return found
 
     # In order, counted
-
-    def _by_count(self) -> Expr:
-        """Make a rule for each member and number of properties so far."""
-        row = {c: self._tail(c) for c in range(min(self._cap, len(self._members)) + 1)}
-        for place, (member, text) in reversed(list(enumerate(self._members))):
-            row = {c: self._state(member, text, c, row) for c in range(min(self._cap, place) + 1)}
-        return row[0]
 
     def _state(self, member: Member, text: Expr, count: int, after: dict[int, Expr]) -> Expr:
         options = []

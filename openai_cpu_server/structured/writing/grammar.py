@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,7 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     parts_first,
     rebuilt,
+    rewritten,
     seq,
 )
 from openai_cpu_server.structured.languages.rules import order, users
@@ -54,15 +56,13 @@ class GrammarBuilder:
         """Names are lower case, because readers give case a meaning."""
         stem = re.sub(r"[^a-z0-9]+", "-", hint.lower())[:24].strip("-")
         stem = stem if stem[:1].isalpha() else f"r{stem}"
-        count = self._counts[stem] = self._counts.get(stem, 0) + 1
-        return stem if count == 1 else self._numbered(stem, count)
-
-    def _numbered(self, stem: str, count: int) -> str:
-        while f"{stem}-{count}" in self._counts:
+        count = self._counts.get(stem, 0) + 1
+        while count > 1 and f"{stem}-{count}" in self._counts:
             count += 1
         self._counts[stem] = count
-        self._counts[f"{stem}-{count}"] = 1
-        return f"{stem}-{count}"
+        name = stem if count == 1 else f"{stem}-{count}"
+        self._counts.setdefault(name, 1)
+        return name
 
     def set(self, name: str, expr: Expr) -> None:
         self._budget.spend("rules")
@@ -103,37 +103,30 @@ class GrammarBuilder:
         if ROOT not in rules:
             raise InvalidSchema("", "no value can satisfy this schema")
         rules = _reachable(_merged(rules))
-        self._check_levels(rules, path_of)
-        shaped = Shaper(self._budget).shaped(rules)
-        self._budget.spend("grammar", text_length(shaped))
-        return shaped
-
-    def _check_levels(self, rules: Rules, path_of: Callable[[str], str | None]) -> None:
         most = self._budget.limits.levels
         paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
         if paths:
             raise SchemaTooLarge("levels", most, paths[-1])
+        shaped = Shaper(self._budget).shaped(rules)
+        self._budget.spend("grammar", text_length(shaped))
+        return shaped
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
     """Forbid these characters. Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
-    known: dict[Expr, Expr] = {}
-    for expr in parts_first(list(rules.values())):
-        known[expr] = _without(expr, unknown, known)
-    found = _productive({name: known[expr] for name, expr in rules.items()})
+
+    def without(expr: Expr) -> Expr:
+        if isinstance(expr, Chars):
+            return Chars(expr.set - unknown)
+        is_unknown = isinstance(expr, Text) and any(ord(char) in unknown for char in expr.text)
+        return NOTHING if is_unknown else expr
+
+    found = _productive(rewritten(rules, without))
     if ROOT not in found:
         raise InvalidSchema("", "this model's vocabulary lacks bytes that are in every text of this form")
     return _reachable(found)
-
-
-def _without(expr: Expr, unknown: CharSet, parts: Mapping[Expr, Expr]) -> Expr:
-    if isinstance(expr, Chars):
-        return Chars(expr.set - unknown)
-    if isinstance(expr, Text):
-        return NOTHING if any(ord(char) in unknown for char in expr.text) else expr
-    return rebuilt(expr, (parts[x] for x in expr.parts))
 
 
 def _productive(rules: Rules) -> Rules:
@@ -146,7 +139,11 @@ def _productive(rules: Rules) -> Rules:
             queue += users_of.get(name, ())
     if good >= rules.keys():
         return rules
-    return {name: _restricted(expr, good) for name, expr in rules.items() if name in good}
+
+    def restricted(expr: Expr) -> Expr:
+        return NOTHING if isinstance(expr, Ref) and expr.name not in good else expr
+
+    return rewritten({name: expr for name, expr in rules.items() if name in good}, restricted)
 
 
 def _ends(expr: Expr, good: set[str]) -> bool:
@@ -159,12 +156,6 @@ def _ends(expr: Expr, good: set[str]) -> bool:
     if isinstance(expr, Repeat):
         return expr.low == 0 or _ends(expr.item, good)
     return not isinstance(expr, Chars) or bool(expr.set)
-
-
-def _restricted(expr: Expr, good: set[str]) -> Expr:
-    if isinstance(expr, Ref):
-        return expr if expr.name in good else NOTHING
-    return rebuilt(expr, (_restricted(x, good) for x in expr.parts))
 
 
 def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
@@ -225,9 +216,11 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
     """Return a grammar with the root `root`, GBNF that names the roots of parts by their keys, perhaps
     with further rules on more lines. Raises InvalidGrammar, SchemaTooLarge."""
     limits = limits or Limits()
-    rules = parse_gbnf(f"{ROOT} ::= {root}", known=parts.keys())
+    rules = parse_gbnf(f"{ROOT} ::= {root}", defined_names=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
-    names = _names(_first_alike(inner))
+    names = {
+        rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in _first_alike(inner).items()
+    }
     of_parts: dict[str, dict[str, str]] = {}
     for (key, name), new in names.items():
         of_parts.setdefault(key, {})[name] = new
@@ -255,76 +248,43 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
         }
 
 
-def _names(firsts: Mapping[RuleKey, RuleKey]) -> dict[RuleKey, str]:
-    return {rule: rule[0] if rule[1] == ROOT else "-".join(first) for rule, first in firsts.items()}
-
-
-class _Node(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """Stands behind its parts and has their numbers."""
-
-    kind: str
-    text: str = ""
-    numbers: tuple[int, ...] = ()
-
-
-class _Packed(msgspec.Struct, array_like=True, frozen=True):
-    nodes: list[_Node]
-    rules: dict[str, int]
-
-
-_decoder = msgspec.msgpack.Decoder(_Packed)
+_Node = tuple[str, tuple[int, ...], Any]
+"""Name of the class, numbers of the parts, which stand before it, and the other fields."""
+_decoder = msgspec.msgpack.Decoder(tuple[list[_Node], dict[str, int]])
 
 
 def packed(rules: Rules) -> bytes:
     """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
-    nodes = []
+    found: list[_Node] = []
     for expr in parts_first(list(rules.values())):
-        nodes.append(_node(expr, tuple(map(numbers.__getitem__, expr.parts))))
+        fields: object = None
+        match expr:
+            case Chars(chars):
+                fields = chars.ranges
+            case Text(field) | Ref(field) | Token(field):
+                fields = field
+            case Repeat(_, low, high):
+                fields = low, high
+        found.append((type(expr).__name__, tuple(numbers[x] for x in expr.parts), fields))
         numbers[expr] = len(numbers)
-    found = _Packed(nodes, {name: numbers[expr] for name, expr in rules.items()})
-    return msgspec.msgpack.encode(found)
+    return msgspec.msgpack.encode((found, {name: numbers[expr] for name, expr in rules.items()}))
 
 
 def unpacked(data: bytes) -> Rules:
-    found = _decoder.decode(data)
+    found, names = _decoder.decode(data)
     made: list[Expr] = []
-    for node in found.nodes:
-        made.append(_expr(node, made))
-    return {name: made[number] for name, number in found.rules.items()}
-
-
-def _node(expr: Expr, parts: tuple[int, ...]) -> _Node:
-    kind = type(expr).__name__
-    match expr:
-        case Chars(chars):
-            return _Node(kind, numbers=tuple(code for each in chars.ranges for code in each))
-        case Text(text) | Ref(text):
-            return _Node(kind, text)
-        case Token(number):
-            return _Node(kind, numbers=(number,))
-        case Repeat(_, low, high):
-            return _Node(kind, numbers=(*parts, low) if high is None else (*parts, low, high))
-    assert isinstance(expr, (Seq, Alt, And, Not)), expr
-    return _Node(kind, numbers=parts)
-
-
-def _expr(node: _Node, made: list[Expr]) -> Expr:
-    numbers = node.numbers
-    match node.kind:
-        case "Chars":
-            return Chars(CharSet(tuple(zip(numbers[::2], numbers[1::2], strict=True))))
-        case "Text":
-            return Text(node.text)
-        case "Ref":
-            return Ref(node.text)
-        case "Token":
-            return Token(numbers[0])
-        case "Repeat":
-            return Repeat(made[numbers[0]], numbers[1], numbers[2] if len(numbers) > 2 else None)
-        case "Not":
-            return Not(made[numbers[0]])
-    return _SEVERAL[node.kind](tuple(made[number] for number in numbers))
-
-
-_SEVERAL: dict[str, type[Seq | Alt | And]] = {"Seq": Seq, "Alt": Alt, "And": And}
+    for kind, numbers, fields in found:
+        parts = tuple(made[number] for number in numbers)
+        match kind:
+            case "Chars":
+                made.append(Chars(CharSet(tuple(map(tuple, fields)))))
+            case "Text" | "Ref" | "Token":
+                made.append({"Text": Text, "Ref": Ref, "Token": Token}[kind](fields))
+            case "Repeat":
+                made.append(Repeat(parts[0], *fields))
+            case "Not":
+                made.append(Not(*parts))
+            case _:
+                made.append({"Seq": Seq, "Alt": Alt, "And": And}[kind](parts))
+    return {name: made[number] for name, number in names.items()}

@@ -1,16 +1,21 @@
-r"""JSON as text. Characters beyond ASCII may be written as \uXXXX too, because many programs do so."""
+r"""JSON as text, and texts of a grammar as they stand in a tool call. Characters beyond ASCII may be written
+as `\uXXXX` too, because many programs do so."""
 
 from __future__ import annotations
 
 import functools
 import json
+from typing import NamedTuple
 
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
     ANY_CHAR,
     EMPTY,
+    ROOT,
     Chars,
     Expr,
+    Ref,
+    Rules,
     Seq,
     Text,
     alt,
@@ -19,10 +24,12 @@ from openai_cpu_server.structured.languages.expr import (
     negate,
     rebuilt,
     repeat,
+    rewritten,
     seq,
 )
-from openai_cpu_server.structured.options import Whitespace
-from openai_cpu_server.structured.writing.grammar import GrammarBuilder
+from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged
+from openai_cpu_server.structured.options import InvalidGrammar, Whitespace
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder, pruned
 
 _MOST_BLANKS = 40
 
@@ -97,12 +104,11 @@ class JsonText:
 
     def none_of(self, texts: list[str], content: Expr) -> Expr:
         """Exclude `texts`. Needless escapes are forbidden, because they would be other spellings."""
-        spelt = alt(*(self._spelt(text) for text in texts))
-        return seq(Text('"'), both(self._content(content), negate(spelt)), Text('"'))
-
-    def _spelt(self, text: str) -> Expr:
-        is_plain = text.isascii() and text.isprintable()
-        return Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text))
+        excluded = []
+        for text in texts:
+            is_plain = text.isascii() and text.isprintable()
+            excluded.append(Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text)))
+        return seq(Text('"'), both(self._content(content), negate(alt(*excluded))), Text('"'))
 
     def content(self, content: Expr) -> Expr:
         if content is ANY_CHAR:
@@ -209,3 +215,71 @@ def _hex_range(low: int, high: int, width: int) -> Expr:
 def _hex_digits(first: int, last: int) -> Expr:
     digits = "0123456789abcdef"[first : last + 1]
     return Chars(CharSet.chars(digits + digits.upper()))
+
+
+class ToolText(NamedTuple):
+    rules: Rules
+    is_raw: bool
+    """False for JSON strings with their quotes."""
+
+
+def tool_text(rules: Rules, mark: str) -> ToolText:
+    """Return raw texts without `mark`, which ends them, or JSON strings if that leaves nothing or is too
+    much work. `mark`: "" for JSON strings."""
+    raw = _without_mark(rules, mark) if mark else {}
+    return ToolText(raw, is_raw=True) if raw else ToolText(_quoted(rules), is_raw=False)
+
+
+def _without_mark(rules: Rules, mark: str) -> Rules:
+    try:
+        return pruned(_MarkFree(rules, mark).rules)
+    except InvalidGrammar:
+        return {}
+
+
+def _quoted(rules: Rules) -> Rules:
+    escaped = rewritten(rules, _escaped)
+    inner = next(f"{ROOT}-{number}" for number in range(len(rules) + 1) if f"{ROOT}-{number}" not in rules)
+    text = escaped.pop(ROOT)
+    return {ROOT: seq(Text('"'), Ref(inner), Text('"')), inner: text, **escaped}
+
+
+def _escaped(expr: Expr) -> Expr:
+    if isinstance(expr, Chars):
+        return needfully_escaped(expr.set)
+    if isinstance(expr, Text):
+        return seq(*(needfully_escaped(CharSet.chars(char)) for char in expr.text))
+    return expr
+
+
+class _MarkFree(RuleProduct[int]):
+    """A state counts the characters of the mark that have come."""
+
+    def __init__(self, source: Rules, mark: str) -> None:
+        self._mark = mark
+        self._alphabet = [CharSet.chars(char) for char in dict.fromkeys(mark)]
+        self._others = ANY - CharSet.chars(mark)
+        super().__init__(dict(source), ROOT, 0)
+
+    def _leaf(self, expr: Expr, before: int) -> dict[int, Expr]:
+        if isinstance(expr, Text):
+            return self._ways(literal(expr.text), before)
+        assert isinstance(expr, Chars), expr
+        ways: list[dict[int, Expr]] = [{0: Chars(expr.set & self._others)}] if expr.set & self._others else []
+        for each in self._alphabet:
+            after = self._next(before, chr(each.ranges[0][0]))
+            if expr.set & each and after < len(self._mark):
+                ways.append({after: Chars(each)})
+        return merged(ways)
+
+    def _may_end(self, state: int) -> bool:
+        """The text's end and the mark behind it must not form the mark sooner."""
+        for char in self._mark[:-1]:
+            state = self._next(state, char)
+            if state == len(self._mark):
+                return False
+        return True
+
+    def _next(self, state: int, char: str) -> int:
+        text = self._mark[:state] + char
+        return next(size for size in range(len(text), -1, -1) if text.endswith(self._mark[:size]))

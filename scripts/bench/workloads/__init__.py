@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from bench.bench import Bench
 from bench.results import WorkloadResult
 from bench.workloads import (
-    bursts,
-    chat,
+    batches,
     clients,
     json_output,
     long_prompt,
     memory,
     mixed,
     pictures,
-    prefix,
     throughput,
     turns,
-    unequal,
 )
 
 WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "throughput": throughput.run,
     "clients": clients.run,
-    "chat": chat.run,
-    "prefix": prefix.run,
+    "chat": batches.chat,
+    "prefix": batches.prefix,
     "mixed": mixed.run,
     "turns": turns.run,
     "prompt": long_prompt.run_alone,
     "long-prompt": long_prompt.run,
     "long-prompt-16": long_prompt.run_beside_16,
-    "bursts": bursts.run,
-    "unequal": unequal.run,
+    "bursts": batches.bursts,
+    "unequal": batches.unequal,
     "json": json_output.run,
-    "pictures": pictures.run,
-    "pictures-large": pictures.run_large,
-    "sound": pictures.run_sound,
+    "pictures": partial(pictures.run, "pictures", pictures.FULL, pictures.QUICK),
+    "pictures-large": partial(pictures.run, "pictures-large", pictures.LARGE, pictures.QUICK),
+    "sound": partial(pictures.run, "sound", pictures.SOUND, pictures.QUICK_SOUND),
     "memory": memory.run,
 }
 

@@ -1,29 +1,31 @@
-"""Common part of *chat*, *prefix* and *bursts*: a number of requests, timed from first to last."""
+"""*chat*, *prefix*, *bursts* and *unequal*: a number of requests, timed from first to last."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from bench.asking import Ask, Trace, first_token_times
-from bench.contest import Contest
-from bench.load import Clients
-from bench.prompts import Prompts
-from bench.results import Direction, Line
-from bench.servers import Server
-from bench.stats import percentile
+from bench.bench import Bench
+from bench.clients import Clients
+from bench.prompts import Prompts, RandomPrompts
+from bench.results import Contest, Direction, Line, WorkloadResult, percentile
+from bench.servers import Contestant, Room, Server, Variant
+
+_ONE_AT_A_TIME = 16
+"""Requests of *prefix* to a server that serves one at a time."""
+_BURST_S = 1.0
 
 
 @dataclass(frozen=True)
 class BatchRun:
     seconds: float
     traces: list[Trace]
-
-    @property
-    def requests_per_s(self) -> float:
-        return len(self.traces) / self.seconds
 
     @property
     def output_tokens(self) -> int:
@@ -47,6 +49,24 @@ class BatchRun:
         return percentile(gaps, percent) if gaps else 0.0
 
 
+@dataclass(frozen=True)
+class Size:
+    requests: int
+    clients: int
+    prompt_tokens: int
+    output_tokens: int
+    pool_tokens: int = 16384
+    shared_tokens: int = 0
+
+    @property
+    def room(self) -> Room:
+        tokens = self.shared_tokens + self.prompt_tokens + self.output_tokens
+        return Room(pool_tokens=self.pool_tokens, request_tokens=tokens)
+
+    def asks(self, prompts: Prompts, *seed: object) -> list[Ask]:
+        return questions(prompts, self.prompt_tokens, [self.output_tokens] * self.requests, *seed)
+
+
 def questions(prompts: Prompts, prompt_tokens: int, lengths: Sequence[int], *seed: object) -> list[Ask]:
     """Return a request per answer length, the same for every server. No two prompts share a prefix."""
     return [
@@ -64,11 +84,6 @@ def run_batch(server: Server, asks: Sequence[Ask], num_clients: int) -> BatchRun
     return _run(server, lambda clients: clients.closed_loop(asks, num_clients))
 
 
-def run_arrivals(server: Server, asks: Sequence[Ask], offsets: Sequence[float]) -> BatchRun:
-    """Run the requests in an open loop. Raises LoadFailed."""
-    return _run(server, lambda clients: clients.open_loop(asks, offsets))
-
-
 def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun:
     clients = server.clients()
 
@@ -82,20 +97,140 @@ def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun
     return BatchRun(seconds, clients.traces)
 
 
-def output_line(contest: Contest[BatchRun]) -> Line:
+def _output(contest: Contest[BatchRun]) -> Line:
     return contest.line("output", "tok/s", Direction.AT_LEAST, lambda run: run.output_tokens_per_s)
 
 
-def requests_line(contest: Contest[BatchRun]) -> Line:
-    return contest.line("requests", "1/s", Direction.AT_LEAST, lambda run: run.requests_per_s)
+def _requests(contest: Contest[BatchRun]) -> Line:
+    return contest.line("requests", "1/s", Direction.AT_LEAST, lambda run: len(run.traces) / run.seconds)
 
 
-def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:
-    def line(what: str, figure: Callable[[BatchRun, float], float], percent: float) -> Line:
-        return contest.line(what, "s", Direction.AT_MOST, lambda run: figure(run, percent))
+def _latencies(contest: Contest[BatchRun]) -> tuple[Line, ...]:
+    return contest.seconds(
+        {
+            "TTFT p50": lambda run: run.ttft_s(50),
+            "TTFT p95": lambda run: run.ttft_s(95),
+            "inter-token latency p50": lambda run: run.gap_s(50),
+            "inter-token latency p95": lambda run: run.gap_s(95),
+            "worst stall": lambda run: run.gap_s(100),
+        }
+    )
 
-    return (
-        *(line(f"TTFT p{p}", BatchRun.ttft_s, p) for p in (50, 95)),
-        *(line(f"inter-token latency p{p}", BatchRun.gap_s, p) for p in (50, 95)),
-        line("worst stall", BatchRun.gap_s, 100),
+
+def chat(bench: Bench) -> WorkloadResult:
+    """Many short conversations at once."""
+    size = Size(16, 8, 87, 24, 8192) if bench.is_quick else Size(24, 16, 173, 48, 8192)
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        with bench.start(who, size.room) as server:
+            return run_batch(server, size.asks(bench.prompts, "chat", number), size.clients)
+
+    contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS, Variant.STATIC)
+    contest = bench.contest(contestants, measure)
+    output, latencies, what = _output(contest), _latencies(contest), "output tokens/s"
+    return WorkloadResult(
+        name="chat",
+        sizes=f"{size.requests} requests, {size.clients} clients, "
+        f"{size.prompt_tokens} + {size.output_tokens} tokens",
+        goals=(
+            contest.goal_against(Variant.PLAIN_STEPS.key, output, what, 1.3),
+            *contest.goals_against_llama_server(output, what, plain=1.5, best=1.5),
+            contest.own_goal(latencies[-1], "worst stall", 0.8),
+        ),
+        lines=(output, _requests(contest), *latencies),
+        failures=contest.failures,
+    )
+
+
+def prefix(bench: Bench) -> WorkloadResult:
+    """All requests begin with one long prompt, which should be computed once."""
+    size = Size(48, 16, 45, 16, shared_tokens=1080)
+    if bench.is_quick:
+        size = Size(24, 8, 22, 8, shared_tokens=540)
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        shared = bench.prompts.text(size.shared_tokens, "prefix", number)
+        asks = [
+            msgspec.structs.replace(ask, prompt=shared + ask.prompt)
+            for ask in size.asks(bench.prompts, "own", number)
+        ]
+        if who.key == Variant.SEQUENTIAL.key:
+            asks = asks[:_ONE_AT_A_TIME]
+        with bench.start(who, size.room) as server:
+            return run_batch(server, asks, size.clients)
+
+    contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
+    contest, what = bench.contest(contestants, measure), "requests/s"
+    requests = _requests(contest)
+    cached = contest.those(lambda who: who.tells_cached).line(
+        "cached share of prompt tokens", "%", Direction.AT_LEAST, lambda run: 100 * run.cached_share
+    )
+    return WorkloadResult(
+        name="prefix",
+        sizes=f"{size.requests} requests, {size.clients} clients, "
+        f"{size.shared_tokens} shared + {size.prompt_tokens} own + {size.output_tokens} output tokens; "
+        f"of {Variant.SEQUENTIAL.label!r} the first {min(_ONE_AT_A_TIME, size.requests)}",
+        goals=(
+            contest.goal_against(Variant.SEQUENTIAL.key, requests, what, 10),
+            contest.goal_against(Variant.CACHE_OFF.key, requests, what, 5),
+            contest.own_goal(cached, cached.what, 90),
+            *contest.goals_against_llama_server(requests, what, plain=6, best=6),
+        ),
+        lines=(requests, cached, *_latencies(contest)),
+        failures=contest.failures,
+    )
+
+
+def bursts(bench: Bench) -> WorkloadResult:
+    """Many short requests arrive within a second at an idle server."""
+    size = Size(100, 0, 20, 8, 8192) if bench.is_quick else Size(100, 0, 40, 16, 8192)
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        asks, draw = size.asks(RandomPrompts(), "burst", number), random.Random(number)
+        # Poisson arrivals of a fixed number: each is equally likely at any moment.
+        offsets = sorted(draw.uniform(0, _BURST_S) for _ in asks)
+        with bench.start(who, size.room) as server:
+            return _run(server, lambda clients: clients.open_loop(asks, offsets))
+
+    contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure)
+    seconds = contest.seconds({"until all are answered": lambda run: run.seconds})
+    return WorkloadResult(
+        name="bursts",
+        sizes=f"{size.requests} arrivals in {_BURST_S:g} s, "
+        f"{size.prompt_tokens} + {size.output_tokens} tokens",
+        lines=(*seconds, _output(contest), *_latencies(contest)),
+        failures=contest.failures,
+    )
+
+
+def unequal(bench: Bench) -> WorkloadResult:
+    """Half of the answers are short and half are long. Static batching waits for the longest."""
+    short, long = ((2, 9), (60, 80)) if bench.is_quick else ((2, 9), (501, 600))
+    size = Size(12, 4, 20, long[1]) if bench.is_quick else Size(24, 8, 40, long[1])
+
+    def measure(who: Contestant, number: int) -> BatchRun:
+        draw, ranges = random.Random(number), [short, long] * (size.requests // 2)
+        draw.shuffle(ranges)
+        lengths = [draw.randint(*each) for each in ranges]
+        asks = questions(bench.prompts, size.prompt_tokens, lengths, "unequal", number)
+        with bench.start(who, size.room) as server:
+            return run_batch(server, asks, size.clients)
+
+    def short_latency_s(run: BatchRun) -> float:
+        ends = [(trace, trace.end) for trace in run.traces if trace.ask.max_tokens <= short[1]]
+        return percentile([end - trace.arrival for trace, end in ends if end is not None], 50)
+
+    contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure)
+    output = _output(contest)
+    (waits,) = contest.seconds({"short answers, whole latency p50": short_latency_s})
+    return WorkloadResult(
+        name="unequal",
+        sizes=f"{size.requests} requests, {size.clients} clients, {size.prompt_tokens} prompt tokens; half "
+        f"have {short[0]} to {short[1]} output tokens, half {long[0]} to {long[1]}",
+        goals=(
+            contest.goal_against(Variant.STATIC.key, output, "output tokens/s", 1.0),
+            contest.goal_against(Variant.STATIC.key, waits, "a short answer's latency", 4.0),
+        ),
+        lines=(output, _requests(contest), waits),
+        failures=contest.failures,
     )

@@ -6,18 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.asking import Ask
 from bench.bench import Bench
-from bench.contest import Contest, curves
-from bench.contestants import Contestant, Room, Variant
-from bench.process_tree import cpu_by_process
-from bench.prompts import Prompts
-from bench.results import Direction, Figure, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import Rounds
+from bench.results import Contest, Direction, Figure, Goal, Line, Rounds, WorkloadResult
+from bench.servers import Contestant, Room, Server, Variant, cpu_by_process
 from bench.workloads.batches import BatchRun, clients_in_words, questions, run_batch
 
 _POOL_TOKENS = 16384
+_LEAST_REQUESTS = 4
 
 
 @dataclass(frozen=True)
@@ -29,29 +24,8 @@ class Point:
     llama_server: float
 
 
-@dataclass(frozen=True)
-class Size:
-    points: tuple[Point, ...]
-    prompt_tokens: int
-    output_tokens: int
-    least_requests: int
-
-    @property
-    def room(self) -> Room:
-        return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
-
-    def num_requests(self, clients: int) -> int:
-        """Three for two clients: prompts are read while others decode."""
-        return max(self.least_requests, 3 * clients // 2)
-
-
-FULL = Size(
-    (Point(1, 1.0, 1.0), Point(4, 1.0, 1.4), Point(16, 1.15, 1.4), Point(32, 1.15, 1.5)),
-    prompt_tokens=165,
-    output_tokens=48,
-    least_requests=4,
-)
-QUICK = Size((Point(1, 1.0, 1.0), Point(8, 1.0, 1.4)), prompt_tokens=83, output_tokens=24, least_requests=4)
+FULL = (Point(1, 1.0, 1.0), Point(4, 1.0, 1.4), Point(16, 1.15, 1.4), Point(32, 1.15, 1.5))
+QUICK = (Point(1, 1.0, 1.0), Point(8, 1.0, 1.4))
 
 
 @dataclass(frozen=True)
@@ -71,38 +45,35 @@ Runs = dict[int, PointRun]
 
 
 def run(bench: Bench) -> WorkloadResult:
-    size = QUICK if bench.is_quick else FULL
-    counts = [point.clients for point in size.points]
+    points, prompt_tokens, output_tokens = (QUICK, 83, 24) if bench.is_quick else (FULL, 165, 48)
+    counts = [point.clients for point in points]
+    room = Room(pool_tokens=_POOL_TOKENS, request_tokens=prompt_tokens + output_tokens)
+
+    def measure_point(server: Server, clients: int, number: int) -> PointRun:
+        """Three requests for two clients: prompts are read while others decode."""
+        lengths = [output_tokens] * max(_LEAST_REQUESTS, 3 * clients // 2)
+        asks = questions(bench.prompts, prompt_tokens, lengths, "clients", number, clients)
+        before = cpu_by_process(server.pid)
+        batch = run_batch(server, asks, clients)
+        used = {pid: spent - before.get(pid, 0.0) for pid, spent in cpu_by_process(server.pid).items()}
+        return PointRun(batch, used.pop(server.pid), sum(used.values()))
 
     def measure(who: Contestant, number: int) -> Runs:
-        with bench.start(who, size.room) as server:
-            return {k: _measure(server, asks(bench.prompts, size, number, k), k) for k in counts}
+        with bench.start(who, room) as server:
+            return {clients: measure_point(server, clients, number) for clients in counts}
 
     contest = bench.contest(bench.contestants(Variant.WHOLE), measure)
-    lines = {point: _line(contest, point.clients) for point in size.points}
+    lines = {point: _line(contest, point.clients) for point in points}
     return WorkloadResult(
         name="clients",
-        sizes=f"{', '.join(map(str, counts))} clients, {size.prompt_tokens} + {size.output_tokens} tokens, "
-        f"three requests for two clients and {size.least_requests} at least; "
+        sizes=f"{', '.join(map(str, counts))} clients, {prompt_tokens} + {output_tokens} tokens, "
+        f"three requests for two clients and {_LEAST_REQUESTS} at least; "
         "CPU seconds of all processes of a server over those of the clock",
         goals=tuple(goal for point, line in lines.items() for goal in _goals(contest, point, line)),
         lines=(*lines.values(), *(_cpu_line(contest, clients) for clients in counts)),
-        curves=curves({point.clients: line for point, line in lines.items()}),
         figures=contest.of_ours("figures", lambda runs: tuple(_apart(runs, counts))),
         failures=contest.failures,
     )
-
-
-def asks(prompts: Prompts, size: Size, number: int, clients: int) -> list[Ask]:
-    lengths = [size.output_tokens] * size.num_requests(clients)
-    return questions(prompts, size.prompt_tokens, lengths, "clients", number, clients)
-
-
-def _measure(server: Server, asked: Sequence[Ask], clients: int) -> PointRun:
-    before = cpu_by_process(server.pid)
-    batch = run_batch(server, asked, clients)
-    used = {pid: spent - before.get(pid, 0.0) for pid, spent in cpu_by_process(server.pid).items()}
-    return PointRun(batch, used.pop(server.pid), sum(used.values()))
 
 
 def _line(contest: Contest[Runs], clients: int) -> Line:

@@ -9,15 +9,13 @@ import jsonschema
 import msgspec
 
 from bench import schemas
-from bench.asking import Ask, JsonSchema, Trace
+from bench.asking import Trace
 from bench.bench import Bench
-from bench.contestants import Contestant, Room, Variant
 from bench.prompts import RandomPrompts
-from bench.results import Direction, Figure, Goal, WorkloadResult
-from bench.stats import Rounds
-from bench.workloads.batches import BatchRun, questions, run_batch
+from bench.results import Direction, Figure, Goal, Rounds, WorkloadResult
+from bench.servers import Contestant, Variant
+from bench.workloads.batches import BatchRun, Size, run_batch
 
-_POOL_TOKENS = 16384
 _LONGEST = 800
 """More tokens than any of the schemas allows in words, and several times the usual number."""
 _COMPARED = (
@@ -28,28 +26,9 @@ _LEFT_OUT = "servers whose text completions know no JSON Schema are left out"
 
 
 @dataclass(frozen=True)
-class Size:
-    requests: int
-    clients: int
-    prompt_tokens: int
-
-    @property
-    def room(self) -> Room:
-        return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + _LONGEST)
-
-
-FULL = Size(requests=16, clients=16, prompt_tokens=120)
-QUICK = Size(requests=8, clients=8, prompt_tokens=40)
-
-
-@dataclass(frozen=True)
 class JsonRun:
     bound: BatchRun
     free: BatchRun
-
-    @property
-    def lengths(self) -> list[int]:
-        return [trace.output_tokens for trace in in_order(self.bound.traces)]
 
     @property
     def overhead_percent(self) -> float:
@@ -62,7 +41,7 @@ class JsonRun:
 
     @property
     def mean_tokens(self) -> float:
-        return sum(self.lengths) / len(self.lengths)
+        return self.bound.output_tokens / len(self.bound.traces)
 
     @property
     def valid_percent(self) -> float:
@@ -70,14 +49,16 @@ class JsonRun:
 
 
 def run(bench: Bench) -> WorkloadResult:
-    size = QUICK if bench.is_quick else FULL
+    size = Size(8, 8, 40, _LONGEST) if bench.is_quick else Size(16, 16, 120, _LONGEST)
 
     def measure(who: Contestant, number: int) -> JsonRun:
+        asks = schemas.following(size.asks(RandomPrompts(), "json", number))
         with bench.start(who, size.room) as server:
-            bound = run_batch(server, constrained_asks(size, number), size.clients)
-        lengths = [trace.output_tokens for trace in in_order(bound.traces)]
+            bound = run_batch(server, asks, size.clients)
+        lengths = {trace.ask.seed: trace.output_tokens for trace in bound.traces}
+        free = [msgspec.structs.replace(ask, schema=None, max_tokens=lengths[ask.seed]) for ask in asks]
         with bench.start(who, size.room) as server:  # afresh: nothing of the same prompts is known
-            return JsonRun(bound, run_batch(server, free_asks(size, number, lengths), size.clients))
+            return JsonRun(bound, run_batch(server, free, size.clients))
 
     contestants = [who for who in bench.contestants(Variant.WHOLE) if who.does_json]
     contest = bench.contest(contestants, measure)
@@ -96,61 +77,36 @@ def run(bench: Bench) -> WorkloadResult:
             line("constrained: TTFT p50", "s", at_most, lambda run: run.bound.ttft_s(50)),
             line("free: TTFT p50", "s", at_most, lambda run: run.free.ttft_s(50)),
         ),
-        figures=contest.of_ours("figures", _figures),
+        figures=contest.of_ours("figures", lambda runs: (_forced(runs),)),
         failures=contest.failures,
         notes=(_COMPARED, _LEFT_OUT, *contest.of_ours("answers", _wrong_answers)),
     )
 
 
-def constrained_asks(size: Size, number: int) -> list[Ask]:
-    lengths = [_LONGEST] * size.requests
-    return schemas.following(questions(RandomPrompts(), size.prompt_tokens, lengths, "json", number))
-
-
-def free_asks(size: Size, number: int, lengths: list[int]) -> list[Ask]:
-    pairs = zip(constrained_asks(size, number), lengths, strict=True)
-    return [msgspec.structs.replace(ask, schema=None, max_tokens=length) for ask, length in pairs]
-
-
-def in_order(traces: list[Trace]) -> list[Trace]:
-    return sorted(traces, key=lambda trace: trace.ask.seed)
-
-
 def is_valid(trace: Trace) -> bool:
     assert trace.ask.schema is not None
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    validator = jsonschema.Draft202012Validator(trace.ask.schema, format_checker=checker)
     try:
-        answer = json.loads(trace.text)
+        fits: bool = validator.is_valid(json.loads(trace.text))
     except ValueError:
         return False
-    return trace.finish_reason == "stop" and _fits(answer, trace.ask.schema)
-
-
-def _fits(answer: object, schema: JsonSchema) -> bool:
-    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    fits: bool = jsonschema.Draft202012Validator(schema, format_checker=checker).is_valid(answer)
-    return fits
+    return fits and trace.finish_reason == "stop"
 
 
 def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
+    overhead = "overhead of answers that follow a schema, against free ones of the same lengths"
+    valid = "answers that are JSON and fit their schema, in the worst round"
+    worst = Rounds((min(run.valid_percent for run in runs),))
     return (
-        Goal.at_most(
-            "overhead of answers that follow a schema, against free ones of the same lengths",
-            Rounds.of(runs, lambda run: run.overhead_percent),
-            0,
-            "%",
-        ),
-        Goal.at_least(
-            "answers that are JSON and fit their schema, in the worst round",
-            Rounds((min(run.valid_percent for run in runs),)),
-            100,
-            "%",
-        ),
+        Goal.at_most(overhead, Rounds.of(runs, lambda run: run.overhead_percent), 0, "%"),
+        Goal.at_least(valid, worst, 100, "%"),
     )
 
 
-def _figures(runs: list[JsonRun]) -> tuple[Figure, ...]:
-    forced = Rounds.of(runs, lambda run: run.forced_percent)
-    return (Figure(what="ours: forced tokens, of the output", rounds=forced, unit="%"),)
+def _forced(runs: list[JsonRun]) -> Figure:
+    rounds = Rounds.of(runs, lambda run: run.forced_percent)
+    return Figure(what="ours: forced tokens, of the output", rounds=rounds, unit="%")
 
 
 def _wrong_answers(runs: list[JsonRun]) -> tuple[str, ...]:

@@ -9,13 +9,10 @@ from itertools import pairwise
 
 from bench.asking import Ask, Trace
 from bench.bench import Bench
-from bench.contest import Contest, distribution
-from bench.contestants import Contestant, Room, Variant
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed
 from bench.prompts import Prompts
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import percentile
+from bench.results import Direction, WorkloadResult, percentile
+from bench.servers import Contestant, Room, Server, Variant
 
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
@@ -49,19 +46,13 @@ class Passage:
     streams: list[Trace]
     end: float
 
-    @property
-    def ttft_s(self) -> float:
-        assert self.long.ttft_s is not None, "it is complete"
-        return self.long.ttft_s
-
-    @property
-    def gaps_s(self) -> list[float]:
-        gaps = []
+    def gap_s(self, percent: float) -> float:
+        gaps: list[float] = []
         for trace in self.streams:
             last = [] if trace.is_complete else [self.end]
             times = [t for t in trace.chunk_times if t <= self.end] + last
             gaps += [b - a for a, b in pairwise(times) if b > self.long.arrival]
-        return gaps
+        return percentile(gaps, percent)
 
     @property
     def calm_s(self) -> float:
@@ -69,9 +60,6 @@ class Passage:
             b - a for trace in self.streams for a, b in pairwise(trace.chunk_times) if b <= self.long.arrival
         ]
         return percentile(before, 50)
-
-    def gap_s(self, percent: float) -> float:
-        return percentile(self.gaps_s, percent)
 
 
 def run(bench: Bench) -> WorkloadResult:
@@ -119,32 +107,43 @@ def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
 
     contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS)
     contest = bench.contest(contestants, measure)
-    lines = _lines(contest)
+    lines = contest.seconds(
+        {
+            "worst stall of the streams": lambda passage: passage.gap_s(100),
+            "inter-token latency p95 meanwhile": lambda passage: passage.gap_s(95),
+            "inter-token latency p50 before": lambda passage: passage.calm_s,
+            "TTFT of the long prompt": lambda passage: passage.long.ttft_s or 0.0,
+        }
+    )
+    against = contest.goals_against_llama_server
     return WorkloadResult(
         name=name,
         sizes=f"{size.streams} streams run when a prompt of {size.long_tokens} tokens arrives",
-        goals=_goals(contest, lines),
-        lines=lines,
-        distributions=tuple(
-            distribution(who.label, [trace for passage in passages for trace in passage.streams])
-            for who, passages in contest.runs.items()
+        goals=(
+            contest.own_goal(lines[0], "worst stall", 0.8),
+            *against(lines[-1], "TTFT of the long prompt", plain=1 / 1.2, best=1 / 1.2),
         ),
+        lines=lines,
         failures=contest.failures,
     )
 
 
 async def _measure(prompts: Prompts, size: Size, server: Server, number: int) -> Passage:
     streams, one = server.clients(), server.clients()
-    background = asyncio.create_task(streams.closed_loop(_streams(prompts, size, number), size.streams))
-    try:
-        await asyncio.wait_for(_calm(size, streams), _START_S)
+    asks = [
+        Ask(
+            prompt=prompts.question(size.stream_prompt, "stream", number, i),
+            max_tokens=size.stream_output,
+            seed=i,
+        )
+        for i in range(size.streams)
+    ]
+    async with streams.endless(asks, size.streams):
+        try:
+            await asyncio.wait_for(_calm(size, streams), _START_S)
+        except asyncio.TimeoutError:
+            raise LoadFailed(f"{size.streams} streams did not begin within {_START_S:g} s") from None
         long = await one.send(_long(prompts, size, number))
-    except asyncio.TimeoutError:
-        raise LoadFailed(f"{size.streams} streams did not begin within {_START_S:g} s") from None
-    finally:
-        background.cancel()
-        await asyncio.gather(background, return_exceptions=True)
-    streams.check()
     one.check()
     if long.end is None or long.ttft_s is None:
         raise LoadFailed("the long prompt got no answer")
@@ -153,45 +152,15 @@ async def _measure(prompts: Prompts, size: Size, server: Server, number: int) ->
 
 async def _calm(size: Size, streams: Clients) -> None:
     """Wait until all stream, or as many as the server runs at once if one of those has progressed far."""
-    while not _is_calm(size, streams.traces):
+    counts: list[int] = []
+    while not (
+        (len(counts) == size.streams and min(counts) >= _CALM_TOKENS)
+        or max(counts, default=0) >= size.stream_output // 4
+    ):
         streams.check()
         await asyncio.sleep(_POLL_S)
-
-
-def _is_calm(size: Size, traces: list[Trace]) -> bool:
-    counts = [len(trace.chunk_times) for trace in traces]
-    all_stream = len(counts) == size.streams and min(counts) >= _CALM_TOKENS
-    return all_stream or max(counts, default=0) >= size.stream_output // 4
-
-
-def _streams(prompts: Prompts, size: Size, number: int) -> list[Ask]:
-    return [
-        Ask(
-            prompt=prompts.question(size.stream_prompt, "stream", number, i),
-            max_tokens=size.stream_output,
-            seed=i,
-        )
-        for i in range(size.streams)
-    ]
+        counts = [len(trace.chunk_times) for trace in streams.traces]
 
 
 def _long(prompts: Prompts, size: Size, *seed: int) -> Ask:
     return Ask(prompt=prompts.question(size.long_tokens, "long", *seed), max_tokens=size.long_output)
-
-
-def _lines(contest: Contest[Passage]) -> tuple[Line, ...]:
-    at_most = Direction.AT_MOST
-    return (
-        contest.line("worst stall of the streams", "s", at_most, lambda p: p.gap_s(100)),
-        contest.line("inter-token latency p95 meanwhile", "s", at_most, lambda p: p.gap_s(95)),
-        contest.line("inter-token latency p50 before", "s", at_most, lambda p: p.calm_s),
-        contest.line("TTFT of the long prompt", "s", at_most, lambda p: p.ttft_s),
-    )
-
-
-def _goals(contest: Contest[Passage], lines: tuple[Line, ...]) -> tuple[Goal, ...]:
-    stall, first = lines[0], lines[-1]
-    return (
-        contest.own_goal(stall, "worst stall", 0.8),
-        *contest.goals_against_llama_server(first, "TTFT of the long prompt", plain=1 / 1.2, best=1 / 1.2),
-    )

@@ -4,28 +4,19 @@ random weights in the shape of a real one, because its time depends on nothing e
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
-import wave
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-from PIL import Image
-
-from bench.asking import Ask, Message, Trace, first_token_times
+from bench.asking import Ask, Trace, first_token_times
 from bench.bench import Bench
-from bench.contest import Contest
-from bench.contestants import Contestant, Room, Variant
-from bench.load import LoadFailed
-from bench.model import made_projector
-from bench.peers import Words
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server, ServerSpec
-from bench.stats import Rounds, percentile
+from bench.clients import LoadFailed
+from bench.media import picture_part, sound_part
+from bench.models import made_projector
+from bench.results import Contest, Direction, Goal, Line, Rounds, WorkloadResult, percentile
+from bench.servers import Contestant, Room, Server, ServerSpec, Variant
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _POOL_TOKENS = 8192
-_SOUND_RATE = 16_000
 _BEHIND_S = 2.0
 
 
@@ -113,26 +104,15 @@ class PicturesRun:
         return 100 * usage.cached_tokens / usage.prompt_tokens if usage else 0.0
 
 
-def run(bench: Bench) -> WorkloadResult:
-    return _run(bench, "pictures", QUICK if bench.is_quick else FULL)
-
-
-def run_large(bench: Bench) -> WorkloadResult:
-    return _run(bench, "pictures-large", QUICK if bench.is_quick else LARGE)
-
-
-def run_sound(bench: Bench) -> WorkloadResult:
-    return _run(bench, "sound", QUICK_SOUND if bench.is_quick else SOUND)
-
-
-def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
+def run(name: str, size: Size, quick: Size, bench: Bench) -> WorkloadResult:
+    size = quick if bench.is_quick else size
     projector = made_projector(size.kind, size.encoder, bench.model)
-    words = Words(bench.model)
+    vocabulary = Vocabulary.open(bench.model)
 
     def seeing(spec: ServerSpec) -> ServerSpec:
         """llama-server takes no token ids with a projector, so no server gets any."""
-        asked_in = replace(spec.dialect, as_text=words.text)
-        return replace(spec.with_options("--mmproj", str(projector)), dialect=asked_in)
+        dialect = replace(spec.dialect, as_text=lambda tokens: vocabulary.decode(list(tokens)))
+        return replace(spec.with_options("--mmproj", str(projector)), dialect=dialect)
 
     def measure(who: Contestant, number: int) -> PicturesRun:
         with bench.start(who, size.room, changed=seeing) as server:
@@ -195,7 +175,9 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     streams = server.clients()
     running = [asyncio.create_task(streams.send(ask)) for ask in asks]
     await asyncio.sleep(size.before_s)
-    about = Ask(messages=(_shown(size, number),), max_tokens=8, temperature=0)
+    part = sound_part(size.sound_s, number) if size.sound_s else picture_part(size.pixels, number)
+    content = [part, {"type": "text", "text": "What is it?"}]
+    about = Ask(messages=({"role": "user", "content": content},), max_tokens=8, temperature=0)
     looking = asyncio.create_task(clients.send(about))
     beside = list[asyncio.Task[Trace]]()
     while not (await asyncio.wait([looking], timeout=size.every_s))[0]:
@@ -208,29 +190,6 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     again = await clients.send(about)
     clients.check()
     return PicturesRun(size, idle, streams.traces, [await one for one in beside], about_it, again)
-
-
-def _shown(size: Size, seed: int) -> Message:
-    part = _sound(size.sound_s, seed) if size.sound_s else _picture(size.pixels, seed)
-    return {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
-
-
-def _picture(pixels: int, seed: int) -> dict[str, object]:
-    data = io.BytesIO()
-    coarse = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
-    Image.fromarray(coarse).resize((pixels, pixels)).save(data, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _sound(seconds: float, seed: int) -> dict[str, object]:
-    data = io.BytesIO()
-    noise = np.random.default_rng(seed).normal(0, 3000, int(seconds * _SOUND_RATE)).astype("<i2")
-    with wave.open(data, "wb") as file:
-        file.setparams((1, 2, _SOUND_RATE, len(noise), "NONE", ""))
-        file.writeframes(noise.tobytes())
-    encoded = base64.b64encode(data.getvalue()).decode()
-    return {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
 
 
 def first_s(trace: Trace) -> float:

@@ -5,7 +5,6 @@ text. Its prompt is computed in every slot before the clock starts, so that stea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Iterator
@@ -15,14 +14,11 @@ import msgspec
 
 from bench.asking import Ask
 from bench.bench import Bench
-from bench.contest import OURS, Contest, curves
-from bench.contestants import Contestant, Room, Variant
-from bench.load import Clients
+from bench.clients import Clients
 from bench.peers import SLOTS
 from bench.prompts import random_tokens
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import ratios
+from bench.results import OURS, Contest, Direction, Goal, Line, WorkloadResult, ratios
+from bench.servers import Contestant, Room, Server, Variant
 from bench.workloads.batches import clients_in_words
 
 _POOL_TOKENS = 16384
@@ -47,9 +43,6 @@ class Size:
         longest = self.shared_tokens + self.own_tokens + self.output_tokens
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
 
-    def num_requests(self, clients: int) -> int:
-        return max(self.least_requests, 2 * clients)
-
 
 FULL = Size((1, 2, 4, 8, 16, 32), 1024, 16, 16, point_s=20, least_requests=8)
 QUICK = Size((1, 4, 16), 256, 8, 8, point_s=2, least_requests=4)
@@ -66,7 +59,15 @@ def run(bench: Bench) -> WorkloadResult:
 
     contestants = bench.contestants(Variant.WHOLE, Variant.SEQUENTIAL, Variant.STATIC)
     contest = bench.contest(contestants, measure)
-    lines = {clients: _line(contest, clients) for clients in size.clients}
+    lines = {
+        clients: contest.line(
+            f"requests, {clients_in_words(clients)}",
+            "1/s",
+            Direction.AT_LEAST,
+            lambda speeds, clients=clients: speeds[clients],
+        )
+        for clients in size.clients
+    }
     return WorkloadResult(
         name="throughput",
         sizes=f"{', '.join(map(str, size.clients))} clients, "
@@ -75,9 +76,8 @@ def run(bench: Bench) -> WorkloadResult:
         f"{size.least_requests} in all, are answered: answers over the time until the last one; "
         f"a server that is not done after {size.point_s:g} s is let off with one a client, "
         f"one that serves one at a time with {_ENOUGH}",
-        goals=_goals(contest, lines),
+        goals=(_goal(contest, lines),),
         lines=tuple(lines.values()),
-        curves=curves(lines),
         failures=contest.failures,
     )
 
@@ -86,39 +86,27 @@ async def _measure(server: Server, size: Size, number: int, at_once: int | None)
     speeds: Speeds = {}
     for num_clients in size.clients:
         side_by_side = min(num_clients, at_once or num_clients)
-        await _settle(server, size, number, min(side_by_side, SLOTS))
+        # One token for each slot, so that all have the shared text and no cut-off request still runs. They
+        # come at once, so that no slot gets two of them.
+        num_slots, clients = min(side_by_side, SLOTS), server.clients()
+        probes = itertools.islice(asks(size, number, 0), num_slots)
+        await clients.closed_loop([msgspec.structs.replace(ask, max_tokens=1) for ask in probes], num_slots)
+        clients.check()
         enough = max(_ENOUGH, side_by_side)
         speeds[num_clients] = await _speed(server, size, number, num_clients, enough)
     return speeds
-
-
-async def _settle(server: Server, size: Size, number: int, num_slots: int) -> None:
-    """Request one token for each slot, so that all have the shared text and no cut-off request still runs."""
-    clients = server.clients()
-    await clients.closed_loop(probes(size, number, num_slots), num_slots)
-    clients.check()
-
-
-def probes(size: Size, number: int, count: int) -> list[Ask]:
-    """Return requests that come at once, so that no slot gets two of them."""
-    asked = itertools.islice(asks(size, number, 0), count)
-    return [msgspec.structs.replace(ask, max_tokens=1) for ask in asked]
 
 
 async def _speed(server: Server, size: Size, number: int, num_clients: int, enough: int) -> float:
     """Requests/s while all clients are busy. With fewer answers than requests it would be too low."""
     clients = server.clients()
     start = time.perf_counter()
-    loop = asyncio.create_task(clients.closed_loop(asks(size, number, num_clients), num_clients))
-    while not loop.done():
-        await asyncio.wait([loop], timeout=_POLL_S)
-        is_late = time.perf_counter() > start + size.point_s
-        if len(_ends(clients)) >= (enough if is_late else size.num_requests(num_clients)):
-            break
-        clients.check()
-    loop.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await loop
+    async with clients.endless(asks(size, number, num_clients), num_clients):
+        wanted, is_late = max(size.least_requests, 2 * num_clients), False
+        while len(_ends(clients)) < (enough if is_late else wanted):
+            clients.check()
+            await asyncio.sleep(_POLL_S)
+            is_late = time.perf_counter() > start + size.point_s
     await asyncio.sleep(_PAUSE_S)
     clients.check()
     ends = _ends(clients)
@@ -140,27 +128,13 @@ def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
         )
 
 
-def _line(contest: Contest[Speeds], clients: int) -> Line:
-    return contest.line(
-        f"requests, {clients_in_words(clients)}",
-        "1/s",
-        Direction.AT_LEAST,
-        lambda speeds: speeds[clients],
-    )
-
-
-def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]:
+def _goal(contest: Contest[Speeds], lines: dict[int, Line]) -> Goal:
+    """Compare with the best of the server that serves one at a time."""
     one, other = contest.label(OURS) or "", contest.label(Variant.SEQUENTIAL.key) or ""
-    measured = None
     others = [line.servers[other] for line in lines.values() if other in line.servers]
+    measured = None
     if others and one in lines[_COMPARED_AT].servers:
         best = max(others, key=lambda rounds: rounds.median)
         measured = ratios(lines[_COMPARED_AT].servers[one], best)
-    return (
-        Goal.at_least(
-            f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
-            measured,
-            15.6,
-            "x",
-        ),
-    )
+    what = f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'"
+    return Goal.at_least(what, measured, 15.6, "x")

@@ -9,17 +9,13 @@ import itertools
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.asking import Ask, Message, Trace, first_token_times
 from bench.bench import Bench
-from bench.contest import Contest
-from bench.contestants import Contestant, Room, Variant
-from bench.load import Clients, LoadFailed
+from bench.clients import Clients, LoadFailed
 from bench.prompts import random_words
-from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server
-from bench.stats import percentile
+from bench.results import Direction, WorkloadResult, percentile
+from bench.servers import Contestant, Room, Server, Variant
 
 _POOL_TOKENS = 16384
 _TOKENS_PER_WORD = 1.5
@@ -68,63 +64,58 @@ class Conversation:
         self.traces.append(trace)
 
 
-@dataclass(frozen=True)
-class Talk:
-    conversations: list[list[Trace]]
-    """The turn after the restart is the last of each."""
-
-    @property
-    def later_turns(self) -> list[Trace]:
-        return [trace for traces in self.conversations for trace in traces[1:-1]]
-
-    @property
-    def restarted_turns(self) -> list[Trace]:
-        return [traces[-1] for traces in self.conversations]
-
-    @property
-    def given_back(self) -> float:
-        """Share of earlier tokens, prompt and answer of the turn before, that were not computed again."""
-        return _given_back(traces[:-1] for traces in self.conversations)
-
-    @property
-    def given_back_after_restart(self) -> float:
-        return _given_back(traces[-2:] for traces in self.conversations)
+Talk = list[list[Trace]]
+"""The traces of each conversation. The turn after the restart is the last."""
 
 
-def _given_back(conversations: Iterable[Sequence[Trace]]) -> float:
+def _reused_percent(conversations: Iterable[Sequence[Trace]]) -> float:
+    """Return the share of the turn before, prompt and answer, that was not computed again."""
     usages = [[trace.usage for trace in traces if trace.usage] for traces in conversations]
     pairs = list(itertools.chain.from_iterable(map(itertools.pairwise, usages)))
     earlier = sum(before.prompt_tokens + before.completion_tokens for before, _ in pairs)
-    return sum(now.cached_tokens for _, now in pairs) / earlier
+    return 100 * sum(now.cached_tokens for _, now in pairs) / earlier
+
+
+def _first_token_s(traces: Iterable[Trace]) -> float:
+    return percentile(first_token_times(list(traces)), 50)
 
 
 def run(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
 
     def measure(who: Contestant, number: int) -> Talk:
+        talking = [Conversation(size, "turns", number, i) for i in range(size.conversations)]
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-            return _measure(bench, size, who, number, Path(folder) / "cells")
+            for turns in (size.turns, 1):
+                with bench.start(who, size.room, "--cache-file", f"{folder}/cells") as server:
+                    asyncio.run(_talk(server, talking, turns))
+        return [conversation.traces for conversation in talking]
 
     contestants = [who for who in bench.contestants(Variant.WHOLE, Variant.CACHE_OFF) if who.tells_cached]
     contest = bench.contest(contestants, measure)
-    lines = _lines(contest)
+    back, restart, more = "earlier tokens given back", "after a restart", Direction.AT_LEAST
+    reused = (
+        contest.line(back, "%", more, lambda talk: _reused_percent(traces[:-1] for traces in talk)),
+        contest.line(
+            f"{back} {restart}", "%", more, lambda talk: _reused_percent(traces[-2:] for traces in talk)
+        ),
+    )
+    times = contest.seconds(
+        {
+            "TTFT p50 from the second turn on": lambda talk: _first_token_s(
+                trace for traces in talk for trace in traces[1:-1]
+            ),
+            f"TTFT p50 {restart}": lambda talk: _first_token_s(traces[-1] for traces in talk),
+        }
+    )
     return WorkloadResult(
         name="turns",
         sizes=f"{size.conversations} conversations at once, {size.turns} turns and one after a restart; "
         f"{size.system_words} words before them, {size.user_words} words + {size.answer_tokens} tokens each",
-        goals=_goals(contest, lines),
-        lines=lines,
-        distributions=contest.distributions(lambda talk: talk.later_turns),
+        goals=tuple(contest.own_goal(line, line.what, 95) for line in reused),
+        lines=(*reused, *times),
         failures=contest.failures,
     )
-
-
-def _measure(bench: Bench, size: Size, who: Contestant, number: int, cache_file: Path) -> Talk:
-    talking = [Conversation(size, "turns", number, i) for i in range(size.conversations)]
-    for turns in (size.turns, 1):
-        with bench.start(who, size.room, "--cache-file", str(cache_file)) as server:
-            asyncio.run(_talk(server, talking, turns))
-    return Talk([conversation.traces for conversation in talking])
 
 
 async def _talk(server: Server, talking: list[Conversation], turns: int) -> None:
@@ -133,22 +124,4 @@ async def _talk(server: Server, talking: list[Conversation], turns: int) -> None
         for _ in range(turns):
             await conversation.turn(clients)
 
-    await asyncio.gather(*(go_on(conversation) for conversation in talking))
-
-
-def _lines(contest: Contest[Talk]) -> tuple[Line, ...]:
-    def first_token_s(traces: list[Trace]) -> float:
-        return percentile(first_token_times(traces), 50)
-
-    more, less = Direction.AT_LEAST, Direction.AT_MOST
-    back, restart = "earlier tokens given back", "after a restart"
-    return (
-        contest.line(back, "%", more, lambda talk: 100 * talk.given_back),
-        contest.line(f"{back} {restart}", "%", more, lambda talk: 100 * talk.given_back_after_restart),
-        contest.line("TTFT p50 from the second turn on", "s", less, lambda t: first_token_s(t.later_turns)),
-        contest.line(f"TTFT p50 {restart}", "s", less, lambda talk: first_token_s(talk.restarted_turns)),
-    )
-
-
-def _goals(contest: Contest[Talk], lines: tuple[Line, ...]) -> tuple[Goal, ...]:
-    return tuple(contest.own_goal(line, line.what, 95) for line in lines[:2])
+    await asyncio.gather(*map(go_on, talking))

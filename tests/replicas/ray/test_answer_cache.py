@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from chaos_parts.ray_server import RayServer
+from chaos_parts.server import RayServer
 
 from tests.tiny_bert import TinyBert
 from tests.tiny_model import tiny_model_path

@@ -19,7 +19,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.replicas.ray.request_router import EngineRequestRouter
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy, autoscaling_stats, report_of
-from openai_cpu_server.replicas.report import ReplicaReport
+from openai_cpu_server.replicas.router import ReplicaReport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # importing Ray takes longer than they do
 

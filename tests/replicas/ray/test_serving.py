@@ -16,7 +16,7 @@ import openai
 import pytest
 import websockets.sync.client
 from bench.servers import free_port
-from chaos_parts.ray_server import RayServer
+from chaos_parts.server import RayServer
 
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.replicas.ray.surroundings import client_tls, server_tls
-from openai_cpu_server.replicas.report import ReplicaLost
-from openai_cpu_server.replicas.wire import read_news
+from openai_cpu_server.replicas.wire import ReplicaLost, read_news
 from tests.replicas.test_host import hosting, link, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]

@@ -1,0 +1,158 @@
+"""Bodies of `/completion` and `/infill`, as llama-server's clients write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple, Union
+
+from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from openai_cpu_server.api.generation.body import (
+    JsonObject,
+    LastN,
+    NonEmpty,
+    OpenBody,
+    Seed,
+    Several,
+    SharedBody,
+    Stop,
+    TopK,
+    Whole,
+)
+from openai_cpu_server.api.generation.params import LogitBiasParam
+from openai_cpu_server.api.generation.to_params import Prediction, PredictionBody, Prompts, is_token_id
+from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
+from openai_cpu_server.http.ignored_params import (
+    LLAMA_SERVER_HINTS,
+    LLAMA_SERVER_REFUSALS,
+    Hints,
+    IgnoredParam,
+    Refusals,
+    UnsupportedParam,
+)
+from openai_cpu_server.json_size import MOST_TOKENS
+
+MOST_PROBS = 100
+"""Log-probabilities per token. Editors and studios show ten."""
+MOST_FILES = 256
+_CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
+
+
+class Biases(NamedTuple):
+    ids: dict[int, float]
+    texts: tuple[LogitBiasParam, ...]
+
+
+def _biases(value: object) -> Biases:
+    """Read `{token: bias}` or `[[token, bias]]`, where a text means each of its tokens and `false` forbids
+    it."""
+    if not isinstance(value, (list, Mapping)):
+        raise _wrong_bias()
+    ids: dict[int, float] = {}
+    texts: list[LogitBiasParam] = []
+    for pair in value.items() if isinstance(value, Mapping) else value:
+        bias = _bias(pair)
+        if isinstance(bias.token, int) and bias.amount is not None:
+            ids[bias.token] = bias.amount
+        else:
+            texts.append(bias)
+    return Biases(ids, tuple(texts))
+
+
+def _bias(pair: object) -> LogitBiasParam:
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        raise _wrong_bias()
+    token, amount = pair
+    is_number = isinstance(amount, (int, float)) and amount is not True and not math.isnan(amount)
+    if not (is_token_id(token) or isinstance(token, str)) or not is_number:
+        raise _wrong_bias()
+    is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= 10)
+    return LogitBiasParam(
+        int(token) if is_id else token, None if amount is False else float(LOGIT_BIAS.nearest(amount))
+    )
+
+
+def _wrong_bias() -> PydanticCustomError:
+    message = "Input should be an object of token and bias, or a list of [token, bias]"
+    return PydanticCustomError("logit_bias", message)
+
+
+TokenBias = Annotated[
+    Biases,
+    PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]]),
+]
+_NonEmptyStops = BeforeValidator(
+    lambda value: [each for each in value if each != ""] if isinstance(value, list) else value or None
+)
+"""llama-server ignores empty stop strings."""
+WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
+
+
+ANY_SEED = 2**32 - 1
+"""Placeholder for any seed. Reported seeds are below it, so that any client can send them again."""
+DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama-server's values for absent fields."""
+
+
+class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
+    """Fields of both bodies. Unknown ones are ignored, as in llama-server."""
+
+    most_numbers: ClassVar[int] = MOST_TOKENS
+    is_open: ClassVar[bool] = True
+    hints: ClassVar[Hints] = {
+        **LLAMA_SERVER_HINTS,
+        "reasoning_format": IgnoredParam(_CHATS),
+        "parse_tool_calls": IgnoredParam(_CHATS, (False,)),
+        "chat_format": IgnoredParam(_CHATS),
+        "stream_options": IgnoredParam("the last chunk has all counts in any case"),
+    }
+    refusals: ClassVar[Refusals] = {
+        **LLAMA_SERVER_REFUSALS,
+        "reasoning_budget_tokens": UnsupportedParam(_CHATS, (-1,)),
+        "echo": UnsupportedParam("the answer tells the prompt in 'prompt' in any case", (False,)),
+    }
+
+    max_tokens: Prediction | None = None
+    max_completion_tokens: Prediction | None = None
+    n_cmpl: Annotated[Several, Whole] | None = None
+    n: Annotated[Several, Whole] | None = None
+    stop: Annotated[Stop | None, _NonEmptyStops] = None
+    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), Whole] | None = None
+    logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
+    seed: Annotated[Seed, Whole] | None = None
+    top_k: Annotated[TopK, Whole] | None = None
+    repeat_last_n: Annotated[LastN, Whole] | None = None
+    dry_allowed_length: WholeCount | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole] | None = None
+    grammar: Annotated[str | None, BeforeValidator(lambda value: value or None)] = None
+    json_schema: JsonObject | None = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[list[NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
+    """Only fields of the answer, where `a/b` is the field `b` of `a`."""
+
+    @property
+    def limit(self) -> tuple[str, int] | None:
+        """Field name and value of the client's token limit, or None."""
+        names = ("n_predict", "max_completion_tokens", "max_tokens")
+        limits = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+        return limits[0] if limits and limits[0][1] >= 0 else None
+
+
+class LlamaCompletionBody(LlamaServerBody):
+    prompt: Prompts
+
+
+class InputExtra(OpenBody):
+    filename: str | None = None
+    text: str
+
+
+class LlamaInfillBody(LlamaServerBody):
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[InputExtra], Field(max_length=MOST_FILES, fail_fast=True)] | None = None
+    """Most important one last. The first ones are dropped if they do not fit."""
+    prompt: str | None = None
+    """Continuation of the prefix."""

@@ -1,0 +1,81 @@
+"""Conversion of llama-server's bodies to `GenerationParams`."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from openai_cpu_server.api.generation.params import FileParam, GenerationParams, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.sampling import left_out, sampling_sent, with_samplers
+from openai_cpu_server.api.generation.to_params import (
+    any_object,
+    asked_details,
+    one_form,
+    schema_form,
+    shared_ask,
+    shared_forms,
+)
+from openai_cpu_server.api.llama_server.schema import (
+    ANY_SEED,
+    DEFAULTS,
+    LlamaCompletionBody,
+    LlamaInfillBody,
+    LlamaServerBody,
+)
+from openai_cpu_server.http.parse import Ignored
+
+
+def completion_ask(body: LlamaCompletionBody) -> GenerationParams:
+    """Convert a body. Raises InvalidRequest."""
+    return llama_ask(body, PromptsParam(body.prompt, echo=True))
+
+
+def infill_ask(body: LlamaInfillBody) -> GenerationParams:
+    """Convert a body. Raises InvalidRequest."""
+    files = [FileParam(file.filename or "tmp", file.text) for file in body.input_extra or ()]
+    limit = body.limit
+    prompt = PromptsParam(
+        [(body.input_prefix, body.prompt or "")],
+        "input_prefix",
+        suffix=body.input_suffix,
+        suffix_path="input_suffix",
+        files=tuple(files),
+        answer_room=256 if limit is None else limit[1],
+        echo=True,
+    )
+    return llama_ask(body, prompt)
+
+
+def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
+    """Convert the shared fields. Raises InvalidRequest."""
+    defaults = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
+    biases = body.logit_bias
+    ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
+    seed = None if body.seed == ANY_SEED else body.seed
+    completed = body.model_copy(update={**defaults, "logit_bias": ids, "seed": seed})
+    forms = list(shared_forms(body))
+    if body.json_schema is not None:
+        path = "json_schema"
+        forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
+    ask = shared_ask(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+    sampling = with_samplers(ask.sampling, body.samplers)
+    if not ask.is_seeded:
+        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
+    limit = body.limit
+    return msgspec.structs.replace(
+        ask,
+        sampling=sampling,
+        sent=sampling_sent(body),
+        ignored=Ignored(left_out(body.samplers)),
+        biases=() if biases is None else biases.texts,
+        n=body.n_cmpl or body.n,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        max_tokens=None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True),
+        logprobs=body.n_probs or None,
+        details=msgspec.structs.replace(
+            asked_details(body),
+            tokens=bool(body.return_tokens),
+            fields=tuple(body.response_fields or ()),
+        ),
+    )

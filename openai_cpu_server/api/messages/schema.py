@@ -1,0 +1,203 @@
+"""Bodies of `POST /v1/messages` and its `/count_tokens`, as Anthropic writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Union
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from openai_cpu_server.api.generation.body import (
+    Effort,
+    ForeignKind,
+    JsonObject,
+    ListOf,
+    NonEmpty,
+    NonEmptyList,
+    OpenBody,
+    ProgressBody,
+    Several,
+    Share,
+    Temperature,
+    TextOrList,
+    TopK,
+    by_type,
+)
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam
+
+MAX_TOOLS = 512
+"""Above OpenAI's 128, because agents with many tool servers have more."""
+_SERVICE = IgnoredParam("it is for a service of Anthropic's that is not here")
+SERVICE_HINTS: Hints = dict.fromkeys(
+    (
+        "billing_policy",
+        "compaction",
+        "container",
+        "context_management",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "mcp_servers",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ),
+    _SERVICE,
+)
+_UNCOUNTED = IgnoredParam("it is for answers; here nothing is generated")
+
+
+class Cacheable(OpenBody):
+    cache_control: JsonValue = None
+    """Ignored, because every prompt is cached."""
+
+
+class TextBlock(Cacheable):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Cacheable):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    """Ignored proof of the author."""
+
+
+class RedactedThinkingBlock(Cacheable):
+    """Reasoning that only its author can read, hidden from the model."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Cacheable):
+    type: Literal["tool_use"]
+    id: NonEmpty
+    name: NonEmpty
+    input: JsonObject
+
+
+class ToolResultBlock(Cacheable):
+    type: Literal["tool_result"]
+    tool_use_id: NonEmpty
+    content: ResultContent | None = None
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    Union[
+        Annotated[TextBlock, Tag("<text>")],
+        Annotated[ThinkingBlock, Tag("<thinking>")],
+        Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
+        Annotated[ToolUseBlock, Tag("<tool_use>")],
+        Annotated[ToolResultBlock, Tag("<tool_result>")],
+        Annotated[ForeignKind, Tag("<other>")],
+    ],
+    by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
+OnlyText = Annotated[
+    Union[Annotated[TextBlock, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
+    by_type("text"),
+]
+ResultContent = TextOrList[ListOf[OnlyText]]
+Content = TextOrList[ListOf[Block]]
+
+
+class InputMessage(OpenBody):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class CustomTool(Cacheable):
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    """Ignored, because arguments are always streamed as they come."""
+
+
+AnyTool = Annotated[
+    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ForeignKind, Tag("<other>")]],
+    Discriminator(
+        lambda value: (
+            "<custom>" if not isinstance(value, dict) or value.get("type") in (None, "custom") else "<other>"
+        )
+    ),
+]
+"""Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
+
+
+class ToolChoice(OpenBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(OpenBody):
+    user_id: str | None = None
+
+
+class ThinkingOptions(OpenBody):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Several | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted`: reason without showing it in the answer."""
+
+
+class OutputFormat(OpenBody):
+    type: Literal["json_schema"]
+    json_schema: Annotated[JsonObject, Field(alias="schema")]
+
+
+class OutputConfig(OpenBody):
+    effort: Effort | None = None
+    format: OutputFormat | None = None
+
+
+_ANSWERING = (
+    "max_tokens",
+    "stream",
+    "stop_sequences",
+    "temperature",
+    "top_p",
+    "top_k",
+    "metadata",
+    "service_tier",
+    "cache",
+)
+
+
+class CountBody(Cacheable):
+    """Fields that determine the prompt's length. Fields that only concern the answer are ignored."""
+
+    is_open: ClassVar[bool] = False
+    hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
+
+    model: str | None = None
+    messages: NonEmptyList[InputMessage]
+    system: ResultContent | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Former name of `output_config.format`."""
+
+
+class MessagesBody(CountBody, ProgressBody):
+    hints: ClassVar[Hints] = SERVICE_HINTS
+
+    max_tokens: Several
+    stream: bool | None = None
+    stop_sequences: Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Ignored, because there is one tier. The header `X-Priority` sets the priority."""
+    cache: bool | None = None
+    """Extension. False neither uses nor stores a cached answer."""

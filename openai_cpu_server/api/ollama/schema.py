@@ -1,0 +1,224 @@
+"""Bodies of `/api/chat`, `/api/generate` and `/api/show`, as Ollama's clients write them."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Union
+
+from pydantic import Discriminator, Field, Tag
+
+from openai_cpu_server.api.generation.body import (
+    Bias,
+    JsonObject,
+    LastN,
+    ListOf,
+    OpenBody,
+    Penalty,
+    ProgressBody,
+    RepeatPenalty,
+    SchemaOrText,
+    Seed,
+    Share,
+    Stop,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TypicalP,
+    Whole,
+)
+from openai_cpu_server.contract.request import COUNT
+from openai_cpu_server.errors import missing
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.json_size import MOST_TOKENS
+
+MAX_TOOLS = 512
+"""Home Assistant has one tool for each action of a house."""
+_RUNNER = IgnoredParam("the server's own options decide it, for all requests alike")
+_NO_MIROSTAT = "this sampler is not built"
+
+
+class OllamaOptions(OpenBody):
+    hints: ClassVar[Hints] = dict.fromkeys(
+        (
+            "num_ctx",
+            "num_keep",
+            "num_batch",
+            "num_gpu",
+            "main_gpu",
+            "num_thread",
+            "numa",
+            "low_vram",
+            "use_mmap",
+            "use_mlock",
+            "f16_kv",
+            "vocab_only",
+            "logits_all",
+            "draft_num_predict",
+            "mirostat_tau",
+            "mirostat_eta",
+        ),
+        _RUNNER,
+    )
+    refusals: ClassVar[Refusals] = {
+        "mirostat": UnsupportedParam(_NO_MIROSTAT, (0,)),
+        "tfs_z": UnsupportedParam(_NO_MIROSTAT, (1, 1.0)),
+        "penalize_newline": UnsupportedParam("line ends are tokens as any other", (True,)),
+    }
+
+    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), Whole] | None = None
+    """Below 1: all that the context leaves."""
+    stop: Stop | None = None
+    seed: Annotated[Seed, Whole] | None = None
+    temperature: Temperature | None = None
+    top_k: Annotated[TopK, Whole] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: TypicalP | None = None
+    repeat_penalty: RepeatPenalty | None = None
+    repeat_last_n: Annotated[LastN, Whole] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+
+
+Think = Annotated[
+    Union[
+        Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<word>")]
+    ],
+    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
+]
+KeepAlive = Union[str, int, float]
+TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
+
+
+class OllamaBody(ProgressBody, OpenBody):
+    """Body whose unknown fields are ignored, as in Ollama."""
+
+    hints: ClassVar[Hints] = {
+        "keep_alive": IgnoredParam(
+            "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
+        )
+    }
+    refusals: ClassVar[Refusals] = {
+        "shift": UnsupportedParam("an answer ends where the context does", (False,)),
+    }
+
+    model: str
+    stream: bool | None = None
+    """Streams if absent."""
+    format: SchemaOrText | None = None
+    options: OllamaOptions | None = None
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None
+    logprobs: bool | None = None
+    """Scores of all tokens, including reasoning and marks."""
+    top_logprobs: Annotated[TopLogprobs, Whole] | None = None
+    """Number of alternatives per token, if `logprobs` is set."""
+    truncate: bool | None = None
+    """False rejects a conversation that is too long. Otherwise its oldest messages are dropped."""
+
+    @property
+    def unloads(self) -> bool:
+        time = self.keep_alive
+        return time == 0 or (isinstance(time, str) and time.rstrip("hmsnu") in ("0", "-0"))
+
+
+class OllamaFunction(OpenBody):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class OllamaTool(OpenBody):
+    type: Literal["function"] | None = None
+    function: OllamaFunction
+
+
+class OllamaCalled(OpenBody):
+    name: str
+    arguments: JsonObject | None = None
+
+
+class OllamaSentCall(OpenBody):
+    id: str | None = None
+    function: OllamaCalled
+
+
+class OllamaMessage(OpenBody):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: ListOf[str] | None = None
+    tool_calls: ListOf[OllamaSentCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    messages: ListOf[OllamaMessage] | None = None
+    """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    most_numbers: ClassVar[int] = MOST_TOKENS
+    prompt: str | None = None
+    """Empty: as without `messages`."""
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    """Replacement of the model's own template, in Go's language."""
+    images: ListOf[str] | None = None
+    raw: bool | None = None
+    context: ListOf[TokenId] | None = None
+    """Value from an earlier answer, which this prompt continues."""
+
+
+class OllamaShowBody(OpenBody):
+    model: str | None = None
+    name: str | None = None
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+NO_FILES = "this server takes no files; pull a model of the hub, or name its file with --model"
+
+
+class OllamaNamed(OpenBody):
+    model: ModelName | None = None
+    name: ModelName | None = None
+    stream: bool | None = None
+    """Streams if absent."""
+
+    @property
+    def model_name(self) -> str:
+        name = self.model or self.name
+        if name is None:
+            raise missing("model")
+        return name
+
+
+class OllamaPullBody(OllamaNamed):
+    hints: ClassVar[Hints] = {"insecure": IgnoredParam("the hub is the one that HF_ENDPOINT names", (False,))}
+
+
+class OllamaCreateBody(OllamaNamed):
+    hints: ClassVar[Hints] = {"license": IgnoredParam("it is that of the model")}
+    refusals: ClassVar[Refusals] = {
+        "files": UnsupportedParam(NO_FILES, ({},)),
+        "adapters": UnsupportedParam("load it with POST /v1/adapters", ({},)),
+        "quantize": UnsupportedParam("the command `openai-cpu-server quantize` writes smaller files", ("",)),
+        "modelfile": UnsupportedParam(
+            "send 'from', 'system', 'template', 'parameters', 'messages' instead", ("",)
+        ),
+    }
+
+    base: Annotated[ModelName | None, Field(alias="from")] = None
+    system: str | None = None
+    template: str | None = None
+    """Ollama template of prompts, or the model's own if absent."""
+    parameters: OllamaOptions | None = None
+    messages: ListOf[OllamaMessage] | None = None
+
+
+class OllamaCopyBody(OpenBody):
+    source: ModelName
+    destination: ModelName

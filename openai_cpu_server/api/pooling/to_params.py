@@ -1,0 +1,474 @@
+"""Conversion of texts and token ids to inputs of a model that embeds."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from openai_cpu_server.api.generation.call import ResolveContext
+from openai_cpu_server.api.generation.to_params import MixedText
+from openai_cpu_server.api.pooling.render import (
+    Scores,
+    class_list,
+    cosines,
+    embedding_list,
+    first_numbers,
+    llama_vectors,
+    ollama_vector,
+    ollama_vectors,
+    probabilities,
+    ranking,
+    score_list,
+    text_ranking,
+)
+from openai_cpu_server.api.pooling.schema import (
+    MAX_INPUTS,
+    ClassifyBody,
+    Cut,
+    EmbeddingBody,
+    Input,
+    LlamaEmbedBody,
+    OllamaEmbedBody,
+    OllamaOldEmbedBody,
+    PoolingBody,
+    PoolingCall,
+    RerankBody,
+    Rows,
+    ScoreBody,
+    Writer,
+    YesOrNo,
+)
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
+from openai_cpu_server.contract.replica import cache_namespace
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong, missing, wrong
+from openai_cpu_server.http.clients import Client, account_of
+from openai_cpu_server.http.context import Caller
+from openai_cpu_server.prompt.chat_prompts import RerankPrompts
+
+Tokens = tuple[int, ...]
+T = TypeVar("T")
+FOREIGN_TOKENS = "foreign_token_ids"
+
+
+class InputReader(msgspec.Struct, frozen=True):
+    """Makes inputs of at most `limit` tokens, with special ones. `keeps_end`: cut at the beginning."""
+
+    tokenizer: Tokenizer
+    limit: int
+    truncate: bool
+    keeps_end: bool = False
+
+    @classmethod
+    def of(cls, context: ResolveContext, cut: Cut | None, *, room: int = 0) -> InputReader:
+        """`room`: tokens reserved for an answer."""
+        most_tokens = None if cut is None else cut.most_tokens
+        limits = (context.info.context_limit - room, context.options.max_prompt_tokens, most_tokens)
+        limit = min(limit for limit in limits if limit is not None)
+        return cls(
+            context.chosen.model.tokenizer,
+            limit,
+            cut is not None,
+            keeps_end=cut is not None and cut.keeps_end,
+        )
+
+    def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
+        """Tokenize texts without control tokens. Raises InputTooLong, and InvalidRequest without tokens."""
+        read = self._read(texts, params, add_special=True)
+        return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
+
+    def ids(self, ids: Sequence[int], param: str) -> Tokens:
+        """Check that this tokenizer can produce the ids. Raises InputTooLong, InvalidRequest."""
+        begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
+        is_framed = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
+        if not is_framed or min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
+            raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
+        return self._fitted(ids, param)
+
+    def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> Tokens:
+        """Join a query and a text for a cross-encoder. Only the text may be cut."""
+        marks = self.tokenizer.marks
+        head = (*marks.begin, *query, *marks.between)
+        length = len(head) + len(text) + len(marks.end)
+        room = self.limit - len(head) - len(marks.end)
+        if length > self.limit and not (self.truncate and room >= 0):
+            raise InputTooLong(tokens=length, limit=self.limit, param=param)
+        return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
+
+    def mixed(self, text: MixedText, param: str) -> Tokens:
+        """Join tokens and texts, and add missing special tokens around them. Raises as `texts` and `ids`."""
+        if isinstance(text, str):
+            return self.texts([text], [param])[0]
+        marks, ids = self.tokenizer.marks, [one for one in text if isinstance(one, int)]
+        if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.vocab_size:
+            raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
+        tokens = [
+            token
+            for one in text
+            for token in ((one,) if isinstance(one, int) else self.plain([one], [param])[0])
+        ]
+        if tuple(tokens[: len(marks.begin)]) == marks.begin:
+            tokens = tokens[len(marks.begin) :]
+        if marks.end and tuple(tokens[-len(marks.end) :]) == marks.end:
+            tokens = tokens[: -len(marks.end)]
+        return self._fitted([*marks.begin, *tokens, *marks.end], param)
+
+    def kept(self, tokens: Sequence[T], room: int) -> Sequence[T]:
+        return tokens[max(0, len(tokens) - room) :] if self.keeps_end else tokens[:room]
+
+    def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
+        return self._read(texts, params, add_special=False)
+
+    def _read(self, texts: Sequence[str], params: Sequence[str], *, add_special: bool) -> list[list[int]]:
+        readable = [self.readable(*each) for each in zip(texts, params, strict=True)]
+        return self.tokenizer.encode_all(readable, add_special=add_special, parse_special=False)
+
+    def readable(self, text: str, param: str) -> str:
+        """Cut a text that is certainly too long before it is tokenized. Raises PromptFarTooLong."""
+        least = self.tokenizer.least_tokens(text)
+        if least <= self.limit:
+            return text
+        if not self.truncate:
+            raise PromptFarTooLong(least_tokens=least, limit=self.limit, param=param)
+        longest_token = len(text) // least + 1
+        length = (self.limit + 1) * longest_token
+        return text[-length:] if self.keeps_end else text[:length]
+
+    def _fitted(self, tokens: Sequence[int], param: str) -> Tokens:
+        _require_some(tokens, param)
+        if len(tokens) <= self.limit:
+            return tuple(tokens)
+        if not self.truncate:
+            raise InputTooLong(tokens=len(tokens), limit=self.limit, param=param)
+        begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
+        inner = tokens[len(begin) : len(tokens) - len(end)]
+        room = self.limit - len(begin) - len(end)
+        if room < 0:
+            raise InputTooLong(tokens=len(begin) + len(end), limit=self.limit, param=param)
+        return (*begin, *self.kept(inner, room), *end)
+
+
+def _require_some(tokens: Sequence[int], param: str) -> Tokens:
+    if not tokens:
+        raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
+    return tuple(tokens)
+
+
+def _foreign(param: str, tokenizer: Tokenizer) -> str:
+    marks = tokenizer.marks
+    begins = f", begin with {', '.join(map(str, marks.begin))}" if marks.begin else ""
+    ends = f", end with {', '.join(map(str, marks.end))}" if marks.end else ""
+    return (
+        f"Invalid value for '{param}': these are not token ids of this model, which go from 0 to "
+        f"{tokenizer.vocab_size - 1}{begins}{ends}. Send text instead; LangChain's OpenAIEmbeddings does so "
+        "with check_embedding_ctx_length=False."
+    )
+
+
+def resolve_embeddings(body: EmbeddingBody, context: ResolveContext) -> PoolingCall:
+    dimensions = dimensions_of(body.dimensions, context.info.embedding_size)
+    inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
+    request = embed_request(inputs, body, context, id_prefix="embd-")
+    writer = partial(
+        embedding_list,
+        model=context.chosen.name,
+        prompt_tokens=request.num_tokens,
+        is_base64=body.encoding_format == "base64",
+        dimensions=dimensions,
+    )
+    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+
+
+def resolve_llama_embedding(body: LlamaEmbedBody, context: ResolveContext) -> PoolingCall:
+    if (body.content is None) == (body.input is None):
+        raise wrong("Give exactly one of 'content' and 'input'.", "content")
+    content, name = (body.input, "input") if body.content is None else (body.content, "content")
+    assert content is not None, "one of them is set"
+    if len(content) > MAX_INPUTS:
+        raise wrong(f"Invalid value for '{name}': expected at most {MAX_INPUTS} inputs.", name)
+    reader = InputReader.of(context, body.cut)
+    params = [name] if len(content) == 1 else [f"{name}[{index}]" for index in range(len(content))]
+    inputs = tuple(reader.mixed(*each) for each in zip(content, params, strict=True))
+    request = embed_request(inputs, body, context, id_prefix="llama-")
+    render = partial(llama_vectors, is_normalised=body.embd_normalize != -1)
+    return PoolingCall(work=request, timeout_s=body.timeout, render=render)
+
+
+_OLLAMA_CUT = Cut(None, keeps_end=False)
+
+
+def resolve_ollama_embeddings(body: OllamaEmbedBody, context: ResolveContext) -> PoolingCall:
+    dimensions = dimensions_of(body.dimensions, context.info.embedding_size)
+    if isinstance(body.input, str):
+        texts = [body.input] if body.input else []
+        params = ["input"] * len(texts)
+    else:
+        texts, params = body.input, [f"input[{index}]" for index in range(len(body.input))]
+    reader = InputReader.of(context, None if body.truncate is False else _OLLAMA_CUT)
+    request = embed_request(reader.texts(texts, params), body, context, id_prefix="ollama-")
+    writer = partial(
+        ollama_vectors, model=context.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions
+    )
+    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+
+
+def resolve_ollama_embedding(body: OllamaOldEmbedBody, context: ResolveContext) -> PoolingCall:
+    texts = [body.prompt] if body.prompt else []
+    inputs = InputReader.of(context, _OLLAMA_CUT).texts(texts, ["prompt"] * len(texts))
+    request = embed_request(inputs, body, context, id_prefix="ollama-")
+    return PoolingCall(work=request, timeout_s=body.timeout, render=ollama_vector)
+
+
+def embed_request(
+    inputs: tuple[Tokens, ...], body: PoolingBody, context: ResolveContext, *, id_prefix: str
+) -> EmbedRequest:
+    call_id = id_prefix + secrets.token_hex(12)
+    return EmbedRequest(id=call_id, inputs=inputs, **origin_of(body, context.sender, id_prefix))
+
+
+def origin_of(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any]:
+    return {
+        "priority": sender.priority(field=body.priority, tier=body.service_tier),
+        "client": Client.of(sender.identity, body.user or body.safety_identifier).label,
+        "account": account_of(sender.identity),
+        "group": Client.group_of(sender.identity),
+        "route": id_prefix.removesuffix("-"),
+    }
+
+
+def read_inputs(content: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
+    if isinstance(content, str):
+        return reader.texts([content], [name])
+    if isinstance(content[0], int):
+        return (reader.ids([token for token in content if isinstance(token, int)], name),)
+    params = [f"{name}[{index}]" for index in range(len(content))]
+    if isinstance(content[0], str):
+        return reader.texts([item for item in content if isinstance(item, str)], params)
+    ids = [item for item in content if isinstance(item, list)]
+    return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
+
+
+def dimensions_of(number: int | None, size: int) -> int | None:
+    """Return the checked number of dimensions. Raises InvalidRequest."""
+    if number is not None and number > size:
+        raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
+    return number
+
+
+_PREFIX = "rerank-"
+_SOFTMAX = frozenset({"qwen3", "qwen3vl"})
+"""Rerankers whose scores llama.cpp already turns into probabilities."""
+_FORCED = 100.0
+"""Added to the logits of yes and no against control tokens, after the log-probabilities are taken."""
+_HALF = "\N{REPLACEMENT CHARACTER}"
+"""Remainder of a character that was cut."""
+
+
+class _Pairs(NamedTuple):
+    """One query with all texts, or pairs of equal index."""
+
+    queries: tuple[str, ...]
+    texts: tuple[str, ...]
+    query_at: str
+    texts_at: str
+
+    @property
+    def params(self) -> list[str]:
+        return [f"{self.texts_at}[{index}]" for index in range(len(self.texts))]
+
+    @property
+    def query_params(self) -> list[str]:
+        if len(self.queries) == 1:
+            return [self.query_at]
+        return [f"{self.query_at}[{index}]" for index in range(len(self.queries))]
+
+    def by_query(self) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
+        if len(self.queries) == 1:
+            yield self.queries[0], self.texts, self.params
+            return
+        for query, text, param in zip(self.queries, self.texts, self.params, strict=True):
+            yield query, [text], [param]
+
+
+class _Scoring(NamedTuple):
+    work: EmbedRequest | YesOrNo
+    scores_of: Callable[[Rows], Scores]
+
+
+def resolve_ranking(body: RerankBody, context: ResolveContext) -> PoolingCall:
+    """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
+    name, documents = _documents(body)
+    pairs = _Pairs((body.query,), documents, "query", name)
+    work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
+    writer: Writer
+    if body.texts is not None:
+        writer = partial(
+            text_ranking, top_n=body.top_n, texts=documents if body.return_text else None, scores_of=scores_of
+        )
+    else:
+        writer = partial(
+            ranking,
+            id=work.id,
+            model=context.chosen.name,
+            prompt_tokens=work.num_tokens,
+            top_n=body.top_n,
+            documents=None if body.return_documents is False else documents,
+            scores_of=scores_of,
+        )
+    return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+
+
+def _documents(body: RerankBody) -> tuple[str, tuple[str, ...]]:
+    if body.documents is None and body.texts is None:
+        raise missing("documents")
+    if body.documents is not None and body.texts is not None:
+        raise wrong("Give exactly one of 'documents' and 'texts'.", "texts")
+    name, other = ("documents", "return_text") if body.texts is None else ("texts", "return_documents")
+    if getattr(body, other) is not None:
+        raise wrong(f"'{other}' does not go with '{'texts' if body.texts else 'documents'}'.", other)
+    if body.texts is not None:
+        return name, tuple(body.texts)
+    return name, tuple(item if isinstance(item, str) else item.text for item in body.documents or ())
+
+
+def resolve_scores(body: ScoreBody, context: ResolveContext) -> PoolingCall:
+    """Return the call. Raises as `resolve_ranking`."""
+    first, second = (
+        (texts,) if isinstance(texts, str) else tuple(texts) for texts in (body.text_1, body.text_2)
+    )
+    if len(first) not in (1, len(second)):
+        raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
+    pairs = _Pairs(first, second, "text_1", "text_2")
+    work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
+    writer = partial(
+        score_list, id=work.id, model=context.chosen.name, prompt_tokens=work.num_tokens, scores_of=scores_of
+    )
+    return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+
+
+def resolve_classes(body: ClassifyBody, context: ResolveContext) -> PoolingCall:
+    """Return the call. Raises as `resolve_ranking`."""
+    inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
+    request = embed_request(inputs, body, context, id_prefix="classify-")
+    writer = partial(
+        class_list,
+        id=request.id,
+        model=context.chosen.name,
+        prompt_tokens=request.num_tokens,
+        labels=context.info.labels,
+        # llama.cpp has made them probabilities already.
+        activates=body.use_activation is not False and context.info.architecture not in _SOFTMAX,
+    )
+    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+
+
+def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+    reader = InputReader.of(context, body.cut)
+    read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
+    request = embed_request(read, body, context, id_prefix=_PREFIX)
+    return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
+
+
+def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+    request = embed_request(_joined(pairs, body, context), body, context, id_prefix=_PREFIX)
+    num_classes = context.info.embedding_size
+    if num_classes > 1 and context.info.architecture not in _SOFTMAX:
+        message = f"This model tells {num_classes} classes apart and scores no pairs: see /classify."
+        raise InvalidRequest(message, param="model", code="wrong_model_kind")
+    squeezes = body.activates and context.info.architecture not in _SOFTMAX
+    return _Scoring(request, probabilities if squeezes else first_numbers)
+
+
+def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+    """The prompts of a query share a prefix, which is computed once."""
+    model = context.chosen.model
+    assert model.rerank is not None, "a model without one cannot rerank"
+    if len(pairs.texts) > context.options.max_sequences:
+        message = f"{len(pairs.texts)} texts: one call may have {context.options.max_sequences} sequences."
+        raise wrong(message, pairs.texts_at)
+    reader = InputReader.of(context, body.cut, room=1)
+    prompts = _Prompts(reader, model.rerank).about(pairs)
+    work = _questions(prompts, _answers(reader, model.rerank), body, context)
+    return _Scoring(work, probabilities if body.activates else first_numbers)
+
+
+class _Prompts(NamedTuple):
+    reader: InputReader
+    template: RerankPrompts
+
+    def about(self, pairs: _Pairs) -> list[Tokens]:
+        """Return the prompts. Raises InputTooLong, with `truncate` only for more than the document."""
+        found = []
+        for query, documents, params in pairs.by_query():
+            readable = [self.reader.readable(*each) for each in zip(documents, params, strict=True)]
+            prompts = self.template.prompts(query, readable)
+            found += [self._cut(*each, query) for each in zip(prompts, readable, params, strict=True)]
+        return found
+
+    def _cut(self, tokens: Tokens, document: str, param: str, query: str) -> Tokens:
+        limit = self.reader.limit
+        if len(tokens) <= limit:
+            return tokens
+        (pieces,) = self.reader.plain([document], [param]) if self.reader.truncate else ([],)
+        num_pieces = len(pieces)
+        while len(tokens) > limit:
+            if not num_pieces:
+                raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
+            num_pieces = max(0, num_pieces - (len(tokens) - limit))
+            text = self.reader.tokenizer.decode(self.reader.kept(pieces, num_pieces))
+            (tokens,) = self.template.prompts(query, [text.removesuffix(_HALF).removeprefix(_HALF)])
+        return tokens
+
+
+def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
+    """The first tokens of yes and no must differ. Raises InvalidRequest."""
+    yes, no = (tokens[:1] for tokens in reader.plain((template.yes, template.no), ("model", "model")))
+    if yes == no:
+        message = "This model cannot rerank: its tokens for yes and no begin alike."
+        raise InvalidRequest(message, param="model", code="unsupported_parameter")
+    return yes[0], no[0]
+
+
+def _questions(
+    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, context: ResolveContext
+) -> YesOrNo:
+    sender, call_id = context.sender, _PREFIX + secrets.token_hex(12)
+    key = sender.identity.digest if context.options.isolate_by_key else None
+    yes, no = answers
+    origin = origin_of(body, sender, _PREFIX)
+    requests = tuple(
+        GenerationRequest(
+            id=f"{call_id}/{index}",
+            tokens=tokens,
+            max_tokens=1,
+            sampling=Sampling(
+                seed=0, temperature=0.0, scored=(yes, no), logit_bias={yes: _FORCED, no: _FORCED}
+            ),
+            top_logprobs=0,
+            cache_namespace=cache_namespace(salt=None, key=key),
+            adapter=context.chosen.adapter,
+            **origin,
+        )
+        for index, tokens in enumerate(prompts)
+    )
+    return YesOrNo(requests=requests, yes=yes, no=no)
+
+
+def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> tuple[Tokens, ...]:
+    reader = InputReader.of(context, body.cut)
+    template = context.chosen.model.rerank
+    if template is not None:
+        return tuple(_Prompts(reader, template).about(pairs))
+    read = reader.plain((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
+    queries, texts = read[: len(pairs.queries)], read[len(pairs.queries) :]
+    alike = queries * len(texts) if len(queries) == 1 else queries
+    each = zip(alike, texts, pairs.params, strict=True)
+    return tuple(reader.pair(query, text, param) for query, text, param in each)
+
+
+_WAYS = {ModelKind.EMBEDS: _by_cosine, ModelKind.RERANKS: _by_scores, ModelKind.GENERATES: _by_yes_or_no}

@@ -1,0 +1,174 @@
+"""One session with one replica, and the state of that replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+
+import msgspec
+
+from openai_cpu_server.contract.engine import EngineState, RequestState
+from openai_cpu_server.contract.messages import Submit
+from openai_cpu_server.contract.model_info import AdapterState
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.replicas import wire
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 0.5
+"""Share of a lease after which a silent replica is given up, before it gives us up."""
+_RENEWALS = 4
+"""Per lease."""
+_SILENCE_S = 4.0
+"""A replica that sends no news for this time and a lease is given up; it should send some every second."""
+
+
+@dataclass(eq=False)
+class ReplicaSession:
+    """Lost when the stream of news ends, or when an order is not answered in time."""
+
+    replica: str
+    link: wire.ReplicaLink
+    lease_holder: str
+    """Our name, unique to the session."""
+    heard: Callable[[ReplicaSession, wire.ReplicaNews], None]
+    lost: Callable[[ReplicaSession, str, bool], None]
+    """Called once, unless we left, with the reason, and False if the replica ended the session."""
+    _: KW_ONLY
+    lease_s: float
+    clock: Callable[[], float]
+    _orders: list[wire.Order] = field(default_factory=list)
+    _has_orders: asyncio.Event = field(default_factory=asyncio.Event)
+    _sent_s: deque[float] = field(default_factory=deque)
+    """Start time of each order batch that the replica's forecast does not include yet."""
+    _num_counted: int = 0
+    _is_over: bool = False
+    _sending: asyncio.Task[None] | None = None
+    """Started by the first news, because the replica would not know us before."""
+
+    def __post_init__(self) -> None:
+        self._heard_s = self.clock()
+        self._listening = asyncio.create_task(self._listen())
+
+    def send(self, *orders: wire.Order) -> None:
+        self._orders.extend(orders)
+        self._has_orders.set()
+
+    def counted_s(self, num_sent: int) -> float:
+        """Return the time before which all orders were in the first `num_sent` batches (never decreasing)."""
+        while self._sent_s and self._num_counted < num_sent:
+            self._sent_s.popleft()
+            self._num_counted += 1
+        return self._sent_s[0] if self._sent_s else self.clock()
+
+    def leave_in(self, seconds: float) -> None:
+        """Leave later, and until then report the replica's death."""
+        asyncio.get_running_loop().call_later(seconds, self.leave)
+
+    def leave(self) -> None:
+        self._is_over = True
+        self._listening.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _listen(self) -> None:
+        try:
+            async for payload in self.link.attend(self.lease_holder):
+                self._heard_s = self.clock()
+                if self._sending is None:
+                    self._sending = asyncio.create_task(self._send_orders())
+                self.heard(self, wire.read_news(payload))
+        except wire.ReplicaLost as error:
+            self._lose(str(error))
+        except msgspec.DecodeError as error:
+            self._lose(f"it sends what cannot be read ({error})")
+        except Exception as error:  # ours: unheard, its requests would wait for ever
+            logger.exception("the news of the replica %s could not be followed", self.replica)
+            self._lose(f"its news could not be followed ({error})")
+        else:
+            self._lose("it has ended the session", is_death=False)
+
+    async def _send_orders(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._has_orders.wait(), self.lease_s / _RENEWALS)
+            except asyncio.TimeoutError:
+                self._orders.append(wire.RenewLease())
+            orders, patience_s = self._next_orders(), _PATIENCE * self.lease_s
+            self._sent_s.append(self.clock())
+            try:
+                sending = self.link.send_orders(self.lease_holder, wire.encode_orders(orders))
+                is_taken = await asyncio.wait_for(sending, patience_s)
+            except asyncio.TimeoutError:
+                return self._lose(f"it has not answered for {patience_s:.1f} s")
+            except wire.ReplicaLost as error:
+                return self._lose(str(error))
+            if not is_taken:
+                return self._lose("it has given us up")
+            if self.clock() - self._heard_s > max(_SILENCE_S, self.lease_s):
+                return self._lose("it answers, but its news do not come")
+
+    def _next_orders(self) -> list[wire.Order]:
+        """An order with pictures or sound is large and ends a batch."""
+        requests = (order.request if isinstance(order, Submit) else None for order in self._orders)
+        large = (
+            number
+            for number, request in enumerate(requests, 1)
+            if isinstance(request, GenerationRequest) and request.media_items
+        )
+        count = next(large, len(self._orders))
+        orders, self._orders = self._orders[:count], self._orders[count:]
+        if not self._orders:
+            self._has_orders.clear()
+        return orders
+
+    def _lose(self, why: str, *, is_death: bool = True) -> None:
+        if self._is_over:
+            return
+        logger.warning("the replica %s is lost: %s", self.replica, why)
+        self.leave()
+        self.lost(self, why, is_death)
+
+
+@dataclass
+class ReplicaMember:
+    session: ReplicaSession
+    report: wire.HostReport | None = None
+    is_going: bool = False
+    """True if it gets no new requests, and its own move as soon as another can take them."""
+    adapters_asked: set[str] = field(default_factory=set)
+    """Keys of adapters that it was asked to load, beside those from its start."""
+    adapters_refused: set[str] = field(default_factory=set)
+    """Keys of adapters that it has failed to load."""
+    adapters_seen: set[str] = field(default_factory=set)
+    """Keys of all adapters that it has ever reported."""
+
+    @property
+    def is_ready(self) -> bool:
+        is_ready = self.report is not None and self.report.state is EngineState.READY
+        return is_ready and not self.is_going
+
+    @property
+    def is_shared(self) -> bool:
+        """True if it runs requests of other API processes that have no output yet, by its last report."""
+        others = (self.report and self.report.others) or ()
+        return any(
+            one.state is RequestState.RUNNING and not one.output_tokens and not one.num_embedded
+            for one in others
+        )
+
+    def has(self, key: str | None) -> bool:
+        return key is None or AdapterState.READY in self._adapter_states(key)
+
+    def may_have(self, key: str) -> bool:
+        """Return True if it has the adapter or is loading it. A replica without a report may have it."""
+        is_asked = key in self.adapters_asked - self.adapters_refused
+        is_known = self._adapter_states(key) - {AdapterState.FAILED}
+        return self.report is None or is_asked or bool(is_known)
+
+    def _adapter_states(self, key: str) -> set[AdapterState]:
+        adapters = self.report.adapters if self.report is not None else ()
+        return {status.state for status in adapters if status.adapter.key == key}

@@ -1,0 +1,342 @@
+"""Languages of strings, property names and numbers, and lexemes of scalars."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from decimal import Decimal
+from fractions import Fraction
+
+from openai_cpu_server.structured.languages.automaton import (
+    Deriver,
+)
+from openai_cpu_server.structured.languages.expr import (
+    ALL,
+    NOTHING,
+    Chars,
+    Expr,
+    Residue,
+    Text,
+    alt,
+    any_of,
+    both,
+    every_expression,
+    literal,
+    negate,
+    optional,
+    seq,
+)
+from openai_cpu_server.structured.languages.lengths import PlainLanguages, bounded
+from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals, limits_of
+from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
+from openai_cpu_server.structured.scalars.numbers import (
+    FINITE,
+    INTEGER,
+    NOT_NEGATIVE,
+    NUMBER,
+    PLAIN,
+    SMALL,
+    UNCOUNTED,
+    Bound,
+    at_least,
+    at_most,
+    equal_to,
+    fractional,
+    integers_between,
+    multiple_of,
+    round_numbers,
+)
+from openai_cpu_server.structured.scalars.regex import FORMATS, full_language, search_language
+from openai_cpu_server.structured.schema import nodes
+from openai_cpu_server.structured.schema.nodes import JsonKind, NodeTable
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder
+from openai_cpu_server.structured.writing.json_text import JsonText
+
+_MOST_LOOKED_AT = 8
+"""Excluded names considered when checking if a language has any others."""
+
+
+class StringLanguages:
+    def __init__(self, goals: Goals, budget: Budget, report: UnenforcedReport) -> None:
+        self._goals = goals
+        self._report = report
+        self._budget = budget
+        self.pattern = functools.cache(lambda pattern: search_language(pattern, budget.limits))
+        self.plain = PlainLanguages(budget)
+        self._deriver = Deriver(budget)
+
+    def language(self, branch: Branch) -> Expr:
+        return self._language(self._without_clashes(branch))
+
+    def _language(self, branch: Branch) -> Expr:
+        if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in branch):
+            return any_of(self._listed(branch))
+        low, high = limits_of(branch)
+        return bounded(both(*self._parts(branch)), low, high)
+
+    def listed(self, branch: Branch) -> list[str]:
+        return self._listed(self._without_clashes(branch))
+
+    def _listed(self, branch: Branch) -> list[str]:
+        lists = [f.node.strings for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true]
+        common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
+        low, high = limits_of(branch)
+        parts = self._parts(branch)
+        return [x for x in common if self._fits(x, parts, low, high)]
+
+    def _without_clashes(self, branch: Branch) -> Branch:
+        """Formats give way to other facts, because a format is an annotation in the standard."""
+        formats = [f for f in branch if isinstance(f.node, nodes.Format) and f.is_true]
+        others = tuple(f for f in branch if f not in formats)
+        if not formats or not others or not self.plain.is_empty(self._language(branch)):
+            return branch
+        if self.plain.is_empty(self._language(others)):
+            return branch
+        for fact in formats:
+            self._report.note(*self._goals.table.place(fact.number))
+        return others
+
+    def _parts(self, branch: Branch) -> list[Expr]:
+        skipped = [
+            f
+            for f in branch
+            if isinstance(f.node, nodes.Size) or (isinstance(f.node, nodes.Scalars) and f.is_true)
+        ]
+        return [self._part(f.node, f.is_true) for f in branch if f not in skipped]
+
+    def _part(self, node: object, is_true: bool) -> Expr:
+        if isinstance(node, nodes.Pattern):
+            found = self.pattern(node.pattern)
+        elif isinstance(node, nodes.Format):
+            found = _format_language(node.name)
+        else:
+            assert isinstance(node, nodes.Scalars), node
+            found = any_of(node.strings)
+        return found if is_true else negate(found)
+
+    def _fits(self, text: str, parts: list[Expr], low: int, high: int | None) -> bool:
+        if len(text) < low or (high is not None and len(text) > high):
+            return False
+        return all(self.matches(part, text) for part in parts)
+
+    def listed_of(self, goal: Goal) -> list[str] | None:
+        """Return None if they are not listed."""
+        branches = self._goals.branches(goal, JsonKind.STRING)
+        if not all(any(isinstance(f.node, nodes.Scalars) and f.is_true for f in b) for b in branches):
+            return None
+        return list(dict.fromkeys(text for branch in branches for text in self.listed(branch)))
+
+    def matches(self, language: Expr, text: str) -> bool:
+        return self._deriver.matches(language, text)
+
+    def of_goal(self, goal: Goal) -> Expr:
+        languages = [self.language(b) for b in self._goals.branches(goal, JsonKind.STRING)]
+        return ALL if ALL in languages else alt(*languages)
+
+
+@functools.lru_cache(maxsize=len(FORMATS))
+def _format_language(name: str) -> Expr:
+    return full_language(FORMATS[name], Limits())
+
+
+class ScalarLexemes:
+    def __init__(self, grammar: GrammarBuilder, strings: StringLanguages) -> None:
+        self.grammar = grammar
+        self.text = JsonText(grammar)
+        self._strings = strings
+
+    def string(self, language: Expr) -> Expr:
+        simple = self._strings.plain.simplified(language)
+        if simple is not None:
+            return self.text.string(simple)
+        return seq(Text('"'), self._by_states(language, "text"), Text('"'))
+
+    def number(self, language: Expr, hint: str) -> Expr:
+        simple = self._strings.plain.simplified(language)
+        return self._by_states(language, hint) if simple is None else self.grammar.define(hint, simple)
+
+    def name(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
+        """Return the lexeme of names in a language, or NOTHING if all are excluded."""
+        unwanted = [n for n in excluded if self._strings.matches(language, n)]
+        if self._strings.plain.is_empty(both(language, negate(any_of(unwanted[:_MOST_LOOKED_AT])))):
+            return NOTHING
+        if not unwanted:
+            return self.string(language)
+        simple = self._strings.plain.simplified(language)
+        if simple is None:
+            return self.string(both(language, negate(any_of(unwanted))))
+        return self.text.none_of(unwanted, simple)
+
+    def _by_states(self, language: Expr, hint: str) -> Expr:
+        automaton = self._strings.plain.automaton(language)
+        return self.grammar.by_states(hint, automaton, lambda chars: self.text.content(Chars(chars)))
+
+
+_LARGEST_MODULUS = 1_000
+_MOST_COUNTED = 32
+"""Remainders that fit into the limit of states, times twice 20 digits."""
+_MOST_MULTIPLES = 1_500
+_NOT_NEGATIVE = nodes.Limit(Bound(Decimal(0), is_open=False), is_upper=False)
+_LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
+
+
+class NumberLanguages:
+    def __init__(self, table: NodeTable, report: UnenforcedReport) -> None:
+        self._table = table
+        self._report = report
+
+    def language(self, branch: Branch) -> Expr:
+        """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
+        numbers have an exponent."""
+        within = tuple(f for f in branch if not _is_beyond_doubles(f))
+        if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
+            return alt(*map(spelled, self.listed(within)))
+        if not within:
+            return seq(optional(literal("-")), FINITE) if branch else NUMBER
+        if all(f.node == _NOT_NEGATIVE for f in within):
+            return NOT_NEGATIVE if within == branch else FINITE
+        if _is_integer_range(within):
+            return integers_between(*_integer_bounds(within))
+        listed = _listed_multiples(within)
+        if listed is not None:
+            return alt(*(literal(str(x)) for x in listed))
+        plain = [self._part(f) for f in within if not isinstance(f.node, nodes.Integer)]
+        if len(plain) > 1 or not _is_range(within):
+            plain.append(_base(within, *_widths(plain)))
+        return alt(both(*plain), _small(within))
+
+    def listed(self, branch: Branch) -> list[Decimal]:
+        first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
+        return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
+
+    def _part(self, fact: Fact) -> Expr:
+        node = fact.node
+        if isinstance(node, nodes.Limit):
+            return at_most(node.bound) if node.is_upper else at_least(node.bound)
+        if isinstance(node, nodes.MultipleOf):
+            found = self._multiples(fact, node.step)
+        else:
+            assert isinstance(node, nodes.Scalars), node
+            found = alt(*(equal_to(x) for x in node.numbers))
+        return found if fact.is_true else negate(found)
+
+    def _multiples(self, fact: Fact, step: Decimal) -> Expr:
+        if step == step.to_integral_value() and str(int(step)).strip("0") == "1":
+            return round_numbers(len(str(int(step))) - 1)
+        digits = -min(int(step.as_tuple().exponent), 0)
+        if digits <= 20 and step.scaleb(digits) <= _LARGEST_MODULUS:
+            return multiple_of(step)
+        path, keyword = self._table.place(fact.number)
+        self._report.refuse(path, keyword, f"by {step} needs too large an automaton")
+        return PLAIN if fact.is_true else NOTHING
+
+
+def _is_beyond_doubles(fact: Fact) -> bool:
+    node = fact.node
+    if not isinstance(node, nodes.Limit) or node.bound.is_open:
+        return False
+    value = node.bound.value
+    return value >= _LARGEST_DOUBLE if node.is_upper else value <= -_LARGEST_DOUBLE
+
+
+def _is_range(branch: Branch) -> bool:
+    return all(isinstance(f.node, nodes.Limit) for f in branch)
+
+
+def _small(branch: Branch) -> Expr:
+    if not _is_range(branch):
+        return NOTHING
+    lows, highs = _bounds(branch)
+    low = max((bound.value for bound in lows), default=Decimal(-1))
+    high = min((bound.value for bound in highs), default=Decimal(1))
+    positive = SMALL if low <= 0 and high >= 1 else NOTHING
+    negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
+    return alt(positive, negative)
+
+
+def _is_integer_range(branch: Branch) -> bool:
+    bounds = [f for f in branch if isinstance(f.node, nodes.Limit)]
+    integer = [f for f in branch if isinstance(f.node, nodes.Integer) and f.is_true]
+    return bool(bounds and integer) and len(bounds) + len(integer) == len(branch)
+
+
+def _bounds(branch: Branch) -> tuple[list[Bound], list[Bound]]:
+    limits = [f.node for f in branch if isinstance(f.node, nodes.Limit)]
+    return [x.bound for x in limits if not x.is_upper], [x.bound for x in limits if x.is_upper]
+
+
+def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
+    lows, highs = _bounds(branch)
+    least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
+    greatest = [math.ceil(b.value) - 1 if b.is_open else math.floor(b.value) for b in highs]
+    return max(least, default=None), min(greatest, default=None)
+
+
+def few_integers(branch: Branch, most: int) -> range | None:
+    """Return None if the range is long or there are other facts."""
+    if not _is_integer_range(branch):
+        return None
+    low, high = _integer_bounds(branch)
+    return range(low, high + 1) if low is not None and high is not None and high - low < most else None
+
+
+def _listed_multiples(branch: Branch) -> list[int] | None:
+    steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
+    low, high = _integer_bounds(branch)
+    if not steps or not _is_integer(branch) or low is None or high is None:
+        return None
+    step = max(steps)
+    if step != step.to_integral_value() or (high - low) // int(step) > _MOST_MULTIPLES:
+        return None
+    first = -(-low // int(step)) * int(step)
+    found = range(first, high + 1, int(step))
+    return [x for x in found if all(_holds(f, Decimal(x)) for f in branch)]
+
+
+def _is_integer(branch: Branch) -> bool:
+    return any(isinstance(f.node, nodes.Integer) and f.is_true for f in branch)
+
+
+def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
+    integer = [f for f in branch if isinstance(f.node, nodes.Integer)]
+    if not integer:
+        return plain
+    if len({f.is_true for f in integer}) == 2:
+        return NOTHING
+    return whole if integer[0].is_true else fractional()
+
+
+def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
+    """Digits are counted unless that takes too many states, one for each remainder and number of digits."""
+    remainders = math.prod({x.modulus for x in every_expression(parts) if isinstance(x, Residue)})
+    return (INTEGER, PLAIN) if remainders <= _MOST_COUNTED else UNCOUNTED
+
+
+def _holds(fact: Fact, value: Decimal) -> bool:
+    return _is_so(fact, value) == fact.is_true
+
+
+def _is_so(fact: Fact, value: Decimal) -> bool:
+    node = fact.node
+    if isinstance(node, nodes.Limit):
+        if value == node.bound.value:
+            return not node.bound.is_open
+        return (value < node.bound.value) == node.is_upper
+    if isinstance(node, nodes.MultipleOf):
+        return Fraction(value) % Fraction(node.step) == 0
+    if isinstance(node, nodes.Scalars):
+        return value in node.numbers
+    assert isinstance(node, nodes.Integer), node
+    return value == value.to_integral_value()
+
+
+def spelled(value: Decimal) -> Expr:
+    """Return the usual spelling (5, 0.5, 1e+100), and 5.0 if the schema writes that."""
+    if value == value.to_integral_value() and value.copy_abs() < Decimal(10) ** 16:
+        whole = literal(str(int(value)))
+        exponent = value.as_tuple().exponent
+        return alt(whole, literal(f"{int(value)}.0")) if exponent != 0 else whole
+    if value == value.to_integral_value() and value.as_tuple().exponent == 0:
+        return literal(str(int(value)))
+    return literal(repr(float(value)))
