@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 
 from manual.table import table
-from openai_cpu_server.api.chat.body import Message
-from openai_cpu_server.api.generation.body import GenerationBody, StreamOptions
+from openai_cpu_server.api.chat.schema import Message
+from openai_cpu_server.api.generation.schema import GenerationBody, StreamOptions
 from openai_cpu_server.api.llama_server.schema import LlamaServerBody
 from openai_cpu_server.api.ollama.schema import OllamaBody, OllamaGenerateBody, OllamaOptions
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, OllamaEmbedBody, RerankBody

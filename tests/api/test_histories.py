@@ -13,9 +13,9 @@ import pytest
 
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.api.generation.attachments import untaken
+from openai_cpu_server.api.generation.attachments import without_unsupported
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
-from openai_cpu_server.api.generation.output import tool_plan
+from openai_cpu_server.api.generation.output import usable_tools
 from openai_cpu_server.api.generation.params import ConversationParam, GenerationParams
 from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.api.messages.routes import MESSAGES_API
@@ -94,7 +94,8 @@ HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": re
 def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
     data = json.dumps(body).encode()
     if family != "responses":
-        return untaken((CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False))
+        reader = (CHAT if family == "chat" else MESSAGES_API).reader
+        return without_unsupported(reader.read(data, lenient=False))
     parsed, _ = parse(ResponsesBody, data, lenient=False)
     messages = with_instructions(to_messages(new_items(parsed.input, {})), parsed.instructions)
     return to_params(parsed, messages)
@@ -102,8 +103,8 @@ def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
 
 def prompt_of(name: str, ask: GenerationParams) -> str:
     assert isinstance(ask.prompt, ConversationParam)
-    plan = tool_plan(ask.tools)
-    return rendered(name, [one.fields for one in ask.prompt.messages], plan.shown if plan else ())
+    tools = usable_tools(ask.tools)
+    return rendered(name, [one.fields for one in ask.prompt.messages], tools.shown if tools else ())
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.generation.attachments import untaken
+from openai_cpu_server.api.generation.attachments import without_unsupported
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
     GenerationParams,
@@ -52,7 +52,7 @@ def assistant(*blocks: object) -> Json:
 def read(**fields: object) -> GenerationParams:
     """As it is for a model without eyes."""
     body = {"max_tokens": 9, "messages": [HI], **fields}
-    return untaken(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
+    return without_unsupported(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
 
 
 def ignored(**fields: object) -> str | None:
@@ -232,16 +232,16 @@ def test_who_only_counts_names_no_limit() -> None:
 
 
 EFFORT = ("output_config.effort",)
-BUDGET = ReasoningParam(is_on=True, budget=1024, said=("thinking.budget_tokens",))
+BUDGET = ReasoningParam(is_on=True, budget=1024, paths=("thinking.budget_tokens",))
 
 
 @pytest.mark.parametrize(
     ("thinking", "effort", "said"),
     [
         ({"type": "enabled", "budget_tokens": 1024}, None, BUDGET),
-        ({"type": "adaptive"}, "max", ReasoningParam(is_on=True, effort="xhigh", said=EFFORT)),
+        ({"type": "adaptive"}, "max", ReasoningParam(is_on=True, effort="xhigh", paths=EFFORT)),
         ({"type": "disabled"}, "low", ReasoningParam(is_on=False)),
-        (None, "low", ReasoningParam(is_on=True, effort="low", said=EFFORT)),
+        (None, "low", ReasoningParam(is_on=True, effort="low", paths=EFFORT)),
         ({"type": "adaptive", "display": "omitted"}, None, ReasoningParam(is_hidden=True)),
         ({"type": "adaptive", "display": "summarized"}, None, ReasoningParam()),
         (None, None, ReasoningParam()),

@@ -9,10 +9,15 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.api.generation.call import ResolveContext
-from openai_cpu_server.api.generation.params import ConversationParam, MessageParam, TakenMedia, mark_of
-from openai_cpu_server.api.generation.prompts import last_turn
-from openai_cpu_server.api.generation.resolve import fingerprint, resolve
+from openai_cpu_server.api.generation.call import ResolveContext, fingerprint
+from openai_cpu_server.api.generation.params import (
+    AttachmentKind,
+    ConversationParam,
+    MessageParam,
+    TakenMedia,
+    mark_of,
+)
+from openai_cpu_server.api.generation.resolve import last_turn, resolve
 from openai_cpu_server.contract.media import MediaEmbeddings, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
@@ -34,7 +39,7 @@ def user(content: object) -> dict[str, object]:
 
 def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
     """An answer to a similar turn may be told from the cache; of this one it is not asked."""
-    sound, mark = Sound.of(bytes(4 * 16_000)), mark_of("a", "sound")
+    sound, mark = Sound.of(bytes(4 * 16_000)), mark_of("a", AttachmentKind.SOUND)
     body = {"messages": [user(f"{mark}\nWhat is said?")]}
     ask = CHAT.reader.read(json.dumps(body).encode(), lenient=False)
     hearing = msgspec.structs.replace(FAKE_INFO, sound_rate=16_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.generation.call import Prompt
-from openai_cpu_server.api.transcriptions.render import TranscriptForm, TranscriptRenderer
+from openai_cpu_server.api.transcriptions.render import TranscriptRenderer
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
@@ -294,7 +295,7 @@ async def test_limits_of_keys_count_what_is_heard(engine: FakeEngine, tmp_path: 
     assert used >= fine.json()["usage"]["input_tokens"]
 
 
-FORM = TranscriptForm("json", "transcribe", None, 0.0, tells_logprobs=False)
+RENDERER = TranscriptRenderer("json", "transcribe", None, 0.0, shows_logprobs=False)
 
 
 def sounding(*seconds: float) -> list[Prompt]:
@@ -303,7 +304,7 @@ def sounding(*seconds: float) -> list[Prompt]:
 
 async def test_progress_is_told_of_the_piece_that_comes_next() -> None:
     asked = call(*sounding(29, 28))
-    stream = TranscriptRenderer(FORM).stream(asked, PIECES)
+    stream = RENDERER.stream(asked, PIECES)
     half, figures = PromptProgress(total=200, cached=0, processed=100, left_ms=500.0), FIGURES
     (chunk,) = stream.prompt("c-0", half, figures)
     told = msgspec.json.decode(chunk.json)
@@ -316,7 +317,7 @@ async def test_progress_is_told_of_the_piece_that_comes_next() -> None:
 
 async def test_what_comes_of_later_pieces_waits_for_those_before() -> None:
     asked = call(*sounding(29, 28, 3))
-    stream = TranscriptRenderer(FORM).stream(asked, PIECES)
+    stream = RENDERER.stream(asked, PIECES)
 
     def told(*steps: Any) -> list[str]:
         chunks = [chunk for step in steps for chunk in stream.event(step)]
@@ -331,14 +332,14 @@ async def test_what_comes_of_later_pieces_waits_for_those_before() -> None:
 
 async def test_a_piece_that_failed_fails_the_call() -> None:
     asked = call(*sounding(29, 28))
-    stream = TranscriptRenderer(FORM).stream(asked, PIECES)
+    stream = RENDERER.stream(asked, PIECES)
     with pytest.raises(GenerationFailed, match="broken"):
         stream.event(end(1, FinishReason.ERROR, error="broken"))
 
 
 async def test_scores_come_with_the_text_that_they_are_of() -> None:
     asked = call(*sounding(29, 3), logprobs=0)
-    stream = TranscriptRenderer(FORM._replace(tells_logprobs=True)).stream(asked, PIECES)
+    stream = replace(RENDERER, shows_logprobs=True).stream(asked, PIECES)
     steps = [text(1, "b", scored("b", -2)), end(1), text(0, " ", scored(" ", -1)), text(0, "a"), end(0)]
     chunks = [msgspec.json.decode(chunk.json) for step in steps for chunk in stream.event(step)]
     assert [(one["delta"], [score["token"] for score in one["logprobs"]]) for one in chunks] == [

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import DetokenizeBody
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.chat.body import ChatBody
+from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.files.routes import BatchBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import TokenizeBody
-from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
+from openai_cpu_server.api.chat.schema import ChatBody
+from openai_cpu_server.api.chat.to_params import attached_in, checked_messages, unsupported_parts
 from openai_cpu_server.api.completions.routes import CompletionBody
-from openai_cpu_server.api.generation.params import PictureParam
 from openai_cpu_server.api.llama_server.schema import LlamaCompletionBody
 from openai_cpu_server.api.ollama.schema import OllamaChatBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
@@ -188,7 +188,7 @@ def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str,
     assert (error.param, error.code) == (param, "unsupported_content")
     assert str(error) == f"Invalid value for '{param}': {lack}; only parts of type 'text' are taken."
     earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
-    assert told_in_words(earlier.messages) == [f"messages[0].content[1] ({kind})"]
+    assert unsupported_parts(earlier.messages) == [f"messages[0].content[1] ({kind})"]
     (asked, _) = checked_messages(earlier.messages)
     assert asked["content"] == [parts[0], {"type": "text", "text": f"[{lack}]"}]
 
@@ -200,8 +200,6 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
     checked_messages(body.messages)
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
     earlier, asked = attached_in(body.messages)
-    assert isinstance(earlier, PictureParam)
-    assert isinstance(asked, PictureParam)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
     refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
     assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)

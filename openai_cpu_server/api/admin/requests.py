@@ -22,8 +22,8 @@ from openai_cpu_server.api.generation.resumable_streams import (
     StreamState,
     events_lost,
 )
-from openai_cpu_server.api.generation.route import kept_stream
-from openai_cpu_server.api.generation.running import ControllableCall
+from openai_cpu_server.api.generation.route import resumable_response
+from openai_cpu_server.api.generation.running import OpenCall
 from openai_cpu_server.api.parts import AppState, response_of
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
@@ -80,7 +80,7 @@ class ControlAction(enum.Enum):
     STOP_THINKING = "stop_thinking"
     REASONING_END = "reasoning_end"
 
-    def on(self, running: ControllableCall) -> None:
+    def on(self, running: OpenCall) -> None:
         """Apply the action. Raises RequestEnded, NotThinking."""
         if self is ControlAction.STOP:
             running.stop()
@@ -258,7 +258,7 @@ class RequestRoutes:
 
     def _resumed(self, stream: ResumableStream, messages: AsyncIterator[bytes]) -> ASGIApp:
         self._metrics.count("streams_taken_up")
-        return kept_stream(self._streams, stream, messages, keep_alive_s=self._keep_alive_s)
+        return resumable_response(self._streams, stream, messages, keep_alive_s=self._keep_alive_s)
 
     def _conversation(self, request: Request) -> str:
         name = request.query_params.get("conv_id")

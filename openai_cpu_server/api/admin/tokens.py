@@ -11,13 +11,12 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
-from openai_cpu_server.api.chat.routes import chat_ask
-from openai_cpu_server.api.generation.body import TEXT_OR_LIST
+from openai_cpu_server.api.chat.schema import ChatBody, Messages, Tools
+from openai_cpu_server.api.chat.to_params import chat_params
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
-from openai_cpu_server.api.generation.prompts import PromptEnds
-from openai_cpu_server.api.generation.resolve import tokens_of
+from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
+from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
 from openai_cpu_server.api.parts import AppState, chosen_model
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
@@ -146,7 +145,7 @@ class TokenRoutes:
                 chat_template=body.chat_template,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
-            ask = await self._attachments.taken(chat_ask(chat), model, context_of(request.scope).owner)
+            ask = await self._attachments.resolve(chat_params(chat), model, context_of(request.scope).owner)
         answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=size > LONG_BODY)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
@@ -163,8 +162,8 @@ class TokenRoutes:
         """Render a conversation as the text of its prompt."""
         body, ignored, size = await self._read(ApplyTemplateBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
-        ask = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
-        ask = await self._attachments.taken(ask, model, context_of(request.scope).owner)
+        ask = chat_params(body.model_copy(update={"add_generation_prompt": None}))
+        ask = await self._attachments.resolve(ask, model, context_of(request.scope).owner)
         answer = await in_thread(partial(_applied, body, ask, model), is_slow=size > LONG_BODY)
         return json_response(answer, headers=ignored.headers)
 

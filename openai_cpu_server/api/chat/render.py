@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Union
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest, ToolCallStyle
+from openai_cpu_server.api.generation.completion import ChoiceStream, ChunkStream, Completion, completion
 from openai_cpu_server.api.generation.renderer import (
     ChatLogprobs,
-    ChoiceStream,
-    ChunkStream,
-    Completion,
     ContentScores,
     GatheredAnswer,
     NewId,
     chat_logprobs,
-    completion,
     content_of,
     finish_reason,
     json_text,
@@ -52,24 +48,18 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     function: Union[CalledFunction, UnsetType] = UNSET
     custom: Union[CalledCustom, UnsetType] = UNSET
 
-    @classmethod
-    def of(cls, call_id: str, called: CalledFunction | CalledCustom) -> ToolCall:
-        if isinstance(called, CalledCustom):
-            return cls(id=call_id, type="custom", custom=called)
-        return cls(id=call_id, function=called)
-
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCustom]:
     """Return the calls in order. The last one's arguments or text may be cut."""
-    found: list[CalledFunction | CalledCustom] = []
+    calls: list[CalledFunction | CalledCustom] = []
     for part in parts:
         if isinstance(part, CallBegin):
-            found.append(CalledCustom(part.name, "") if part.takes_text else CalledFunction(part.name, ""))
+            calls.append(CalledCustom(part.name, "") if part.takes_text else CalledFunction(part.name, ""))
         elif isinstance(part, (CallArguments, CallText)):
-            last = found.pop()
-            said = last.input if isinstance(last, CalledCustom) else last.arguments
-            found.append(type(last)(last.name, said + part.text))
-    return found
+            last = calls.pop()
+            text = last.input if isinstance(last, CalledCustom) else last.arguments
+            calls.append(type(last)(last.name, text + part.text))
+    return calls
 
 
 def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
@@ -124,11 +114,13 @@ class ChatRenderer:
         return completion(ChatCompletion, call, choices, figures)
 
     def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
-        scores = _no_scores if call.shown_logprobs is None else partial(_scores, pieces)
-        choices = {
-            request.id: _choice(index, scores, call, self._new_id)
-            for index, request in enumerate(call.requests)
-        }
+        shown_pieces = None if call.shown_logprobs is None else pieces
+        choices: dict[str, ChoiceStream] = {}
+        for index, request in enumerate(call.requests):
+            if call.tool_calls is None and call.thinking is None:
+                choices[request.id] = _TextChoice(index, shown_pieces).choices
+            else:
+                choices[request.id] = _PartsChoice(index, shown_pieces, call, self._new_id).choices
         return ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
 
     def _choice(
@@ -153,113 +145,92 @@ class ChatRenderer:
             return message
         if style is not None and style.is_legacy:
             return msgspec.structs.replace(message, function_call=functions[0])
-        calls = [ToolCall.of(self._new_id(), function) for function in functions]
+        calls = [
+            ToolCall(id=self._new_id(), type="custom", custom=function)
+            if isinstance(function, CalledCustom)
+            else ToolCall(id=self._new_id(), function=function)
+            for function in functions
+        ]
         return msgspec.structs.replace(message, tool_calls=calls)
 
 
-_Scores = Callable[[Sequence[TokenLogprob]], bytes]
-
-
-def _scores(pieces: ShownPieces, entries: Sequence[TokenLogprob]) -> bytes:
-    return msgspec.json.encode(chat_logprobs(entries, pieces))
-
-
-def _no_scores(entries: Sequence[TokenLogprob]) -> bytes:
-    return _NO_LOGPROBS
-
-
-def _choice(index: int, scores: _Scores, call: ResolvedRequest, new_id: NewId) -> ChoiceStream:
-    if call.tool_calls is None and call.thinking is None:
-        return _TextChoice(index, scores).choices
-    return _PartsChoice(index, scores, call, new_id).choices
-
-
-def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
-    begin = b'{"index":%d,"delta":' % index
-    return begin + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}"
-
-
 class _TextChoice:
-    def __init__(self, index: int, scores: _Scores) -> None:
+    def __init__(self, index: int, pieces: ShownPieces | None) -> None:
+        """`pieces`: None if no log-probabilities are shown."""
         self._index = index
-        self._scores = scores
+        self._pieces = pieces
         self._is_open = False
 
     def choices(self, event: TokenEvent) -> list[bytes]:
         parts = []
         if not self._is_open:
             self._is_open = True
-            parts.append(_delta(self._index, b'{"role":"assistant","content":""}'))
+            parts.append(self._delta(b'{"role":"assistant","content":""}'))
         if event.text or event.logprobs:
             content = b'{"content":' + json_text(event.text) + b"}"
-            parts.append(_delta(self._index, content, self._scores(event.logprobs)))
+            parts.append(self._delta(content, self._logprobs(event.logprobs)))
         if event.finish is not None:
-            reason = f'"{finish_reason(event.finish)}"'.encode()
-            parts.append(_delta(self._index, b"{}", reason=reason))
+            parts.append(self._delta(b"{}", reason=f'"{finish_reason(event.finish)}"'.encode()))
         return parts
 
+    def _delta(self, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
+        head = b'{"index":%d,"delta":' % self._index
+        return head + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}"
 
-class _PartsChoice:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> bytes:
+        if self._pieces is None:
+            return _NO_LOGPROBS
+        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
+
+
+class _PartsChoice(_TextChoice):
     """Choice with reasoning, content and calls. Text that may begin another part is held back with its
     scores."""
 
-    def __init__(self, index: int, scores: _Scores, call: ResolvedRequest, new_id: NewId) -> None:
-        self._index = index
-        self._scores = scores
+    def __init__(self, index: int, pieces: ShownPieces | None, call: ResolvedRequest, new_id: NewId) -> None:
+        super().__init__(index, pieces)
         self._style = call.tool_calls
         self._reader = call.reader()
         self._new_id = new_id
         self._num_calls = 0
-        self._is_open = False
         self._content_scores = ContentScores()
 
     def choices(self, event: TokenEvent) -> list[bytes]:
         self._content_scores.hear(event)
-        parts = self._reader.read(event)
-        shown = [self._opening(parts)] if parts or event.finish is not None else []
-        shown += [self._shown(part) for part in parts]
+        parts, choices = self._reader.read(event), []
+        if not self._is_open and (parts or event.finish is not None):
+            self._is_open = True
+            # Null content, not an empty one, before a tool call or reasoning.
+            content = b"null" if parts and isinstance(parts[0], (CallBegin, ThinkingText)) else b'""'
+            choices.append(self._delta(b'{"role":"assistant","content":' + content + b"}"))
+        choices += [self._shown(part) for part in parts]
         if event.finish is not None:
-            shown.append(self._end(event.finish))
-        return [choice for choice in shown if choice]
+            reason = _reason(event.finish, self._reader, self._style)
+            choices.append(self._delta(b"{}", self._released_logprobs(), f'"{reason}"'.encode()))
+        return choices
 
     def _shown(self, part: Part) -> bytes:
-        scores = _NO_LOGPROBS if isinstance(part, ThinkingText) else self._released_scores()
-        return _delta(self._index, self._part(part), scores)
-
-    def _opening(self, parts: Sequence[Part]) -> bytes:
-        """Begin with null content, not an empty one, before a tool call or reasoning."""
-        if self._is_open:
-            return b""
-        self._is_open = True
-        content = b"null" if parts and isinstance(parts[0], (CallBegin, ThinkingText)) else b'""'
-        return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
-
-    def _part(self, part: Part) -> bytes:
-        if isinstance(part, (CallBegin, CallArguments, CallText)):
-            return self._call(part)
         if isinstance(part, ThinkingText):
             thoughts = json_text(part.text)
-            return b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}"
-        return b'{"content":' + json_text(part.text) + b"}"
+            return self._delta(b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}")
+        if isinstance(part, (CallBegin, CallArguments, CallText)):
+            return self._delta(self._call(part), self._released_logprobs())
+        return self._delta(b'{"content":' + json_text(part.text) + b"}", self._released_logprobs())
 
     def _call(self, part: CallBegin | CallArguments | CallText) -> bytes:
-        is_legacy = self._style is not None and self._style.is_legacy
+        is_custom = part.takes_text if isinstance(part, CallBegin) else isinstance(part, CallText)
+        kind, field = (b"custom", b"input") if is_custom else (b"function", b"arguments")
         if isinstance(part, CallBegin):
-            kind, said = (b"custom", b"input") if part.takes_text else (b"function", b"arguments")
-            function = b'{"name":%b,"%b":""}' % (json_text(part.name), said)
+            function = b'{"name":%b,"%b":""}' % (json_text(part.name), field)
             head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"%b","%b":'
             head %= (self._num_calls, self._new_id().encode(), kind, kind)
             self._num_calls += 1
         else:
-            kind, said = (b"custom", b"input") if isinstance(part, CallText) else (b"function", b"arguments")
-            function = b'{"%b":%b}' % (said, json_text(part.text))
+            function = b'{"%b":%b}' % (field, json_text(part.text))
             head = b'{"tool_calls":[{"index":%d,"%b":' % (self._num_calls - 1, kind)
+        is_legacy = self._style is not None and self._style.is_legacy
         return (b'{"function_call":' + function + b"}") if is_legacy else head + function + b"}]}"
 
-    def _end(self, finish: Finish) -> bytes:
-        reason = _reason(finish, self._reader, self._style)
-        return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
-
-    def _released_scores(self) -> bytes:
-        known = self._content_scores.take()
-        return self._scores(known) if known else _NO_LOGPROBS
+    def _released_logprobs(self) -> bytes:
+        entries = self._content_scores.take()
+        return self._logprobs(entries) if entries else _NO_LOGPROBS

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Union
 
@@ -24,16 +25,14 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, RequestLog
-from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
+from openai_cpu_server.http.errors import error_object, failure_of, headers_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import MOST_TOKENS, check_size
 
 _MAX_NAME_CHARS = 64
-_ASKS_FOR_STREAM = msgspec.Raw(b"true")
-_Fields = dict[str, msgspec.Raw]
 
 
-class SocketAsk(msgspec.Struct, frozen=True):
+class SocketRequest(msgspec.Struct, frozen=True):
     name: str | None
     """Client's own `request_id`."""
     body: bytes
@@ -44,74 +43,29 @@ class SocketCancel(msgspec.Struct, frozen=True):
     """Client's `request_id`, or the id in the chunks."""
 
 
-class SocketQueued(msgspec.Struct, frozen=True):
-    """Streamed request that waits in the queue, sent only before its first chunk."""
-
-    request_id: str
-    id: str
-    position: int
-    """Place in the queue, from 1."""
-    first_token_ms: int
-    object: str = "queue"
-
-
-class SocketWaking(msgspec.Struct, frozen=True):
-    """Streamed request that waits for its model, sent only before its first chunk."""
-
-    request_id: str
-    id: str
-    loaded: float
-    """Loaded share of the model, 0 to 1."""
-    object: str = "model.loading"
-
-
-class SocketDone(msgspec.Struct, frozen=True):
-    """Last message of a successful request, with the headers of a POST's response."""
-
-    request_id: str
-    headers: Mapping[str, str]
-    done: bool = True
-
-
-class SocketFailed(msgspec.Struct, frozen=True):
-    """Last message of a failed request."""
-
-    request_id: str | None
-    """Null for an error without a request, such as an unknown one to cancel."""
-    status: int
-    error: ErrorBody
-    headers: Mapping[str, str]
-
-
-def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
-    """Parse a message. Anything but an object is a `SocketAsk`, rejected like all bodies. Raises
+def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
+    """Parse a message. Anything but an object is a `SocketRequest`, rejected like all bodies. Raises
     InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=MOST_TOKENS)
     try:
-        fields = msgspec.json.decode(data, type=_Fields)
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return SocketAsk(None, data)
+        return SocketRequest(None, data)
     if "cancel" in fields:
-        return _cancel(fields)
-    name = _name(fields, "request_id")
-    fields.pop("request_id", None)
+        name = _name(fields["cancel"], "cancel")
+        if name is None or len(fields) > 1:
+            message = "A message that cancels has the field 'cancel' alone, with the id of a request."
+            raise wrong(message, "cancel")
+        return SocketCancel(name)
+    name = _name(fields.pop("request_id", msgspec.Raw(b"null")), "request_id")
     if bytes(fields.get("stream", b"null")).strip() == b"null":
-        fields["stream"] = _ASKS_FOR_STREAM
-    return SocketAsk(name, msgspec.json.encode(fields))
+        fields["stream"] = msgspec.Raw(b"true")
+    return SocketRequest(name, msgspec.json.encode(fields))
 
 
-def _cancel(fields: _Fields) -> SocketCancel:
-    name = _name(fields, "cancel")
-    if name is None or len(fields) > 1:
-        raise wrong(
-            "A message that cancels has the field 'cancel' alone, with the id of a request.", "cancel"
-        )
-    return SocketCancel(name)
-
-
-def _name(fields: _Fields, field: str) -> str | None:
+def _name(value: msgspec.Raw, field: str) -> str | None:
     try:
-        name: str | None = msgspec.json.decode(fields.get(field, b"null"), type=Union[str, None])
+        name: str | None = msgspec.json.decode(value, type=Union[str, None])
     except (msgspec.DecodeError, UnicodeDecodeError):
         name = ""
     if name is not None and not 0 < len(name) <= _MAX_NAME_CHARS:
@@ -124,30 +78,35 @@ def about(name: str, json_object: bytes) -> bytes:
 
 
 def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
+    """Report a wait, which is possible only before a request's first chunk."""
+    fields: dict[str, object] = {"request_id": name, "id": call_id}
     if isinstance(news, ModelLoading):
-        return msgspec.json.encode(SocketWaking(name, call_id, round(news.fraction, 2)))
-    return msgspec.json.encode(SocketQueued(name, call_id, news.position, round(news.first_token_ms)))
+        fields |= {"loaded": round(news.fraction, 2), "object": "model.loading"}
+    else:
+        first_token_ms = round(news.first_token_ms)
+        fields |= {"position": news.position, "first_token_ms": first_token_ms, "object": "queue"}
+    return msgspec.json.encode(fields)
 
 
+@dataclass(eq=False)
 class _Request:
-    def __init__(self, name: str, ticket: RequestLog, body: BufferedBody) -> None:
-        self.name = name
-        self.ticket = ticket
-        self.body = body
-        self._running: RunningCall | None = None
-        self._is_cancelled = False
+    name: str
+    ticket: RequestLog
+    body: BufferedBody
+    running: RunningCall | None = None
+    is_cancelled: bool = False
 
     def goes_by(self, name: str) -> bool:
-        return name == self.name or (self._running is not None and name == self._running.call.id)
+        return name == self.name or (self.running is not None and name == self.running.call.id)
 
     def cancel(self) -> None:
-        self._is_cancelled = True
-        if self._running is not None:
-            self._running.cancel()
+        self.is_cancelled = True
+        if self.running is not None:
+            self.running.cancel()
 
     def submitted(self, running: RunningCall) -> None:
-        self._running = running
-        if self._is_cancelled:
+        self.running = running
+        if self.is_cancelled:
             running.cancel()
 
 
@@ -165,13 +124,13 @@ class ChatExchange:
             if len(data) > most_bytes:
                 raise BodyTooLarge(most_bytes)
             with contextlib.ExitStack() as holding:
-                held = self._socket.held(len(data))
-                holding.callback(held.release)
+                quota = self._socket.held(len(data))
+                holding.callback(quota.release)
                 message = await off_loop(len(data), partial(read_message, data))
                 if isinstance(message, SocketCancel):
                     self._cancel(message.name)
                 else:
-                    self._begin(message, held)
+                    self._begin(message, quota)
                     holding.pop_all()  # the request releases it
         except Exception as error:
             await self._refuse(error)
@@ -192,22 +151,22 @@ class ChatExchange:
         await self._socket.send(_failed(None, ticket, error, {}))
 
     def _cancel(self, name: str) -> None:
-        named = [request for request in self._running.values() if request.goes_by(name)]
-        if not named:
+        requests = [request for request in self._running.values() if request.goes_by(name)]
+        if not requests:
             raise RequestNotFound(name)
-        for request in named:
+        for request in requests:
             request.cancel()
 
-    def _begin(self, ask: SocketAsk, held: BodyQuota) -> None:
-        """Start a request, which then releases `held`, unless InvalidRequest or RequestsLimited is raised."""
+    def _begin(self, message: SocketRequest, quota: BodyQuota) -> None:
+        """Start a request, which then releases `quota`. Raises InvalidRequest, RequestsLimited."""
         limit = self._socket.options.max_socket_requests
         if len(self._running) >= limit:
             raise too_many("requests at once", limit)
-        if ask.name in self._running:
-            message = f"A request with the request_id '{ask.name}' is running on this socket."
-            raise wrong(message, "request_id")
+        name = message.name
+        if name in self._running:
+            raise wrong(f"A request with the request_id '{name}' is running on this socket.", "request_id")
         ticket = self._socket.ticket(has_headers=True)
-        request = _Request(ask.name or ticket.id, ticket, BufferedBody(ask.body, held))
+        request = _Request(name or ticket.id, ticket, BufferedBody(message.body, quota))
         self._running[request.name] = request
         self._socket.start(partial(self._serve, request))
 
@@ -226,7 +185,7 @@ class ChatExchange:
                 request.body.release()
                 del self._running[name]
         if served.error is None:
-            done = SocketDone(name, {"x-request-id": ticket.id, **headers})
+            done = {"request_id": name, "headers": {"x-request-id": ticket.id, **headers}, "done": True}
             await self._socket.send(msgspec.json.encode(done))
         else:
             await self._socket.send(_failed(name, ticket, served.error, headers))
@@ -236,23 +195,25 @@ class ChatExchange:
         running = await self._route.begin(request.body.take(), context, attempt)
         request.body.release()
         request.submitted(running)
-        if running.call.stream:
-            await self._stream(name, running)
-        else:
+        if not running.call.stream:
             await self._socket.send(about(name, await self._route.whole(running)))
-        return running.call.headers
-
-    async def _stream(self, name: str, running: RunningCall) -> None:
+            return running.call.headers
         async with running:
-            async for said in running.tell(self._route.renderer(running)):
-                if isinstance(said, (QueuePlace, ModelLoading)):
-                    await self._socket.send(news_about(name, running.call.id, said))
+            async for item in running.tell(self._route.renderer(running)):
+                if isinstance(item, (QueuePlace, ModelLoading)):
+                    await self._socket.send(news_about(name, running.call.id, item))
                     continue
-                for chunk in said:
+                for chunk in item:
                     await self._socket.send(about(name, chunk.json))
+        return running.call.headers
 
 
 def _failed(name: str | None, ticket: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
-    body = error_object(error, request_id=ticket.id).error
-    said = {"x-request-id": ticket.id, **headers, **headers_of(error)}
-    return msgspec.json.encode(SocketFailed(name, failure_of(error).status, body, said))
+    """`name`: None for an error without a request, such as an unknown one to cancel."""
+    fields = {
+        "request_id": name,
+        "status": failure_of(error).status,
+        "error": error_object(error, request_id=ticket.id).error,
+        "headers": {"x-request-id": ticket.id, **headers, **headers_of(error)},
+    }
+    return msgspec.json.encode(fields)

@@ -8,15 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    ChunkStream,
-    Completion,
-    GatheredAnswer,
-    completion,
-    finish_reason,
-    json_text,
-    shown,
-)
+from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
+from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
@@ -120,8 +113,16 @@ class CompletionRenderer:
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
-        ranked = enumerate(shown(call, answers))
-        choices = [_choice(call, pieces, position, *found) for position, found in ranked]
+        choices = []
+        for position, (request_index, answer) in enumerate(shown(call, answers)):
+            prompt, logprobs = call.prompt_of(request_index), None
+            echo = prompt.echo or ""
+            if call.shown_logprobs is not None:
+                logprobs = LegacyWriter(pieces, len(echo)).write(answer.logprobs)
+                if prompt.echo is not None:
+                    logprobs = prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + logprobs
+            text, reason = echo + answer.text, finish_reason(answer.ended)
+            choices.append(TextChoice(text, position, logprobs, reason))
         return completion(TextCompletion, call, choices, figures)
 
     def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
@@ -131,22 +132,6 @@ class CompletionRenderer:
             for index, request in enumerate(call.requests)
         }
         return ChunkStream(call, "text_completion", choices, empty=_EMPTY)
-
-
-def _choice(
-    call: ResolvedRequest, pieces: ShownPieces, position: int, request_index: int, answer: GatheredAnswer
-) -> TextChoice:
-    prompt = call.prompt_of(request_index)
-    logprobs = None if call.shown_logprobs is None else _logprobs(prompt, answer, pieces)
-    text = (prompt.echo or "") + answer.text
-    return TextChoice(text, position, logprobs, finish_reason(answer.ended))
-
-
-def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> LegacyLogprobs:
-    output = LegacyWriter(pieces, len(prompt.echo or "")).write(answer.logprobs)
-    if prompt.echo is None:
-        return output
-    return prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + output
 
 
 class _EchoingChoice:

@@ -11,17 +11,18 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
-from openai_cpu_server.api.generation.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
 from openai_cpu_server.api.generation.sampling import left_out, with_samplers
-from openai_cpu_server.api.generation.to_params import (
+from openai_cpu_server.api.generation.schema import (
+    GenerationBody,
     LastTokens,
     PredictionBody,
-    asked_details,
-    generation_ask,
-    prediction,
+    Prompt,
+    ScoringLimit,
+    Several,
 )
+from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.keys import CALLS
@@ -43,23 +44,24 @@ class CompletionBody(GenerationBody, PredictionBody):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
-def completion_ask(body: CompletionBody) -> GenerationParams:
+def completion_params(body: CompletionBody) -> GenerationParams:
     if body.echo and body.truncate_prompt_tokens is not None:
         message = "'echo' and 'truncate_prompt_tokens' cannot be combined: all of the prompt is echoed."
         raise wrong(message, "truncate_prompt_tokens")
     prompt = PromptsParam(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
-    ask = generation_ask(body, prompt, id_prefix="cmpl-")
+    limit = body.max_tokens
+    params = generation_params(body, prompt, id_prefix="cmpl-")
     return msgspec.structs.replace(
-        ask,
-        sampling=with_samplers(ask.sampling, body.samplers),
+        params,
+        sampling=with_samplers(params.sampling, body.samplers),
         ignored=Ignored(left_out(body.samplers)),
         best_of=body.best_of,
-        details=asked_details(body),
+        details=details_param(body),
         last_tokens=body.truncate_prompt_tokens,
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,
         score_end=body.logprobs is not None,
-        max_tokens=prediction(body) if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
+        max_tokens=prediction_limit(body) if limit is None else LimitParam(limit, "max_tokens"),
     )
 
 
@@ -71,7 +73,7 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Unio
     return [item for item in prompt if not isinstance(item, int)]
 
 
-COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_ask), CompletionRenderer())
+COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_params), CompletionRenderer())
 
 
 class CompletionRoutes:

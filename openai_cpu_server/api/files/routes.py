@@ -16,7 +16,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from openai_cpu_server.api.generation.body import Notes
+from openai_cpu_server.api.generation.schema import Notes
 from openai_cpu_server.api.parts import AppState, ListPage, page_ends, response_of
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (

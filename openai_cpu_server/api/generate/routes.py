@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -24,8 +25,7 @@ from openai_cpu_server.api.generate.render import (
     batch_bytes,
     refused,
 )
-from openai_cpu_server.api.generation.body import GenerationBody, JsonObject, OutputLimit
-from openai_cpu_server.api.generation.params import FormParam, GenerationParams, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import (
     ApiAdapter,
     BodyReader,
@@ -33,7 +33,8 @@ from openai_cpu_server.api.generation.route import (
     not_in_batches,
     while_connected,
 )
-from openai_cpu_server.api.generation.to_params import any_object, generation_ask
+from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
+from openai_cpu_server.api.generation.to_params import any_object, generation_params
 from openai_cpu_server.api.parts import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
@@ -75,33 +76,28 @@ class GenerateBatchBody(GenerateFields):
     ) = None
 
 
-def generate_ask(body: GenerateBody) -> GenerationParams:
+def generate_params(body: GenerateBody) -> GenerationParams:
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
-    ask = generation_ask(body, PromptsParam([body.prompt], is_said=not body.raw), id_prefix="gen-")
-    return msgspec.structs.replace(
-        ask,
-        form=_form(body, ask.form),
-        details=msgspec.structs.replace(ask.details, as_json=body.format == "json" or _names_schema(body)),
-        max_tokens=None if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
-    )
-
-
-def _form(body: GenerateBody, given: FormParam | None) -> FormParam | None:
-    names_schema = _names_schema(body)
+    prompt = PromptsParam([body.prompt], is_said=not body.raw)
+    params = generation_params(body, prompt, id_prefix="gen-")
+    response_format = body.response_format
+    has_format = response_format is not None and response_format.type != "text"
+    names_schema = has_format or body.json_schema is not None or body.guided_json is not None
+    form = params.form
     if body.format == "text" and names_schema:
         raise wrong("'format' is 'text', but a JSON schema is given.", "format")
-    if body.format != "json" or names_schema:
-        return given
-    if given is not None:
-        raise wrong(f"'format' and '{given.path}' cannot be combined: ask for one structure.", given.path)
-    return any_object("format")
-
-
-def _names_schema(body: GenerateBody) -> bool:
-    wanted = body.response_format
-    other = wanted is not None and wanted.type != "text"
-    return body.json_schema is not None or body.guided_json is not None or other
+    if body.format == "json" and not names_schema:
+        if form is not None:
+            raise wrong(f"'format' and '{form.path}' cannot be combined: ask for one structure.", form.path)
+        form = any_object("format")
+    as_json = body.format == "json" or names_schema
+    return msgspec.structs.replace(
+        params,
+        form=form,
+        details=msgspec.structs.replace(params.details, as_json=as_json),
+        max_tokens=None if body.max_tokens is None else LimitParam(body.max_tokens, "max_tokens"),
+    )
 
 
 _AT_ONCE = 64
@@ -117,27 +113,27 @@ class PromptBatch(NamedTuple):
     size: int
     shared_size: int
 
-    def ask(self, index: int, *, lenient: bool) -> GenerationParams:
+    def params(self, index: int, *, lenient: bool) -> GenerationParams:
         """Convert one request as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
             raise not_in_batches("stream")
         size = self.shared_size + len(str(self.items[index].get("prompt", "")))
-        return GENERATE.reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+        return GENERATE.reader.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
+@dataclass(frozen=True)
 class GenerateBatchRoute:
     """Route of `POST /v1/generate/batch`. Each request has its own limits and its own end."""
 
-    def __init__(self, one: GenerationRoute, parts: AppState) -> None:
-        self._one = one
-        self._parts = parts
+    one: GenerationRoute
+    parts: AppState
 
     async def create(self, request: Request) -> Response:
         data = await unkept_body(request)
-        batch = await off_loop(len(data), partial(_batch, data, self._parts.options))
+        batch = await off_loop(len(data), partial(_batch, data, self.parts.options))
         del data
-        work = _RunningBatch(self._one, self._parts, context_of(request.scope), batch)
+        work = _RunningBatch(self.one, self.parts, context_of(request.scope), batch)
         await while_connected(request.receive, work.run)
         return Response(
             batch_bytes(work.results, work.num_failed),
@@ -146,55 +142,52 @@ class GenerateBatchRoute:
         )
 
 
+@dataclass
 class _RunningBatch:
     """Live batch, cancelled with all its requests when its client leaves."""
 
-    def __init__(
-        self, one: GenerationRoute, parts: AppState, outer: RequestContext, batch: PromptBatch
-    ) -> None:
-        self._one = one
-        self._parts = parts
-        self._outer = outer
-        self._batch = batch
-        self.results = [b""] * len(batch.items)
-        self.num_failed = 0
+    one: GenerationRoute
+    parts: AppState
+    outer: RequestContext
+    batch: PromptBatch
+    num_failed: int = 0
+
+    def __post_init__(self) -> None:
+        self.results = [b""] * len(self.batch.items)
 
     async def run(self) -> None:
         """Serve at most as many requests at once as the key may have."""
-        key = self._outer.identity.key
+        key = self.outer.identity.key
         most = (key and key.allowance.concurrent) or _AT_ONCE
-        waiting = iter(range(len(self._batch.items)))
+        waiting = iter(range(len(self.batch.items)))
 
         async def in_turn() -> None:
             for index in waiting:
                 self.results[index] = await self._result(index)
 
         async with anyio.create_task_group() as group:
-            for _ in range(min(_AT_ONCE, most, len(self._batch.items))):
+            for _ in range(min(_AT_ONCE, most, len(self.batch.items))):
                 group.start_soon(in_turn)
 
     async def _result(self, index: int) -> bytes:
         """Count and log each request by itself, from the arrival of the batch."""
-        outer = self._outer.ticket
+        outer = self.outer.ticket
         ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
-        ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
+        ticket.started_s, ticket.client = outer.started_s, self.outer.identity.holder
         answer = b""
-        async with served(ticket, self._parts.endings.end) as request:
-            ticket.priority = self._outer.sender.announced_priority()
-            lease = self._parts.limits.lease(self._outer.identity.key)
-            sender, timeout_s = self._outer.sender, self._outer.timeout_s
+        async with served(ticket, self.parts.endings.end) as request:
+            ticket.priority = self.outer.sender.announced_priority()
+            lease = self.parts.limits.lease(self.outer.identity.key)
+            sender, timeout_s = self.outer.sender, self.outer.timeout_s
             context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
             await request.hold(context)
-            answer = await self._answer(index, context)
+            reading = partial(self.batch.params, index, lenient=self.parts.options.lenient)
+            params = await off_loop(self.batch.size, reading)
+            answer = await self.one.whole(await self.parts.generation.begin(params, context))
         if request.error is None:
             return answered(answer)
         self.num_failed += 1
         return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
-
-    async def _answer(self, index: int, context: RequestContext) -> bytes:
-        reading = partial(self._batch.ask, index, lenient=self._parts.options.lenient)
-        ask = await off_loop(self._batch.size, reading)
-        return await self._one.whole(await self._parts.generation.begin(ask, context))
 
 
 def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
@@ -215,7 +208,7 @@ def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     return PromptBatch(shared, items, ignored, len(data), shared_size)
 
 
-GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
+GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_params), GenerateRenderer())
 
 
 class GenerateRoutes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison, is_good
-from openai_cpu_server.answers.store import AnswerKey, AnswerScope, LastTurn, StoreSize, direction
+from openai_cpu_server.answers.store import AnswerKey, AnswerScope, StoreSize, direction
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.running import AnswerRecorder, ReplayedGeneration, TimedEvent
+from openai_cpu_server.api.generation.running import CachedAnswer, ReplayedGeneration, TimedEvent
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
@@ -33,20 +33,6 @@ _EMBED_S = 3.0
 class SimilarAnswers(NamedTuple):
     model: str
     least: float
-
-
-class CachedAnswer(NamedTuple):
-    call: ResolvedRequest
-    held: ReplayedGeneration | None = None
-    keep: Keeping | None = None
-    """Callback that stores a new answer, or None to store nothing."""
-
-    @property
-    def recorder(self) -> AnswerRecorder | None:
-        return None if self.keep is None else AnswerRecorder(len(self.call.requests), self.keep)
-
-
-Keeping = Callable[[Sequence[TokenEvent]], None]
 
 
 class AnswerLookup:
@@ -81,8 +67,7 @@ class AnswerLookup:
             keep = partial(self._keep, question, found, chosen)
             return _shown(call, AnswerUse.MISS, ticket)._replace(keep=keep)
         use = AnswerUse.EXACT if found.similarity is None else AnswerUse.SEMANTIC
-        held = _held(found, began_s)
-        return _shown(call, use, ticket, found.similarity)._replace(held=held)
+        return _shown(call, use, ticket, found.similarity)._replace(held=_held(found, began_s))
 
     async def clear(self) -> None:
         await self._cache.clear()
@@ -93,8 +78,10 @@ class AnswerLookup:
     async def _question(
         self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext
     ) -> AnswerKey | None:
-        turn, key = _turn(call, context.ticket), context.identity.key
-        if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
+        # Similar answers need a single prompt, and a header that reports the match.
+        has_turn = len(call.prompts) == 1 and context.ticket.has_headers
+        turn, key = call.prompts[0].turn if has_turn else None, context.identity.key
+        if not call.is_cached or (turn is None and not call.is_repeatable):
             return None
         file, info = await self._files.of(chosen.model), chosen.model.engine.info
         if file is None or info is None:
@@ -108,8 +95,8 @@ class AnswerLookup:
                 version=__version__,
             ),
             requests=call.requests,
-            is_repeatable=call.reuse.is_repeatable,
-            asked_tokens=call.reuse.asked_tokens,
+            is_repeatable=call.is_repeatable,
+            asked_tokens=0 if call.context_ends_it else call.max_output_tokens,
             turn=turn,
         )
 
@@ -120,8 +107,9 @@ class AnswerLookup:
         file = await self._files.of(model)
         if file is None:
             return None
-        who = RouterCaller(call.priority, call.requests[0].client, call.requests[0].group)
-        return TurnComparison(file, self._similar.least, partial(_vector, model, who))
+        request = call.requests[0]
+        caller = RouterCaller(call.priority, request.client, group=request.group)
+        return TurnComparison(file, self._similar.least, partial(_vector, model, caller))
 
     def _keep(
         self, question: AnswerKey, place: AnswerPlace, chosen: ChosenModel, events: Sequence[TokenEvent]
@@ -133,16 +121,9 @@ class AnswerLookup:
             self._cache.keep(question, place, events)
 
 
-def _turn(call: ResolvedRequest, ticket: RequestLog) -> LastTurn | None:
-    """Similar answers need a single prompt, and a header that reports the match."""
-    if len(call.prompts) != 1 or not ticket.has_headers:
-        return None
-    return call.prompts[0].turn
-
-
-async def _vector(model: ServedModel, who: RouterCaller, text: str) -> bytes | None:
+async def _vector(model: ServedModel, caller: RouterCaller, text: str) -> bytes | None:
     try:
-        rows = await asyncio.wait_for(embedded_whole(model, text, who), _EMBED_S)
+        rows = await asyncio.wait_for(embedded_whole(model, text, caller), _EMBED_S)
     except (ServerError, asyncio.TimeoutError):
         return None
     return None if rows is None else direction(rows[0])
@@ -151,24 +132,23 @@ async def _vector(model: ServedModel, who: RouterCaller, text: str) -> bytes | N
 def _shown(
     call: ResolvedRequest, use: AnswerUse, ticket: RequestLog, similarity: float | None = None
 ) -> CachedAnswer:
-    said = use.value if similarity is None else f"{use.value}; similarity={_two_digits(similarity)}"
     ticket.recalled(use, similarity)
-    return CachedAnswer(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: said}))
-
-
-def _two_digits(similarity: float) -> str:
-    """Round down, because 1.00 is for turns that the embedding model cannot distinguish."""
-    return f"{math.floor(100 * (similarity + 1e-6)) / 100:.2f}"
+    header = use.value
+    if similarity is not None:
+        # Rounded down, because 1.00 is for turns that the embedding model cannot distinguish.
+        header += f"; similarity={math.floor(100 * (similarity + 1e-6)) / 100:.2f}"
+    return CachedAnswer(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: header}))
 
 
 def _held(found: FoundAnswer, began_s: float) -> ReplayedGeneration:
     now_s = time.monotonic()
     finishes = [event.finish for event in found.events if event.finish is not None]
+    latency_ms = 1000 * (now_s - began_s)
     figures = Figures(
         **added_up(finishes),
         queue_ms=0.0,
-        prefill_ms=1000 * (now_s - began_s),
-        latency_ms=1000 * (now_s - began_s),
+        prefill_ms=latency_ms,
+        latency_ms=latency_ms,
         tokens_per_second=0.0,
     )
     return ReplayedGeneration([TimedEvent(event, now_s) for event in found.events], figures)

@@ -60,12 +60,6 @@ class Prompt(msgspec.Struct, frozen=True):
         return sum(medium.rows.num_rows for medium in of_kind)
 
 
-class AnswerReuse(msgspec.Struct, frozen=True):
-    is_repeatable: bool
-    asked_tokens: int
-    """Output tokens that the client requested for all sequences, or 0 for no number."""
-
-
 class ToolCallStyle(msgspec.Struct, frozen=True):
     form: ToolFormat
     reason: str
@@ -166,8 +160,10 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     tool_calls: ToolCallStyle | None = None
     thinking: CallThinking | None = None
-    reuse: AnswerReuse | None = None
-    """Unset if the client neither wants a cached answer nor shares this one."""
+    is_cached: bool = True
+    """False if the client neither wants a cached answer nor shares this one."""
+    is_repeatable: bool = False
+    """True if the same request always has the same answer."""
     details: DetailsParam = DetailsParam()
     headers: Mapping[str, str] = {}
 

@@ -1,86 +1,56 @@
-"""Constraint of the output from tools, the answer's form, or both."""
+"""Constraint of the output from tools, the answer's form and the reasoning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from openai_cpu_server.api.generation.call import CallThinking, ToolCallStyle
 from openai_cpu_server.api.generation.params import (
+    CustomGrammar,
     FormParam,
     FunctionParam,
     GenerationParams,
     JsonObject,
-    TextParam,
+    ReasoningParam,
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.request import Constraint, Thinking
 from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
+from openai_cpu_server.models.served import ModelThinking
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt
+from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, switch
 from openai_cpu_server.prompt.tool_formats import INPUT, Callee, Parameter, Spelling, ToolFormat
 from openai_cpu_server.prompt.tool_formats.reader import OBJECT_HEAD, OBJECT_TAIL
 
 
-class ToolPlan(msgspec.Struct, frozen=True):
-    shown: Sequence[Mapping[str, object]]
-    callable: tuple[FunctionParam, ...]
-    use: ToolUse | None
-    """Tools are only shown if None."""
-    several: bool
-    path: str
-    is_legacy: bool
-
-
-def tool_plan(asked: ToolsParam | None) -> ToolPlan | None:
+def usable_tools(tools: ToolsParam | None) -> ToolsParam | None:
     """Return None if no tool may be called or shown. Raises InvalidRequest."""
-    if asked is None:
+    if tools is None:
         return None
-    _check_names(asked.functions)
-    chosen = asked.chosen
-    if chosen is not None:
-        _check_known(chosen, {function.name for function in asked.functions}, asked.choice_path)
-    if asked.use is None and not asked.is_shown:
-        return None
-    return ToolPlan(
-        shown=[_shown(function) for function in asked.functions],
-        callable=tuple(each for each in asked.functions if chosen is None or each.name in chosen),
-        use=asked.use,
-        several=asked.several and asked.use is not ToolUse.NAMED,
-        path=asked.path,
-        is_legacy=asked.is_legacy,
-    )
+    names: set[str] = set()
+    for function in tools.functions:
+        if function.name in names:
+            message = f"There are several functions of the name '{function.name}'."
+            raise wrong(message, f"{function.path}.name")
+        names.add(function.name)
+    path = tools.choice_path
+    for name in tools.chosen or ():
+        if name not in names:
+            raise wrong(f"'{path}' names '{name[:64]}', which is none of the functions given.", path)
+    return None if tools.use is None and not tools.is_shown else tools
 
 
 def check_no_choice(choice: object, *, without: str, path: str) -> None:
     """Reject a choice between functions without functions. Raises InvalidRequest."""
     if choice not in (None, "none", "auto"):
         raise wrong(f"'{path}' is only allowed together with '{without}'.", path)
-
-
-def _shown(function: FunctionParam) -> dict[str, object]:
-    described = {"name": function.name, "description": function.description or ""}
-    parameters = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {**described, "parameters": parameters}}
-
-
-def _check_names(functions: Sequence[FunctionParam]) -> None:
-    seen: set[str] = set()
-    for function in functions:
-        if function.name in seen:
-            message = f"There are several functions of the name '{function.name}'."
-            raise wrong(message, f"{function.path}.name")
-        seen.add(function.name)
-
-
-def _check_known(names: Sequence[str], known: Collection[str], path: str) -> None:
-    for name in names:
-        if name not in known:
-            raise wrong(f"'{path}' names '{name[:64]}', which is none of the functions given.", path)
 
 
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
@@ -93,24 +63,20 @@ _MOST_CHOICES = 200
 _WAYS = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
+@dataclass
 class SplitParameters:
     """Grammars of one function's parameters. Additional ones are never written."""
 
-    def __init__(
-        self,
-        function: FunctionParam,
-        schema: JsonObject,
-        grammars: ModelGrammars,
-        stem: str,
-        can_name: Callable[[str], bool],
-    ) -> None:
-        self._can_name = can_name
-        self._function = function
-        self._grammars = grammars
-        self._schema = schema
-        self.parts: dict[str, bytes] = {}
-        self.unenforced: tuple[str, ...] = self._left_out(schema)
-        self.share = 0.0
+    function: FunctionParam
+    schema: JsonObject
+    grammars: ModelGrammars
+    stem: str
+    can_name: Callable[[str], bool]
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        schema, self.parts = self.schema, dict[str, bytes]()
+        self.unenforced = self._left_out(schema)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict):
             raise self._invalid("properties", "an object")
@@ -119,54 +85,55 @@ class SplitParameters:
         needed = [str(name) for name in required]
         names = [name for name in dict.fromkeys([*properties, *needed]) if self._is_written(name, needed)]
         self.parameters = tuple(
-            self._parameter(name, properties.get(name, {}), f"{stem}p{index}", is_required=name in needed)
+            self._parameter(name, properties.get(name, {}), index, is_required=name in needed)
             for index, name in enumerate(names)
         )
 
     def _invalid(self, keyword: str, expected: str) -> InvalidRequest:
-        message = f"Invalid schema for function '{self._function.name}': '{keyword}' must be {expected}."
-        return InvalidRequest(message, param=f"{self._function.schema_path}.{keyword}", code="invalid_schema")
+        message = f"Invalid schema for function '{self.function.name}': '{keyword}' must be {expected}."
+        return InvalidRequest(message, param=f"{self.function.schema_path}.{keyword}", code="invalid_schema")
 
     def _left_out(self, schema: JsonObject) -> tuple[str, ...]:
         others = sorted(schema.keys() - _SPLIT)
         is_lost = bool(_WAYS & schema.keys()) and not schema.get("properties")
-        if others and (self._function.is_strict or is_lost):
+        if others and (self.function.is_strict or is_lost):
             message = f"'{others[0]}' cannot be enforced: this model writes each parameter by itself."
-            path = f"{self._function.schema_path}.{others[0]}"
+            path = f"{self.function.schema_path}.{others[0]}"
             raise InvalidRequest(message, param=path, code="unsupported_schema")
-        return tuple(f"{self._function.schema_path}.{each}" for each in others)
+        return tuple(f"{self.function.schema_path}.{each}" for each in others)
 
     def _is_written(self, name: str, required: list[str]) -> bool:
-        if self._can_name(name):
+        if self.can_name(name):
             return True
         if name in required:
             message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
-            path = f"{self._function.schema_path}.required"
+            path = f"{self.function.schema_path}.required"
             raise InvalidRequest(message, param=path, code="invalid_function_parameters")
         return False
 
-    def _parameter(self, name: str, schema: object, rule: str, *, is_required: bool) -> Parameter:
-        choices = _choices(schema)
+    def _parameter(self, name: str, schema: object, index: int, *, is_required: bool) -> Parameter:
+        choices, rule = _choices(schema), f"{self.stem}p{index}"
         self.parts[rule] = self._value(name).rules
+        is_boolean = (
+            isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
+        )
         return Parameter(
             name,
             is_required=is_required,
             rule=rule,
             is_text=choices is not None,
             choices=choices or (),
-            is_boolean=isinstance(schema, dict)
-            and schema.keys() - _NOTES == {"type"}
-            and schema["type"] == "boolean",
+            is_boolean=is_boolean,
         )
 
     def _value(self, name: str) -> CheckedGrammar:
         """Compile the parameter as a place in the whole schema, so that its references resolve."""
-        properties = self._schema.get("properties", {})
+        properties = self.schema.get("properties", {})
         is_described = isinstance(properties, dict) and name in properties
-        grammar = self._grammars.of_schema(
-            self._schema if is_described else {},
-            self._function.schema_path,
-            strict=self._function.is_strict,
+        grammar = self.grammars.of_schema(
+            self.schema if is_described else {},
+            self.function.schema_path,
+            strict=self.function.is_strict,
             pointer="/properties/" + name.replace("~", "~0").replace("/", "~1") if is_described else "",
         )
         self.unenforced += grammar.unenforced
@@ -198,42 +165,35 @@ _BLANKS = r"[ \t\n\r]{0,40}"
 class PlannedOutput(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     unenforced: tuple[str, ...] = ()
+    """Paths of the schemas' keywords that are not enforced."""
     tool_calls: ToolCallStyle | None = None
     is_free: bool = False
     """True if text outside of tool calls is free, so that a stop string cannot break it."""
     thinking: CallThinking | None = None
     shows_marks: bool = False
     """True if marks of reasoning are control tokens."""
+    ignored: tuple[str, ...] = ()
+    """Paths of fields without meaning for the model."""
 
 
-class AnswerForm(msgspec.Struct, frozen=True):
-    grammar: CheckedGrammar
-    field: str
-
-    @classmethod
-    def of(cls, asked: FormParam | None, grammars: ModelGrammars) -> AnswerForm | None:
-        """Compile the grammar. Raises InvalidRequest."""
-        return None if asked is None else cls(asked.make(grammars, asked.path), asked.field)
-
-
-def of_answer(answer: AnswerForm | None) -> PlannedOutput:
-    if answer is None:
+def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOutput:
+    """Compile the answer's grammar. Raises InvalidRequest."""
+    if form is None:
         return PlannedOutput()
-    return PlannedOutput(Constraint(grammar=answer.grammar.lark), answer.grammar.unenforced)
+    grammar = form.make(grammars, form.path)
+    return PlannedOutput(Constraint(grammar=grammar.lark), grammar.unenforced)
 
 
-def check_ends(ask: GenerationParams, output: PlannedOutput) -> None:
+def check_ends(params: GenerationParams, output: PlannedOutput) -> None:
     """Reject options that cut the output, or prevent its end. Raises InvalidRequest."""
     if output.constraint is None or output.constraint.grammar is None:
         return
-    if ask.sampling.ignore_eos:
-        raise _no_company("ignore_eos", "the output ends where its grammar ends")
-    if ask.stop and not output.is_free:
-        raise _no_company(ask.stop_path, "it could cut the output short")
-
-
-def _no_company(path: str, why: str) -> InvalidRequest:
-    return wrong(f"'{path}' cannot be combined with structured output or tools: {why}.", path)
+    path, reason = "ignore_eos", "the output ends where its grammar ends"
+    if not params.sampling.ignore_eos:
+        if not params.stop or output.is_free:
+            return
+        path, reason = params.stop_path, "it could cut the output short"
+    raise wrong(f"'{path}' cannot be combined with structured output or tools: {reason}.", path)
 
 
 class ToolOutputs:
@@ -243,28 +203,47 @@ class ToolOutputs:
         blanks = _BLANKS if grammars.is_flexible else ""
         self._spelling = Spelling(blanks, partial(_control_token, tokenizer))
 
-    def of_plan(self, plan: ToolPlan, answer: AnswerForm | None) -> PlannedOutput:
-        """`answer`: form of text, where there is text. Raises InvalidRequest."""
-        offers = self._offers(plan, 0.0 if answer is None else answer.grammar.share)
+    def plan(self, tools: ToolsParam, use: ToolUse, form: FormParam | None) -> PlannedOutput:
+        """`form`: that of text, where there is text. Raises InvalidRequest."""
+        answer = None if form is None else form.make(self._grammars, form.path)
+        offers = self._offers(tools, 0.0 if answer is None else answer.share)
+        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
-        constraint = self._constraint(plan, offers, answer)
-        is_auto = plan.use is ToolUse.AUTO
-        if answer is not None and is_auto:
-            unenforced = answer.grammar.unenforced + unenforced
+        callees = [offer.callee for offer in offers]
+        several = tools.several and use is not ToolUse.NAMED
+        whole = partial(self._form.whole, callees, self._spelling, several=several)
+        field, triggers, is_free = tools.path, tuple[str, ...](), False
+        if use is not ToolUse.AUTO:
+            root = whole(answer=None)
+        elif answer is not None and form is not None:
+            self._check_beside(answer, form.field)
+            root, field = whole(answer="answer"), form.field
+            parts = {**parts, "answer": answer.rules}
+            unenforced = answer.unenforced + unenforced
+        elif marker := self._form.marker:
+            root = self._form.behind_marker(callees, self._spelling, several=several)
+            triggers, is_free = (marker,), True
+        else:
+            root, is_free = whole(answer=""), True
+        grammar = self._grammars.composed(root, parts, field)
+        # A call that was demanded by name ends with `stop`, as at OpenAI.
+        reason = "stop" if use is ToolUse.NAMED else "function_call" if tools.is_legacy else "tool_calls"
         style = ToolCallStyle(
             self._form,
-            _reason(plan),
-            plan.is_legacy,
-            at_start=is_auto and answer is not None,
-            functions={each.callee.name: self._form.raw_parameters(each.callee) for each in offers},
-            custom=frozenset(each.name for each in plan.callable if each.text is not None),
+            reason,
+            tools.is_legacy,
+            at_start=use is ToolUse.AUTO and answer is not None,
+            functions={callee.name: self._form.raw_parameters(callee) for callee in callees},
+            custom=frozenset(each.name for each in tools.callable if each.is_custom),
         )
-        return PlannedOutput(constraint, unenforced, style, is_free=is_auto and answer is None)
+        constraint = Constraint(grammar=grammar, triggers=triggers)
+        return PlannedOutput(constraint, unenforced, style, is_free=is_free)
 
-    def _offers(self, plan: ToolPlan, spent: float) -> list[_OfferedFunction]:
+    def _offers(self, tools: ToolsParam, spent: float) -> list[_OfferedFunction]:
         offers: list[_OfferedFunction] = []
-        for index, function in enumerate(plan.callable):
-            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(plan.callable))))
+        functions = tools.callable
+        for index, function in enumerate(functions):
+            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(functions))))
             spent += offers[-1].share
             if spent > _MOST_SHARES:
                 message = (
@@ -274,38 +253,18 @@ class ToolOutputs:
                 raise wrong(message, function.schema_path)
         return offers
 
-    def _constraint(
-        self, plan: ToolPlan, offers: Sequence[_OfferedFunction], answer: AnswerForm | None
-    ) -> Constraint:
-        form, several = self._form, plan.several
-        callees = [offer.callee for offer in offers]
-        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
-        whole = partial(form.whole, callees, self._spelling, several=several)
-        if plan.use is not ToolUse.AUTO:
-            return Constraint(grammar=self._grammars.composed(whole(answer=None), parts, plan.path))
-        if answer is not None:
-            self._check_beside(answer)
-            parts = {**parts, "answer": answer.grammar.rules}
-            root = whole(answer="answer")
-            return Constraint(grammar=self._grammars.composed(root, parts, answer.field))
-        if form.marker:
-            root = form.behind_marker(callees, self._spelling, several=several)
-            grammar = self._grammars.composed(root, parts, plan.path)
-            return Constraint(grammar=grammar, triggers=(form.marker,))
-        return Constraint(grammar=self._grammars.composed(whole(answer=""), parts, plan.path))
-
-    def _check_beside(self, answer: AnswerForm) -> None:
-        if not (answer.grammar.is_json or self._form.announces(self._spelling)):
+    def _check_beside(self, answer: CheckedGrammar, field: str) -> None:
+        if not (answer.is_json or self._form.announces(self._spelling)):
             message = (
                 "An answer of a given form that is not JSON cannot be combined with tools that the model may "
                 f"or may not call (tool format '{self._form.name}'); set 'tool_choice' to 'none' or "
                 "'required'."
             )
-            raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
+            raise InvalidRequest(message, param=field, code="unsupported_parameter")
 
     def _offer(self, index: int, function: FunctionParam, most_sets: int) -> _OfferedFunction:
-        if function.text is not None and function.text.source is not None:
-            return self._text_offer(f"f{index}", function, function.text, function.text.source)
+        if function.grammar is not None:
+            return self._custom_offer(f"f{index}", function.name, function.grammar)
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
@@ -323,16 +282,15 @@ class ToolOutputs:
             Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share
         )
 
-    def _text_offer(
-        self, rule: str, function: FunctionParam, text: TextParam, source: GrammarSource
-    ) -> _OfferedFunction:
-        form = self._form
-        grammar = self._grammars.of_tool_text(source, text.definition, text.path, text_end=form.text_end)
+    def _custom_offer(self, rule: str, name: str, custom: CustomGrammar) -> _OfferedFunction:
+        grammar = self._grammars.of_tool_text(
+            custom.syntax, custom.definition, custom.path, text_end=self._form.text_end
+        )
         head, tail = self._spelling.gbnf(OBJECT_HEAD), self._spelling.gbnf(OBJECT_TAIL)
         parameter = Parameter(
             INPUT, is_required=True, rule=rule, is_text=grammar.is_raw, is_ruled=grammar.is_raw
         )
-        callee = Callee(function.name, f"({head} {rule} {tail})", (parameter,))
+        callee = Callee(name, f"({head} {rule} {tail})", (parameter,))
         return _OfferedFunction(callee, {rule: grammar.rules}, (), grammar.share)
 
 
@@ -348,8 +306,119 @@ def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
     return tokens[0] if len(tokens) == 1 and not tokenizer.piece(tokens[0]) else None
 
 
-def _reason(plan: ToolPlan) -> str:
-    """Return `stop` for a call that was demanded by name, as OpenAI does."""
-    if plan.use is ToolUse.NAMED:
-        return "stop"
-    return "function_call" if plan.is_legacy else "tool_calls"
+# -- reasoning ---------------------------------------------------------------------------------------------
+
+EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
+"""Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number, its neighbours a
+quarter and four times that."""
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
+"""Text at the end of the budget. Without it many models go on reasoning in the answer."""
+
+
+class ThinkingPlan(msgspec.Struct, frozen=True):
+    variables: Mapping[str, object]
+    is_on: bool | None
+    """Decided by the template if None."""
+    thinks_not: bool
+    """True if the prompt must close the reasoning."""
+    budget: int | None
+    is_hidden: bool
+
+
+def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> ThinkingPlan:
+    """`model`: None if it does not reason. Variables reach its template all the same."""
+    is_on = param.is_on if param.is_on is not None or model is None else model.is_on
+    budget = None if model is None else _budget(param, model)
+    if budget == 0:
+        is_on = False
+    variables: dict[str, object] = {} if is_on is None else {**switch(is_on)}
+    effort = param.effort if model is None or is_on is not False else "none"
+    if effort is not None:
+        variables["reasoning_effort"] = effort if model is None else _nearest(effort, model.form.efforts)
+    if model is None:
+        return ThinkingPlan(
+            {**variables, **param.variables}, is_on=None, thinks_not=False, budget=None, is_hidden=False
+        )
+    if budget is not None or is_on is False:
+        variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
+    return ThinkingPlan(
+        variables={**variables, **param.variables},
+        is_on=is_on,
+        thinks_not=is_on is False and not model.form.efforts,
+        budget=budget if is_on is not False else None,
+        is_hidden=param.is_hidden,
+    )
+
+
+def _budget(param: ReasoningParam, model: ModelThinking) -> int | None:
+    if param.budget is not None:
+        return param.budget if param.budget >= 0 else None
+    if param.effort is not None and param.effort != "none" and not model.template.reads_effort:
+        return EFFORT_BUDGETS.get(param.effort)
+    return model.budget
+
+
+def _nearest(effort: str, efforts: Sequence[str]) -> str:
+    place = _EFFORTS.index(effort) if efforts else 0
+    return min(efforts, key=lambda each: abs(_EFFORTS.index(each) - place), default=effort)
+
+
+@dataclass(frozen=True)
+class ThinkingOutputs:
+    form: ReasoningFormat
+    tokenizer: Tokenizer
+
+    def plan(
+        self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
+    ) -> PlannedOutput:
+        """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""
+        form, stage = self.form, prompt.stage
+        if stage is ThinkingStage.BEHIND and not form.answer_end:
+            return output
+        shown = CallThinking(form, stage, plan.is_hidden)
+        marks = self._tokens(form.begin + form.end + form.answer_begin)
+        are_silent = any(not self.tokenizer.piece(token) for token in marks)
+        output = msgspec.structs.replace(output, thinking=shown, shows_marks=are_silent)
+        if stage is ThinkingStage.BEHIND:
+            return output
+        constraint = output.constraint or Constraint()
+        # The grammars of calls in channels tell of thoughts themselves.
+        has_thoughts = form.has_channels and output.tool_calls is not None
+        is_ruled = constraint.grammar is not None and not constraint.triggers
+        is_open = stage is ThinkingStage.WITHIN
+        if is_ruled and not (is_open or plan.is_on is True or prompt.wants_thoughts or form.efforts):
+            return output
+        answer_begin = form.answer_begin if output.tool_calls is None else form.turn_begin
+        ending = self._constraint(constraint, plan, stage, answer_begin)
+        output = msgspec.structs.replace(output, thinking=msgspec.structs.replace(shown, ending=ending))
+        is_complete = constraint.grammar is None or (has_thoughts and not is_open)
+        if is_complete and plan.budget is None and not has_stop:
+            return output
+        if plan.budget is None and ending.thinking is not None:
+            # Reasoning stays open until its end is requested.
+            thinking = msgspec.structs.replace(ending.thinking, closing=())
+            ending = msgspec.structs.replace(ending, thinking=thinking)
+        return msgspec.structs.replace(output, constraint=ending)
+
+    def _constraint(
+        self, constraint: Constraint, plan: ThinkingPlan, stage: ThinkingStage, answer_begin: str
+    ) -> Constraint:
+        form = self.form
+        is_ruled = constraint.grammar is not None and not constraint.triggers
+        is_open = stage is ThinkingStage.WITHIN
+        behind = answer_begin if constraint.grammar is None else ""
+        last_words = "" if plan.budget == 0 else _LAST_WORDS
+        thinking = Thinking(
+            begin="" if is_open else form.begin,
+            end=form.end,
+            opening=self._tokens(form.begin) if is_ruled and not is_open else (),
+            shown_behind=form.answer_alone if form.has_channels else "",
+            budget=plan.budget,
+            closing=self._tokens(last_words + form.end + behind),
+        )
+        before = self._tokens(form.gap + answer_begin) if is_ruled else ()
+        return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special=False, parse_special=True))

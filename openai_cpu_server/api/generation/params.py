@@ -11,7 +11,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import Union
 
 import msgspec
 from pydantic import JsonValue
@@ -52,11 +52,10 @@ class ToolUse(enum.Enum):
     """Exactly one call of one function."""
 
 
-class TextParam(msgspec.Struct, frozen=True):
-    source: GrammarSource | None = None
-    """Syntax of the grammar, or None for any text."""
-    definition: str = ""
-    path: str = ""
+class CustomGrammar(msgspec.Struct, frozen=True):
+    syntax: GrammarSource
+    definition: str
+    path: str
 
 
 class FunctionParam(msgspec.Struct, frozen=True):
@@ -65,9 +64,11 @@ class FunctionParam(msgspec.Struct, frozen=True):
     schema_path: str
     description: str | None = None
     parameters: JsonObject | None = None
+    """JSON Schema. That of a custom tool describes its text as the only parameter."""
     is_strict: bool = False
-    text: TextParam | None = None
-    """Set for a custom tool, whose `parameters` describe it as a function."""
+    is_custom: bool = False
+    grammar: CustomGrammar | None = None
+    """Grammar of a custom tool's text, or None for any text."""
 
 
 class ToolsParam(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,25 @@ class ToolsParam(msgspec.Struct, frozen=True, kw_only=True):
     is_legacy: bool = False
     """True for `functions`, which are answered with `function_call`."""
 
+    @property
+    def callable(self) -> tuple[FunctionParam, ...]:
+        return tuple(each for each in self.functions if self.chosen is None or each.name in self.chosen)
+
+    @property
+    def shown(self) -> list[dict[str, object]]:
+        """Descriptions for the chat template."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": function.name,
+                    "description": function.description or "",
+                    "parameters": function.parameters or {"type": "object", "properties": {}},
+                },
+            }
+            for function in self.functions
+        ]
+
 
 class ReasoningParam(msgspec.Struct, frozen=True, kw_only=True):
     is_on: bool | None = None
@@ -92,7 +112,7 @@ class ReasoningParam(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens, -1 for no limit, or None if unspecified."""
     is_hidden: bool = False
     variables: Mapping[str, object] = {}
-    said: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     """Paths of fields without meaning for a model that does not reason."""
 
 
@@ -122,45 +142,43 @@ class MessageParam(msgspec.Struct, frozen=True):
         return "" if content is None else str(content)
 
 
-class PictureParam(msgspec.Struct, frozen=True):
-    """Image from the client. In the text of its message `mark` stands for it."""
+class AttachmentKind(enum.Enum):
+    PICTURE = "picture"
+    SOUND = "sound"
+    DOCUMENT = "document"
+    """File attached for its text."""
 
-    mark: str
-    source: str
+
+class AttachmentSource(msgspec.Struct, frozen=True):
+    kind: AttachmentKind
+    url: str
     """URL, data URI, or `upload:` and the id of a file."""
-    detail: str
+    label: str = ""
+    """Detail of a picture, or title of a document."""
+
+    @property
+    def mark(self) -> str:
+        return mark_of(f"{self.label} {self.url}", self.kind)
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """Attachment from the client. In the text of its message `mark` stands for it."""
+
+    source: AttachmentSource
     at: str
     name: str
-    lack: str
-    """Reason why a model without vision does not get it."""
+    is_latest: bool = False
+    """True if an unreadable document rejects the call. Earlier ones are replaced by text."""
+    lack: str = ""
+    """Reason why a model that cannot see or hear does not get it."""
     refusal: str | None = None
-    """Error message for a model without vision, or None to replace the image by text."""
+    """Error message for such a model, or None to replace the attachment by text."""
     refused_at: str = ""
     """Path that this error names."""
 
-
-class SoundParam(msgspec.Struct, frozen=True):
-    """Audio from the client, with fields as in `PictureParam`."""
-
-    mark: str
-    source: str
-    at: str
-    name: str
-    lack: str
-    refusal: str | None = None
-    refused_at: str = ""
-
-
-class DocumentParam(msgspec.Struct, frozen=True):
-    """File attached for its text. In the text of its message `mark` stands for it."""
-
-    mark: str
-    source: str
-    title: str
-    at: str
-    name: str
-    is_asked: bool
-    """True if an unreadable file rejects the call. Others are replaced by text."""
+    @property
+    def mark(self) -> str:
+        return self.source.mark
 
 
 class RecordingParam(msgspec.Struct, frozen=True):
@@ -173,10 +191,6 @@ class RecordingParam(msgspec.Struct, frozen=True):
     piece_s: float
     trained: Mapping[str, Sequence[MessageParam]] = {}
     """Messages that replace the conversation's only one, by architecture of models trained on them."""
-
-
-MediaParam = Union[PictureParam, SoundParam]
-Attached = Union[MediaParam, DocumentParam]
 
 
 class TakenMedia(msgspec.Struct, frozen=True):
@@ -273,7 +287,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     thinking: ReasoningParam = ReasoningParam()
     template: str | None = None
     """Name of one of the model's chat templates, or None to choose by conversation."""
-    attached: tuple[Attached, ...] = ()
+    attached: tuple[Attachment, ...] = ()
     recording: RecordingParam | None = None
     media: tuple[TakenMedia, ...] = ()
     user: str | None = None
@@ -298,101 +312,68 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_bytes > LONG_BODY or has_program
 
 
-# -- what is attached --------------------------------------------------------------------------------------
+# -- attachments -------------------------------------------------------------------------------------------
 
+UPLOAD = "upload:"
+AUTO_DETAIL = "auto"
 _MARK_KEY = secrets.token_bytes(32)
 """Secret key, so that clients cannot forge marks."""
-
-
-def mark_of(source: str, what: str = "picture") -> str:
-    """Return the placeholder of a medium or file in its message's text."""
-    digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
-    return f"{what}{digest.hexdigest()}"
-
-
 MARK = re.compile(rf"{MEDIA_MARK.pattern}|document[0-9a-f]{{30}}")
 
 
-UPLOAD = "upload:"
+def mark_of(source: str, kind: AttachmentKind) -> str:
+    """Return the placeholder of an attachment in its message's text."""
+    digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
+    return f"{kind.value}{digest.hexdigest()}"
 
 
-AS_IT_IS = "auto"
+def attachment_source(part_type: str, fields: Mapping[str, object]) -> AttachmentSource | None:
+    """Return the attachment of a content part, or None if it has none or includes a document's text."""
+    match part_type:
+        case "image_url" | "input_image" | "image":
+            return _picture(fields, fields.get("source" if part_type == "image" else "image_url"))
+        case "input_audio" | "audio_url" | "audio":
+            return _sound(fields.get(part_type))
+        case "file" | "document":
+            return _document(fields, fields.get("file" if part_type == "file" else "source"))
+        case "input_file":
+            return _document(fields, fields)
+    return None
 
 
-class PictureSource(NamedTuple):
-    source: str
-    detail: str
+def _picture(fields: Mapping[str, object], image: object) -> AttachmentSource | None:
+    details = image if isinstance(image, dict) else fields
+    url = image
+    if isinstance(image, dict):
+        url = _of_base64(image) if image.get("type") == "base64" else image.get("url")
+    if not isinstance(url, str):
+        url = _of_upload(details)
+    detail = details.get("detail", fields.get("detail"))
+    label = AUTO_DETAIL if detail is None else str(detail)
+    return AttachmentSource(AttachmentKind.PICTURE, url, label) if isinstance(url, str) else None
 
-    @property
-    def mark(self) -> str:
-        return mark_of(f"{self.detail} {self.source}")
+
+def _sound(audio: object) -> AttachmentSource | None:
+    url = audio
+    if isinstance(audio, dict):
+        data = "data:;base64," if audio.get("data") == "" else _as_data_uri(audio.get("data"))
+        url = data or audio.get("url") or _of_upload(audio)
+    return AttachmentSource(AttachmentKind.SOUND, url) if isinstance(url, str) and url else None
 
 
-def picture_source(kind: str, fields: Mapping[str, object]) -> PictureSource | None:
-    if kind not in ("image_url", "input_image", "image"):
+def _document(fields: Mapping[str, object], file: object) -> AttachmentSource | None:
+    if not isinstance(file, Mapping):
         return None
-    within: object = fields.get("source") if kind == "image" else fields.get("image_url")
-    about = within if isinstance(within, dict) else fields
-    said = about.get("detail", fields.get("detail"))
-    detail = AS_IT_IS if said is None else str(said)
-    if isinstance(within, dict):
-        given = _of_base64(within) if within.get("type") == "base64" else within.get("url")
-    else:
-        given = within
-    if not isinstance(given, str):
-        file_id = about.get("file_id")
-        given = f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
-    return None if given is None else PictureSource(given, detail)
-
-
-class SoundSource(NamedTuple):
-    source: str
-
-    @property
-    def mark(self) -> str:
-        return mark_of(self.source, "sound")
-
-
-def sound_source(kind: str, fields: Mapping[str, object]) -> SoundSource | None:
-    if kind not in ("input_audio", "audio_url", "audio"):
-        return None
-    within: object = fields.get(kind)
-    found = within
-    if isinstance(within, dict):
-        file_id = within.get("file_id")
-        upload = f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
-        data = "data:;base64," if within.get("data") == "" else _as_data_uri(within.get("data"))
-        found = data or within.get("url") or upload
-    return SoundSource(found) if isinstance(found, str) and found else None
-
-
-class DocumentSource(NamedTuple):
-    source: str
-    title: str
-
-    @property
-    def mark(self) -> str:
-        return mark_of(f"{self.title} {self.source}", "document")
-
-
-def document_source(kind: str, fields: Mapping[str, object]) -> DocumentSource | None:
-    """Return the file of a content part, or None, also if the part includes its text."""
-    if kind not in ("file", "input_file", "document"):
-        return None
-    within = {"file": "file", "document": "source"}.get(kind)
-    given: object = fields if within is None else fields.get(within)
-    if not isinstance(given, dict):
-        return None
-    titles = (fields.get("title") or given.get("filename"), fields.get("context"))
-    found = [
-        _as_data_uri(given.get("file_data")),
-        _of_base64(given) if given.get("type") == "base64" else None,
-        given.get("file_url") or given.get("url"),
-        f"{UPLOAD}{given['file_id']}" if isinstance(given.get("file_id"), str) else None,
+    urls = [
+        _as_data_uri(file.get("file_data")),
+        _of_base64(file) if file.get("type") == "base64" else None,
+        file.get("file_url") or file.get("url"),
+        _of_upload(file),
     ]
-    source = next((one for one in found if isinstance(one, str) and one), None)
-    title = "\n".join(one for one in titles if isinstance(one, str) and one)
-    return None if source is None else DocumentSource(source, title)
+    url = next((url for url in urls if isinstance(url, str) and url), None)
+    titles = (fields.get("title") or file.get("filename"), fields.get("context"))
+    title = "\n".join(title for title in titles if isinstance(title, str) and title)
+    return None if url is None else AttachmentSource(AttachmentKind.DOCUMENT, url, title)
 
 
 def _as_data_uri(data: object) -> str | None:
@@ -404,3 +385,8 @@ def _as_data_uri(data: object) -> str | None:
 
 def _of_base64(source: Mapping[str, object]) -> str:
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
+
+
+def _of_upload(fields: Mapping[str, object]) -> str | None:
+    file_id = fields.get("file_id")
+    return f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None

@@ -1,4 +1,4 @@
-"""Rendering of answers for any transport, and parts that several families share."""
+"""Rendering of answers for any transport, and texts and numbers that several families show."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar, Union
+from typing import NamedTuple, Protocol
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.contract.figures import Figures
@@ -65,9 +64,8 @@ class GatheredAnswer:
 
     @property
     def score(self) -> float:
-        if not self.logprobs:
-            return float("-inf")
-        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
+        scores = [entry.logprob for entry in self.logprobs]
+        return sum(scores) / len(scores) if scores else float("-inf")
 
 
 def shown(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
@@ -81,40 +79,6 @@ def shown(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> list[
     return ranked
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
-
-    @classmethod
-    def of(cls, figures: Figures) -> PromptDetails:
-        image_tokens, audio_tokens = figures.image_tokens or UNSET, figures.audio_tokens or UNSET
-        return cls(figures.cached_tokens, image_tokens, audio_tokens, round(figures.audio_s, 3) or UNSET)
-
-
-class CompletionDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int = 0
-
-
-class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails = CompletionDetails()
-
-    @classmethod
-    def of(cls, figures: Figures) -> Usage:
-        return cls(
-            prompt_tokens=figures.prompt_tokens,
-            completion_tokens=figures.output_tokens,
-            total_tokens=figures.total_tokens,
-            prompt_tokens_details=PromptDetails.of(figures),
-            completion_tokens_details=CompletionDetails(figures.thought_tokens),
-        )
-
-
 class Chunk(NamedTuple):
     """Piece of a streamed answer, framed by an event stream or a WebSocket."""
 
@@ -123,13 +87,11 @@ class Chunk(NamedTuple):
 
 
 def events(chunks: Sequence[Chunk]) -> bytes:
-    return b"".join(map(_event, chunks))
-
-
-def _event(chunk: Chunk) -> bytes:
-    if chunk.event is None:
-        return b"data: %b\n\n" % chunk.json
-    return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
+    """Encode chunks as server-sent events."""
+    return b"".join(
+        b"data: %b\n\n" % json if event is None else b"event: %b\ndata: %b\n\n" % (event.encode(), json)
+        for json, event in chunks
+    )
 
 
 class Renderer(ABC):
@@ -179,51 +141,8 @@ class AnswerRenderer(Protocol):
 
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
 _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
-Tier = Union[str, UnsetType]
-Metadata = Union[dict[str, str], UnsetType]
-
-
-class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str
-    created: int
-    model: str
-    service_tier: Tier = UNSET
-    system_fingerprint: str
-
-
-C = TypeVar("C", bound=msgspec.Struct)
-
-
-class Completion(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
-    id: str
-    object: str = ""
-    created: int
-    model: str
-    choices: list[C]
-    usage: Usage
-    timings: dict[str, float]
-    service_tier: Tier = UNSET
-    system_fingerprint: str
-    metadata: Metadata = UNSET
-
-
-def completion(kind: type[Completion[C]], call: ResolvedRequest, choices: list[C], figures: Figures) -> bytes:
-    whole = kind(
-        id=call.id,
-        created=call.created,
-        model=call.model,
-        choices=choices,
-        usage=Usage.of(figures),
-        timings=timings(figures),
-        service_tier=service_tier(call),
-        system_fingerprint=call.fingerprint,
-        metadata=UNSET if call.metadata is None else call.metadata,
-    )
-    return msgspec.json.encode(whole)
 
 
 def new_tool_call_id() -> str:
@@ -242,15 +161,24 @@ def reasoning_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, ThinkingText))
 
 
-def service_tier(call: ResolvedRequest) -> Tier:
-    return UNSET if call.service_tier is None else call.service_tier
-
-
 def timings(figures: Figures) -> dict[str, float]:
-    milliseconds = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
+    """Return llama-server's times, and ours behind them."""
+    computed = figures.prompt_tokens - figures.cached_tokens
+    num_after_first = max(figures.output_tokens - 1, 0)  # the time of the first token is its prompt's
+    phases = (
+        ("prompt", computed, computed, figures.prefill_ms),
+        ("predicted", figures.output_tokens, num_after_first, figures.generation_ms),
+    )
+    numbers: dict[str, float] = {"cache_n": figures.cached_tokens}
+    for name, count, num_timed, taken_ms in phases:
+        numbers[f"{name}_n"] = count
+        numbers[f"{name}_ms"] = round(taken_ms, 3)
+        numbers[f"{name}_per_token_ms"] = round(taken_ms / num_timed, 3) if num_timed else 0.0
+        numbers[f"{name}_per_second"] = round(1000 * num_timed / taken_ms, 3) if taken_ms else 0.0
+    for name in ("queue_ms", "prefill_ms", "generation_ms", "latency_ms"):
+        numbers[name] = round(getattr(figures, name), 3)
     return {
-        **_of_llama_server(figures),
-        **{name: round(getattr(figures, name), 3) for name in milliseconds},
+        **numbers,
         "tokens_generated": figures.output_tokens,
         "tokens_per_second": round(figures.tokens_per_second, 3),
         "preemptions": figures.preemptions,
@@ -289,40 +217,12 @@ def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
     return b'"prompt_progress":' + msgspec.json.encode(ProgressChunk.of(progress, figures))
 
 
-def _of_llama_server(figures: Figures) -> dict[str, float]:
-    computed = figures.prompt_tokens - figures.cached_tokens
-    behind_first = max(figures.output_tokens - 1, 0)  # the time of the first token is its prompt's
-    parts = (
-        ("prompt", computed, computed, figures.prefill_ms),
-        ("predicted", figures.output_tokens, behind_first, figures.generation_ms),
-    )
-    told: dict[str, float] = {"cache_n": figures.cached_tokens}
-    for name, count, timed, taken_ms in parts:
-        told[f"{name}_n"] = count
-        told[f"{name}_ms"] = round(taken_ms, 3)
-        told[f"{name}_per_token_ms"] = round(taken_ms / timed, 3) if timed else 0.0
-        told[f"{name}_per_second"] = round(1000 * timed / taken_ms, 3) if taken_ms else 0.0
-    return told
-
-
 def finish_reason(finish: Finish) -> str:
     """Return OpenAI's finish reason. Raises GenerationFailed for an end without a result."""
     reason = _REASONS.get(finish.reason)
     if reason is None:
         raise GenerationFailed(finish.error or "The server ended the request before its end.")
     return reason
-
-
-def cached_tokens(call: ResolvedRequest, finishes: Mapping[str, Finish]) -> int:
-    """Sum the cached prompt tokens. Of a prompt's choices the least counts, because later ones share what
-    the first has computed."""
-    found: dict[int, int] = {}
-    for index, request in enumerate(call.requests):
-        finish = finishes.get(request.id)
-        if finish is not None:
-            prompt = index // call.best_of
-            found[prompt] = min(finish.cached_tokens, found.get(prompt, finish.cached_tokens))
-    return sum(found.values())
 
 
 def json_text(text: str) -> bytes:
@@ -338,55 +238,6 @@ def one_line(encoded: bytes) -> bytes:
         .replace(b"\xe2\x80\xa8", b"\\u2028")
         .replace(b"\xe2\x80\xa9", b"\\u2029")
     )
-
-
-ChoiceStream = Callable[[TokenEvent], list[bytes]]
-"""Render an event as elements of `choices`, one for each chunk."""
-
-
-class ChunkStream(Renderer):
-    done_marker = b"[DONE]"
-
-    def __init__(
-        self, call: ResolvedRequest, kind: str, choices: Mapping[str, ChoiceStream], *, empty: bytes
-    ) -> None:
-        """`choices`: by request id. `empty`: empty choice, with a `%d` for its index."""
-        head = ChunkHead(
-            id=call.id,
-            object=kind,
-            created=call.created,
-            model=call.model,
-            service_tier=service_tier(call),
-            system_fingerprint=call.fingerprint,
-        )
-        self._open = msgspec.json.encode(head)[:-1] + b',"choices":['
-        self._close = b'],"usage":null}' if call.include_usage else b"]}"
-        self._empty = empty
-        self._has_usage = call.include_usage
-        self._choices = choices
-
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        choices = self._choices[event.id](event)
-        chunks = [Chunk(self._open + choice + self._close) for choice in choices]
-        return [*chunks[:-1], self._timed(chunks[-1])] if chunks and event.tokens else chunks
-
-    def _timed(self, chunk: Chunk) -> Chunk:
-        if self.so_far is None:
-            return chunk
-        return Chunk(b'%b,"timings":%b}' % (chunk.json[:-1], msgspec.json.encode(timings(self.so_far))))
-
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        told = progress_field(progress, figures)
-        choice = self._empty % [*self._choices].index(request_id)
-        chunk = Chunk(b"%b%b%b,%b}" % (self._open, choice, self._close[:-1], told))
-        return (self._timed(chunk),)
-
-    def end(self, figures: Figures) -> Sequence[Chunk]:
-        if not self._has_usage:
-            return ()
-        numbers = b'],"usage":' + msgspec.json.encode(Usage.of(figures))
-        timed = b',"timings":' + msgspec.json.encode(timings(figures))
-        return (Chunk(self._open + numbers + timed + b"}"),)
 
 
 class TopToken(msgspec.Struct, frozen=True):
@@ -406,21 +257,21 @@ class ContentScores:
     """Log-probabilities of an answer without reasoning, held back until their text is out."""
 
     def __init__(self) -> None:
-        self._num_heard = 0
+        self._num_scores = 0
         self._held: list[TokenLogprob] = []
-        self._known: list[TokenLogprob] = []
+        self._released: list[TokenLogprob] = []
 
     def hear(self, event: TokenEvent) -> None:
-        self._num_heard += len(event.logprobs)
+        self._num_scores += len(event.logprobs)
         self._held += event.logprobs
         if event.answer_start is not None:
-            first = max(0, event.answer_start - self._num_heard + len(self._held))
-            self._known += self._held[first:]
+            first = max(0, event.answer_start - self._num_scores + len(self._held))
+            self._released += self._held[first:]
             self._held = []
 
     def take(self) -> list[TokenLogprob]:
-        known, self._known = self._known, []
-        return known
+        released, self._released = self._released, []
+        return released
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -429,11 +280,10 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatLogprobs:
-    return ChatLogprobs([_entry(entry, pieces) for entry in entries])
-
-
-def _entry(entry: TokenLogprob, pieces: ShownPieces) -> TokenEntry:
-    piece = pieces[entry.token]
-    others = [(pieces[token], finite(logprob)) for token, logprob in entry.top]
-    top = [TopToken(other.text, logprob, other.bytes) for other, logprob in others]
-    return TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top)
+    content = []
+    for entry in entries:
+        piece = pieces[entry.token]
+        others = [(pieces[token], finite(logprob)) for token, logprob in entry.top]
+        top = [TopToken(other.text, logprob, other.bytes) for other, logprob in others]
+        content.append(TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top))
+    return ChatLogprobs(content)

@@ -5,231 +5,284 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby, takewhile
+from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.generation.call import (
-    AnswerReuse,
-    Prompt,
-    ResolveContext,
-    ResolvedRequest,
-    fingerprint,
-)
+from openai_cpu_server.answers.store import LastTurn
+from openai_cpu_server.api.generation.call import Prompt, ResolveContext, ResolvedRequest, fingerprint
 from openai_cpu_server.api.generation.output import (
-    AnswerForm,
     PlannedOutput,
+    ThinkingOutputs,
     ToolOutputs,
-    ToolPlan,
+    answer_output,
     check_ends,
-    of_answer,
-    tool_plan,
+    thinking_plan,
+    usable_tools,
 )
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
     ConversationsParam,
+    FileParam,
     GenerationParams,
     MessageParam,
     PromptsParam,
-)
-from openai_cpu_server.api.generation.prompts import (
-    WHOLE,
-    PromptEnds,
-    PromptMaker,
-    last_turn,
-    shortened,
-    text_prompts,
+    ToolsParam,
 )
 from openai_cpu_server.api.generation.sampling import (
-    NumChoices,
-    OutputRoom,
     check_tokens,
     choices_of,
     for_choice,
     for_model,
     output_room,
 )
-from openai_cpu_server.api.generation.thinking import ThinkingOutputs
-from openai_cpu_server.contract.media import Sound, media_in
-from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.media import Sound, media_in, shown_tokens
+from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TemplateFailed, wrong
 from openai_cpu_server.http.clients import Client, account_of
+from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.ignored_params import TIERS
 from openai_cpu_server.http.parse import Ignored, header_safe
+from openai_cpu_server.models.routing.router import RouterCaller
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt
-from openai_cpu_server.prompt.tool_formats import ToolFormat
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
+from openai_cpu_server.prompt.template import fim_tokens
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
-_ROOM = 1024
+_ANSWER_ROOM = 1024
 """Tokens to leave for an answer without a limit if the prompt may be shortened."""
 _MOST_CONTEXT = 2**20
 _TOO_LONG = "context_length_exceeded"
 
 
-class PreparedPrompts(NamedTuple):
-    prompts: Sequence[Prompt]
-    output: PlannedOutput
-    left_out: tuple[str, ...] = ()
-
-
-def resolve(ask: GenerationParams, asking: ResolveContext) -> ResolvedRequest:
+def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
     """Resolve a request, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong,
     DeadlyInput."""
-    assert not ask.attached, "what is attached is found before"
-    assert ask.recording is None, "likewise"
+    assert not params.attached, "what is attached is found before"
+    assert params.recording is None, "likewise"
     try:
-        return _resolved(ask, asking)
+        return _resolved(params, context)
     except (InvalidRequest, PromptTooLong) as error:
         # Only where it is too long could fewer messages help.
         is_too_long = isinstance(error, PromptTooLong) or error.code == _TOO_LONG
-        shorter = _shorter(ask, asking) if is_too_long else None
+        shorter = _shorter(params, context) if is_too_long else None
         if shorter is None:
             raise
-    return _resolved(shorter, asking)
+    return _resolved(shorter, context)
 
 
-def tokens_of(ask: GenerationParams, model: ServedModel, ends: PromptEnds = WHOLE) -> tuple[int, ...]:
-    """Return the prompt's tokens. Raises InvalidRequest, DeadlyInput."""
-    assert isinstance(ask.prompt, ConversationParam), "nobody asks for other prompts"
-    assert not ask.attached, "what is attached is found before"
-    if ask.prompt.template:
-        context_limit = model.engine.info.context_limit if model.engine.info else _MOST_CONTEXT
-        (made,) = text_prompts(_written(ask, ask.prompt, model, context_limit), model.tokenizer, None)
-        return made.tokens
-    maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info, ends)
-    return maker.prompt(ask.prompt.messages).tokens
+def caller_of(params: GenerationParams, sender: Caller) -> RouterCaller:
+    """Return on whose behalf the call is queued. Raises InvalidRequest for an unknown priority."""
+    return RouterCaller(
+        priority=sender.priority(field=params.priority, tier=params.service_tier),
+        client=Client.of(sender.identity, params.user).label,
+        account=account_of(sender.identity),
+        group=Client.group_of(sender.identity),
+    )
 
 
-def served_tier(asked: str, priority: Priority) -> str:
+def served_tier(requested_tier: str, priority: Priority) -> str:
     """Return the tier that applies. A key's best priority, or the header, may have lowered it."""
-    is_lowered = priority is Priority.BATCH and asked in ("priority", "fast")
-    return "flex" if is_lowered else asked
+    is_lowered = priority is Priority.BATCH and requested_tier in ("priority", "fast")
+    return "flex" if is_lowered else requested_tier
 
 
-def _resolved(ask: GenerationParams, asking: ResolveContext) -> ResolvedRequest:
-    choices = choices_of(ask, asking.options)
-    prepared = _cut(_prepared(ask, asking), ask, asking)
-    check_ends(ask, prepared.output)
-    return _call(ask, asking, prepared, choices)
+def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
+    choices = choices_of(params, context.options)
+    prompts, output = _prepared(params, context)
+    if params.last_tokens is not None:
+        prompts = _cut(prompts, params, params.last_tokens, context)
+    check_ends(params, output)
+    is_wanted = context.sender.wants_progress() or params.details.progress
+    details = msgspec.structs.replace(params.details, progress=params.stream and is_wanted)
+    params = msgspec.structs.replace(params, details=details)
+    # To choose the best, log-probabilities are needed, whether they are shown or not.
+    is_ranked = choices.made > choices.shown and params.logprobs is None
+    common = _request(params, context, output, top_logprobs=0 if is_ranked else params.logprobs)
+    call_id = params.call_id or params.id_prefix + secrets.token_hex(12)
+    rooms = [output_room(params, len(prompt.tokens), context.info, context.options) for prompt in prompts]
+    requests = tuple(
+        msgspec.structs.replace(
+            common,
+            id=f"{call_id}/{index * choices.made + choice}",
+            tokens=prompt.tokens,
+            borders=prompt.borders,
+            media_items=prompt.media_items,
+            media=prompt.media,
+            max_tokens=room.tokens,
+            sampling=for_choice(common.sampling, choice),
+        )
+        for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+        for choice in range(choices.made)
+    )
+    max_output_tokens, limit, tier = 0, params.max_tokens, params.service_tier
+    if limit is not None and not limit.is_ours:
+        each = (room.tokens if limit.is_ceiling else limit.tokens for room in rooms)
+        max_output_tokens = choices.made * sum(each)
+    if tier is not None:
+        tier = served_tier(tier if tier in TIERS else "default", common.priority)
+    return ResolvedRequest(
+        id=call_id,
+        model=context.chosen.name,
+        created=int(time.time()),
+        fingerprint=fingerprint(context.info, context.chosen.adapter_key),
+        prompts=tuple(prompts),
+        requests=requests,
+        n=choices.shown,
+        best_of=choices.made,
+        priority=common.priority,
+        stream=params.stream,
+        include_usage=params.include_usage,
+        timeout_s=params.timeout_s,
+        max_output_tokens=max_output_tokens,
+        context_ends_it=any(room.context_ends_it for room in rooms),
+        service_tier=tier,
+        metadata=params.metadata,
+        shown_logprobs=params.logprobs,
+        tool_calls=output.tool_calls,
+        thinking=output.thinking,
+        is_cached=params.cache is not False,
+        is_repeatable=common.sampling.temperature == 0 or params.is_seeded,
+        details=details,
+        headers=_headers(params, output),
+    )
+
+
+def _request(
+    params: GenerationParams, context: ResolveContext, output: PlannedOutput, *, top_logprobs: int | None
+) -> GenerationRequest:
+    """Return the common fields of all requests of a call."""
+    sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
+    identity, caller = context.sender.identity, caller_of(params, context.sender)
+    key = identity.digest if context.options.isolate_by_key else None
+    return GenerationRequest(
+        id="",
+        tokens=(),
+        max_tokens=0,
+        sampling=sampling,
+        priority=caller.priority,
+        stop=params.stop,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=params.score_prompt,
+        scores_end=params.score_end,
+        tells_progress=params.details.progress,
+        client=caller.client,
+        account=caller.account,
+        group=caller.group,
+        route=params.id_prefix.removesuffix("-"),
+        cache_namespace=cache_namespace(salt=params.cache_salt, key=key),
+        adapter=context.chosen.adapter,
+        constraint=output.constraint,
+        marks=output.thinking.marks if output.thinking is not None else None,
+        # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
+        show_control_tokens=output.tool_calls is not None or output.shows_marks,
+    )
+
+
+def _headers(params: GenerationParams, output: PlannedOutput) -> dict[str, str]:
+    ignored = Ignored((*params.ignored.names, *output.ignored)).headers
+    if not output.unenforced:
+        return ignored
+    names = [header_safe(path) for path in output.unenforced[:_MOST_NAMED]]
+    names += ["..."] if len(output.unenforced) > _MOST_NAMED else []
+    return {**ignored, UNENFORCED: ",".join(names)}
 
 
 # -- prompts ---------------------------------------------------------------------------------------------
 
 
-def _prepared(ask: GenerationParams, asking: ResolveContext) -> PreparedPrompts:
-    prompt, model = ask.prompt, asking.chosen.model
-    if isinstance(prompt, ConversationParam):
-        return _of_conversation(ask, prompt, asking)
+def _prepared(params: GenerationParams, context: ResolveContext) -> tuple[list[Prompt], PlannedOutput]:
+    prompt = params.prompt
     if isinstance(prompt, ConversationsParam):
-        each = [_of_conversation(_with_media_of(ask, one), one, asking) for one in prompt.each]
-        prompts = [made for prepared in each for made in prepared.prompts]
-        return PreparedPrompts(prompts, each[0].output, each[0].left_out)
-    if prompt.is_said and model.prompts.has_template:
-        return _of_conversation(ask, _said(prompt), asking)
-    return _of_texts(ask, prompt, asking)
-
-
-def _of_texts(ask: GenerationParams, texts: PromptsParam, asking: ResolveContext) -> PreparedPrompts:
-    model = asking.chosen.model
-    most_tokens = asking.info.context_limit if ask.last_tokens is None else None
-    prompts = text_prompts(texts, model.tokenizer, most_tokens)
-    return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
-
-
-def _written(
-    ask: GenerationParams, conversation: ConversationParam, model: ServedModel, context_limit: int
-) -> PromptsParam:
-    """Write the prompt with a template of Ollama, which shows neither tools nor media."""
-    if ask.tools is not None and ask.tools.use is not None:
-        raise wrong("A template of Ollama's shows no tools here: use the model's own.", ask.tools.path)
-    if ask.media:
-        raise wrong("A template of Ollama's shows no media here: use the model's own.", conversation.path)
-    roles = {"developer": "system"}
-    said = [
-        {"role": roles.get(str(one.role), str(one.role)), "content": one.text}
-        for one in conversation.messages
-    ]
-    text = model.write_template(conversation.template, said, conversation.suffix, context_limit)
-    whole: str | Sequence[int | str] = (*conversation.before, text) if conversation.before else text
-    return PromptsParam([whole], path=conversation.path)
-
-
-def _said(prompt: PromptsParam) -> ConversationParam:
+        each = []
+        for one in prompt.each:
+            texts = [message.text for message in one.messages]
+            media = tuple(item for item in params.media if any(item.mark in text for text in texts))
+            each.append(_of_conversation(msgspec.structs.replace(params, media=media), one, context))
+        return [made for prompts, _ in each for made in prompts], each[0][1]
+    if isinstance(prompt, ConversationParam):
+        return _of_conversation(params, prompt, context)
+    if not (prompt.is_said and context.chosen.model.prompts.has_template):
+        return _of_texts(params, prompt, context)
     (text,) = prompt.prompts
     items = (text,) if isinstance(text, str) else text
     before = tuple(item for item in items if isinstance(item, int))
     content = "".join(item for item in items if isinstance(item, str))
-    return ConversationParam([MessageParam({"role": "user", "content": content})], prompt.path, before=before)
+    message = MessageParam({"role": "user", "content": content})
+    return _of_conversation(params, ConversationParam([message], prompt.path, before=before), context)
 
 
-def _cut(prepared: PreparedPrompts, ask: GenerationParams, asking: ResolveContext) -> PreparedPrompts:
-    if ask.last_tokens is None:
-        return prepared
-    if ask.media:
-        message = "'truncate_prompt_tokens' is not possible with pictures and sounds."
-        raise InvalidRequest(message, param="truncate_prompt_tokens", code="unsupported_parameter")
-    kept = _room(ask, asking) if ask.last_tokens < 0 else ask.last_tokens
-    tokenizer = asking.chosen.model.tokenizer
-    begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
-    return prepared._replace(prompts=[_last(prompt, kept, begin) for prompt in prepared.prompts])
-
-
-def _last(prompt: Prompt, kept: int, begin: tuple[int, ...]) -> Prompt:
-    removed = len(prompt.tokens) - kept
-    if removed <= 0:
-        return prompt
-    head = begin if prompt.tokens[: len(begin)] == begin and kept > len(begin) else ()
-    removed += len(head)
-    borders = tuple(border - removed + len(head) for border in prompt.borders if border > removed)
-    return msgspec.structs.replace(
-        prompt, tokens=(*head, *prompt.tokens[removed:]), borders=borders, turn=None
-    )
-
-
-def _with_media_of(ask: GenerationParams, conversation: ConversationParam) -> GenerationParams:
-    texts = [message.text for message in conversation.messages]
-    media = tuple(one for one in ask.media if any(one.mark in text for text in texts))
-    return msgspec.structs.replace(ask, media=media)
+def _of_texts(
+    params: GenerationParams, texts: PromptsParam, context: ResolveContext
+) -> tuple[list[Prompt], PlannedOutput]:
+    model = context.chosen.model
+    most_tokens = context.info.context_limit if params.last_tokens is None else None
+    prompts = text_prompts(texts, model.tokenizer, most_tokens)
+    return prompts, answer_output(params.form, model.grammars)
 
 
 def _of_conversation(
-    ask: GenerationParams, conversation: ConversationParam, asking: ResolveContext
-) -> PreparedPrompts:
+    params: GenerationParams, conversation: ConversationParam, context: ResolveContext
+) -> tuple[list[Prompt], PlannedOutput]:
+    model, info = context.chosen.model, context.info
     if conversation.template:
-        written = _written(ask, conversation, asking.chosen.model, asking.info.context_limit)
-        return _of_texts(ask, written, asking)
-    model, plan = asking.chosen.model, tool_plan(ask.tools)
-    maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
+        return _of_texts(params, _written(params, conversation, model, info.context_limit), context)
+    tools = usable_tools(params.tools)
+    maker = PromptMaker(params, conversation.path, tools, model, info)
     template = maker.template
-    output = _output(ask, plan, model, template.tool_format)
-    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
-    left_out: tuple[str, ...] = ()
-    if template.thinking is None:
-        left_out = ask.thinking.said
+    if tools is None or tools.use is None:
+        output = answer_output(params.form, model.grammars)
     else:
-        outputs = ThinkingOutputs(template.thinking.form, model.tokenizer)
-        output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
+        outputs = ToolOutputs(template.tool_format, model.grammars, model.tokenizer)
+        output = outputs.plan(tools, tools.use, params.form)
+    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
+    if template.thinking is None:
+        output = msgspec.structs.replace(output, ignored=params.thinking.paths)
+    else:
+        thinking = ThinkingOutputs(template.thinking.form, model.tokenizer)
+        output = thinking.plan(output, maker.thinking, prompt, has_stop=bool(params.stop))
     # What is asked about a picture, or behind tokens, is not alike because the words are.
-    is_whole = not (ask.media or conversation.before)
-    compares = asking.options.compares_turns and ask.cache is not False and is_whole
-    turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
-    items = tuple(one.item for one in ask.media)
-    media = media_in(prompt.tokens, items, [one.shape for one in ask.media]) if items else ()
-    samples = sum(item.size.num_samples for item in items if isinstance(item, Sound))
+    is_whole = not (params.media or conversation.before)
+    turn = None
+    if context.options.compares_turns and params.cache is not False and is_whole:
+        turn = last_turn(conversation.messages, lambda messages: maker.prompt(messages).tokens)
+    items = tuple(one.item for one in params.media)
+    num_samples = sum(item.size.num_samples for item in items if isinstance(item, Sound))
     made = Prompt(
         prompt.tokens,
         turn=turn,
         borders=prompt.borders,
         media_items=items,
-        media=media,
-        sound_s=samples / asking.info.sound_rate if samples else 0.0,
+        media=media_in(prompt.tokens, items, [one.shape for one in params.media]) if items else (),
+        sound_s=num_samples / info.sound_rate if num_samples else 0.0,
     )
-    return PreparedPrompts([made], output, left_out)
+    return [made], output
+
+
+def _written(
+    params: GenerationParams, conversation: ConversationParam, model: ServedModel, context_limit: int
+) -> PromptsParam:
+    """Write the prompt with a template of Ollama, which shows neither tools nor media."""
+    if params.tools is not None and params.tools.use is not None:
+        raise wrong("A template of Ollama's shows no tools here: use the model's own.", params.tools.path)
+    if params.media:
+        raise wrong("A template of Ollama's shows no media here: use the model's own.", conversation.path)
+    roles = {"developer": "system"}
+    messages = [
+        {"role": roles.get(str(one.role), str(one.role)), "content": one.text}
+        for one in conversation.messages
+    ]
+    text = model.write_template(conversation.template, messages, conversation.suffix, context_limit)
+    whole: str | Sequence[int | str] = (*conversation.before, text) if conversation.before else text
+    return PromptsParam([whole], path=conversation.path)
 
 
 def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
@@ -244,159 +297,284 @@ def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -
     )
 
 
-def _output(
-    ask: GenerationParams, plan: ToolPlan | None, model: ServedModel, form: ToolFormat
-) -> PlannedOutput:
-    answer = AnswerForm.of(ask.form, model.grammars)
-    if plan is None or plan.use is None:
-        return of_answer(answer)
-    return ToolOutputs(form, model.grammars, model.tokenizer).of_plan(plan, answer)
+class PromptEnds(msgspec.Struct, frozen=True):
+    begins_answer: bool = True
+    has_marks: bool | None = None
+    """True to begin with BOS, or None to let model and template decide."""
 
 
-def _shorter(ask: GenerationParams, asking: ResolveContext) -> GenerationParams | None:
-    conversation = ask.prompt
+_WHOLE = PromptEnds()
+
+
+def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _WHOLE) -> tuple[int, ...]:
+    """Return the prompt's tokens. Raises InvalidRequest, DeadlyInput."""
+    assert isinstance(params.prompt, ConversationParam), "nobody asks for other prompts"
+    assert not params.attached, "what is attached is found before"
+    if params.prompt.template:
+        context_limit = model.engine.info.context_limit if model.engine.info else _MOST_CONTEXT
+        (made,) = text_prompts(_written(params, params.prompt, model, context_limit), model.tokenizer, None)
+        return made.tokens
+    tools = usable_tools(params.tools)
+    maker = PromptMaker(params, params.prompt.path, tools, model, model.engine.info, ends)
+    return maker.prompt(params.prompt.messages).tokens
+
+
+@dataclass
+class PromptMaker:
+    """Renderer of conversations with the parameters of one call. Its creation raises InvalidRequest."""
+
+    params: GenerationParams
+    path: str
+    """Field that errors name."""
+    tools: ToolsParam | None
+    model: ServedModel
+    info: ModelInfo | None
+    """Facts of the model, or None if it is not loaded."""
+    ends: PromptEnds = _WHOLE
+
+    def __post_init__(self) -> None:
+        prompt = self.params.prompt
+        messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
+        has_tools = self.tools is not None or any(one.fields.get("tool_calls") for one in messages)
+        self.template = self.model.template(self.params.template, has_tools=has_tools)
+        self.thinking = thinking_plan(self.params.thinking, self.template.thinking)
+
+    def prompt(self, messages: Sequence[MessageParam]) -> ChatPrompt:
+        try:
+            return self._rendered(messages, self.thinking.variables)
+        except TemplateFailed as error:
+            is_by_variables = self.params.thinking.variables and self._renders_without_variables(messages)
+            path = "chat_template_kwargs" if is_by_variables else self.path
+            raise InvalidRequest(str(error), param=path, code="chat_template_failed") from error
+        except InvalidRequest as error:
+            if error.param is not None:
+                raise
+            raise InvalidRequest(str(error), param=self.path, code=error.code) from None
+
+    def _renders_without_variables(self, messages: Sequence[MessageParam]) -> bool:
+        variables, sent = self.thinking.variables, self.params.thinking.variables
+        try:
+            self._rendered(messages, {name: value for name, value in variables.items() if name not in sent})
+        except TemplateFailed:
+            return False
+        return True
+
+    def _rendered(self, messages: Sequence[MessageParam], variables: Mapping[str, object]) -> ChatPrompt:
+        info = self.info
+        is_cut = self.params.last_tokens is not None
+        return self.model.prompts.prompt(
+            Conversation(
+                messages=[message.fields for message in messages],
+                tools=self.tools.shown if self.tools else (),
+                template=self.template.name,
+                written={} if info is None else _earlier_answers(messages, info),
+                variables=variables,
+                thinks_not=self.thinking.thinks_not,
+                most_tokens=None if info is None or is_cut else info.context_limit,
+                begins_answer=self.ends.begins_answer,
+                has_marks=self.ends.has_marks,
+                shown={one.mark: shown_tokens(one.item, one.shape) for one in self.params.media},
+                # Without a state a sequence begins anywhere: to look for borders would be in vain.
+                marks_borders=info is None or info.state_bytes > 0,
+            )
+        )
+
+
+def _earlier_answers(messages: Sequence[MessageParam], info: ModelInfo) -> Written:
+    """Return the earlier answers of this very model. Adapters change none of its tokens."""
+    vocabulary = fingerprint(info) if any(message.own for message in messages) else ""
+    return {
+        index: message.own.tokens
+        for index, message in enumerate(messages)
+        if message.own is not None and message.own.tokens and message.own.vocabulary == vocabulary
+    }
+
+
+# -- prompts that are too long -----------------------------------------------------------------------------
+
+
+def _cut(
+    prompts: Sequence[Prompt], params: GenerationParams, last_tokens: int, context: ResolveContext
+) -> list[Prompt]:
+    if params.media:
+        message = "'truncate_prompt_tokens' is not possible with pictures and sounds."
+        raise InvalidRequest(message, param="truncate_prompt_tokens", code="unsupported_parameter")
+    num_left = _prompt_room(params, context) if last_tokens < 0 else last_tokens
+    tokenizer = context.chosen.model.tokenizer
+    begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
+    return [_last(prompt, num_left, begin) for prompt in prompts]
+
+
+def _last(prompt: Prompt, num_left: int, begin: tuple[int, ...]) -> Prompt:
+    num_removed = len(prompt.tokens) - num_left
+    if num_removed <= 0:
+        return prompt
+    head = begin if prompt.tokens[: len(begin)] == begin and num_left > len(begin) else ()
+    num_removed += len(head)
+    borders = tuple(border - num_removed + len(head) for border in prompt.borders if border > num_removed)
+    tokens = (*head, *prompt.tokens[num_removed:])
+    return msgspec.structs.replace(prompt, tokens=tokens, borders=borders, turn=None)
+
+
+def _shorter(params: GenerationParams, context: ResolveContext) -> GenerationParams | None:
+    conversation = params.prompt
     if not (isinstance(conversation, ConversationParam) and conversation.may_forget):
         return None
-    limit = _room(ask, asking)
+    limit = _prompt_room(params, context)
+
+    def with_only(messages: Sequence[MessageParam]) -> GenerationParams:
+        prompt = msgspec.structs.replace(conversation, messages=messages)
+        return msgspec.structs.replace(params, prompt=prompt)
 
     def fits(messages: Sequence[MessageParam]) -> bool:
         try:
-            return len(tokens_of(_with(ask, messages), asking.chosen.model)) <= limit
+            return len(tokens_of(with_only(messages), context.chosen.model)) <= limit
         except InvalidRequest as error:
             if error.code == _TOO_LONG:
                 return False
             raise
 
-    kept = shortened(conversation, fits)
-    return None if kept is None else _with(ask, kept)
+    messages = shortened(conversation, fits)
+    return None if messages is None else with_only(messages)
 
 
-def _room(ask: GenerationParams, asking: ResolveContext) -> int:
-    context = asking.info.context_limit
-    room = ask.max_tokens.tokens if ask.max_tokens else min(_ROOM, context // 4)
-    return max(1, min(context - room, asking.options.max_prompt_tokens or context))
+def _prompt_room(params: GenerationParams, context: ResolveContext) -> int:
+    limit = context.info.context_limit
+    answer_room = params.max_tokens.tokens if params.max_tokens else min(_ANSWER_ROOM, limit // 4)
+    return max(1, min(limit - answer_room, context.options.max_prompt_tokens or limit))
 
 
-def _with(ask: GenerationParams, messages: Sequence[MessageParam]) -> GenerationParams:
-    return msgspec.structs.replace(ask, prompt=msgspec.structs.replace(ask.prompt, messages=messages))
+_STRIDE = 8
+"""Step of dropping exchanges from long conversations, so that next turns share a computed prefix."""
 
 
-# -- the call --------------------------------------------------------------------------------------------
+def shortened(
+    conversation: ConversationParam, fits: Callable[[Sequence[MessageParam]], bool]
+) -> Sequence[MessageParam] | None:
+    """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
+    question and the model's last step stay."""
+    messages = list(conversation.messages)
+    head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
+    exchanges = _split(messages[len(head) :], "user")
+    last = _split(exchanges[-1], "assistant") if exchanges else []
+    strides = range(_STRIDE, len(exchanges) - _STRIDE, _STRIDE)
+    single = range(max(strides.stop if strides else 1, 1), len(exchanges))
+    ways = [[*head, *chain(*exchanges[count:])] for count in sorted({*strides, *single})]
+    ways += [[*head, *last[0], *chain(*last[count:])] for count in range(2, len(last))]
+    place = bisect_left(ways, True, key=fits)
+    return ways[place] if place < len(ways) else None
 
 
-def _call(
-    ask: GenerationParams, asking: ResolveContext, prepared: PreparedPrompts, choices: NumChoices
-) -> ResolvedRequest:
-    call_id = ask.call_id or ask.id_prefix + secrets.token_hex(12)
-    prompts, output = prepared.prompts, prepared.output
-    ask = _with_progress(ask, asking)
-    alike = _request(ask, asking, output, choices)
-    rooms = [output_room(ask, len(prompt.tokens), asking.info, asking.options) for prompt in prompts]
-    asked_tokens = _asked_tokens(ask, rooms, choices.made)
-    context_ends_it = any(room.context_ends_it for room in rooms)
-    is_repeatable = alike.sampling.temperature == 0 or ask.is_seeded
-    reuse = AnswerReuse(is_repeatable, asked_tokens=0 if context_ends_it else asked_tokens)
-    return ResolvedRequest(
-        id=call_id,
-        model=asking.chosen.name,
-        created=int(time.time()),
-        fingerprint=fingerprint(asking.info, asking.chosen.adapter_key),
-        prompts=tuple(prompts),
-        requests=_requests(alike, call_id, list(zip(prompts, rooms, strict=True)), choices.made),
-        n=choices.shown,
-        best_of=choices.made,
-        priority=alike.priority,
-        stream=ask.stream,
-        include_usage=ask.include_usage,
-        timeout_s=ask.timeout_s,
-        max_output_tokens=asked_tokens,
-        context_ends_it=context_ends_it,
-        service_tier=_tier(ask.service_tier, alike.priority),
-        metadata=ask.metadata,
-        shown_logprobs=ask.logprobs,
-        tool_calls=output.tool_calls,
-        thinking=output.thinking,
-        reuse=None if ask.cache is False else reuse,
-        details=ask.details,
-        headers=_headers(ask, prepared),
-    )
+def _split(messages: Sequence[MessageParam], role: str) -> list[list[MessageParam]]:
+    parts: list[list[MessageParam]] = []
+    for one in messages:
+        if one.role == role or not parts:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
 
 
-def _with_progress(ask: GenerationParams, asking: ResolveContext) -> GenerationParams:
-    is_wanted = asking.sender.wants_progress() or ask.details.progress
-    details = msgspec.structs.replace(ask.details, progress=ask.stream and is_wanted)
-    return msgspec.structs.replace(ask, details=details)
+_BLANK = "..."
+"""Placeholder of a turn. Templates may treat an empty one differently."""
 
 
-def _asked_tokens(ask: GenerationParams, rooms: Sequence[OutputRoom], choices: int) -> int:
-    if ask.max_tokens is None or ask.max_tokens.is_ours:
-        return 0
-    if ask.max_tokens.is_ceiling:
-        return choices * sum(room.tokens for room in rooms)
-    return choices * len(rooms) * ask.max_tokens.tokens
-
-
-def _tier(asked: str | None, priority: Priority) -> str | None:
-    if asked is None:
+def last_turn(
+    messages: Sequence[MessageParam], tokens: Callable[[Sequence[MessageParam]], tuple[int, ...]]
+) -> LastTurn | None:
+    """Return the last user turn with its surroundings. Raises the errors of `tokens`."""
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    if not users:
         return None
-    return served_tier(asked if asked in TIERS else "default", priority)
+    last = users[-1]
+    blank = MessageParam({**messages[last].fields, "content": _BLANK})
+    return LastTurn(messages[last].text, tokens([*messages[:last], blank, *messages[last + 1 :]]))
 
 
-def _request(
-    ask: GenerationParams, asking: ResolveContext, output: PlannedOutput, choices: NumChoices
-) -> GenerationRequest:
-    identity = asking.sender.identity
-    key = identity.digest if asking.options.isolate_by_key else None
-    # To choose the best, log-probabilities are needed, whether they are shown or not.
-    is_ranked = choices.made > choices.shown and ask.logprobs is None
-    return GenerationRequest(
-        id="",
-        tokens=(),
-        max_tokens=0,
-        sampling=for_model(ask, asking.chosen.model.tokenizer, vocab_size=asking.info.vocab_size),
-        priority=asking.sender.priority(field=ask.priority, tier=ask.service_tier),
-        stop=ask.stop,
-        top_logprobs=0 if is_ranked else ask.logprobs,
-        prompt_logprobs=ask.score_prompt,
-        scores_end=ask.score_end,
-        tells_progress=ask.details.progress,
-        client=Client.of(identity, ask.user).label,
-        account=account_of(identity),
-        group=Client.group_of(identity),
-        route=ask.id_prefix.removesuffix("-"),
-        cache_namespace=cache_namespace(salt=ask.cache_salt, key=key),
-        adapter=asking.chosen.adapter,
-        constraint=output.constraint,
-        marks=output.thinking.marks if output.thinking is not None else None,
-        # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
-        show_control_tokens=output.tool_calls is not None or output.shows_marks,
+# -- prompts of texts --------------------------------------------------------------------------------------
+
+Text = Union[str, Sequence[Union[int, str]]]
+
+
+def text_prompts(texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
+    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises PromptFarTooLong,
+    InvalidRequest."""
+    fills = texts.suffix or texts.files is not None or tokenizer.fim is not None
+    if texts.suffix is None or not fills:
+        return [_plain(prompt, tokenizer, most_tokens, echo=texts.echo) for prompt in texts.prompts]
+    if texts.echo and texts.files is None:
+        raise wrong("'echo' and 'suffix' cannot be combined.", "suffix")
+    return [_fill_in(prompt, texts.suffix, texts, tokenizer, most_tokens) for prompt in texts.prompts]
+
+
+def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:
+    tokens = _tokens(prompt, tokenizer, most_tokens, add_special=True)
+    if not tokens:
+        message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
+        raise wrong(message, "prompt")
+    return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
+
+
+def _fill_in(
+    prefix: Text, suffix: str, texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None
+) -> Prompt:
+    fim, path = tokenizer.fim, texts.suffix_path
+    if fim is None:
+        message = f"'{path}' is not supported by this model: it has no fill-in-the-middle tokens."
+        raise InvalidRequest(message, param=path, code="unsupported_parameter")
+    before = _tokens(prefix, tokenizer, most_tokens, add_special=False)
+    after = _tokens(suffix, tokenizer, most_tokens, add_special=False)
+    begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
+    gap = fim_tokens(before, after, fim)
+    if texts.files is None:
+        return Prompt((*begin, *gap))
+    room = len(gap) if most_tokens is None else most_tokens - len(begin) - len(gap) - texts.answer_room
+    tokens = (*begin, *_files(texts.files, fim, tokenizer, room), *gap)
+    return Prompt(tokens, tokenizer.decode(tokens, special=True) if texts.echo else None)
+
+
+_PROJECT, _THIS_FILE = "myproject\n", "filename\n"
+_SNIPPET = "\n\n--- snippet ---\n\n"
+"""Texts of llama-server, like the two above, so that a model fills in the same."""
+
+
+def _files(files: Sequence[FileParam], fim: FimTokens, tokenizer: Tokenizer, room: int) -> list[int]:
+    plain = partial(tokenizer.encode, add_special=False, parse_special=False)
+    begin = [] if fim.repository is None else [fim.repository, *plain(_PROJECT)]
+    shown = [] if fim.file is None else [fim.file, *plain(_THIS_FILE)]
+    for file in reversed(files):
+        if tokenizer.least_tokens(file.text) > room:
+            break
+        name = plain(_SNIPPET) if fim.file is None else [fim.file, *plain(f"{file.name}\n")]
+        part = [*name, *plain(file.text)]
+        if len(begin) + len(part) + len(shown) > room:
+            break
+        shown = part + shown
+    return begin + shown
+
+
+def _tokens(
+    prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, add_special: bool
+) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
+    tokens: list[int] = []
+    for at, item in enumerate(prompt):
+        if isinstance(item, int):
+            tokens.append(item)
+        else:
+            marks = add_special and at == 0
+            tokens += whole_prompt(item, tokenizer, add_special=marks, most_tokens=most_tokens)
+    return check_tokens(tuple(tokens), vocab_size=tokenizer.vocab_size, param="prompt")
+
+
+def _text(prompt: Text, tokenizer: Tokenizer) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    items = prompt[1:] if prompt[0] == tokenizer.bos else prompt
+    stretches = groupby(items, key=lambda item: isinstance(item, str))
+    return "".join(
+        "".join(map(str, stretch))
+        if is_text
+        else tokenizer.decode([int(item) for item in stretch], special=True)
+        for is_text, stretch in stretches
     )
-
-
-def _requests(
-    alike: GenerationRequest, call_id: str, prompts: Sequence[tuple[Prompt, OutputRoom]], choices: int
-) -> tuple[GenerationRequest, ...]:
-    return tuple(
-        msgspec.structs.replace(
-            alike,
-            id=f"{call_id}/{index * choices + choice}",
-            tokens=prompt.tokens,
-            borders=prompt.borders,
-            media_items=prompt.media_items,
-            media=prompt.media,
-            max_tokens=room.tokens,
-            sampling=for_choice(alike.sampling, choice),
-        )
-        for index, (prompt, room) in enumerate(prompts)
-        for choice in range(choices)
-    )
-
-
-def _headers(ask: GenerationParams, prepared: PreparedPrompts) -> dict[str, str]:
-    ignored = Ignored((*ask.ignored.names, *prepared.left_out)).headers
-    unenforced = prepared.output.unenforced
-    if not unenforced:
-        return ignored
-    more = ["..."] if len(unenforced) > _MOST_NAMED else []
-    names = [header_safe(path) for path in unenforced[:_MOST_NAMED]]
-    return {**ignored, UNENFORCED: ",".join(names + more)}

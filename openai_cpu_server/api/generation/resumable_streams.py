@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 import anyio
 import msgspec
 
 from openai_cpu_server.api.generation.renderer import Chunk, Renderer, events
-from openai_cpu_server.api.generation.running import RunningCall, chunks_of
+from openai_cpu_server.api.generation.running import AnswerStream, RunningCall, StreamItem, chunks_of
 from openai_cpu_server.errors import InvalidRequest, RequestNotFound, RequestsLimited, wrong_value
 from openai_cpu_server.http.context import RequestHistory, RequestLog
-from openai_cpu_server.http.errors import error_object, failure_of
+from openai_cpu_server.http.errors import failure_of
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.observe.metrics import StreamAmounts
@@ -25,61 +26,42 @@ from openai_cpu_server.observe.metrics import StreamAmounts
 CONVERSATION_HEADER = "X-Conversation-Id"
 """llama-server's header with the client's name of the conversation."""
 LAST_EVENT_HEADER = "Last-Event-ID"
-_SANE_NAME = re.compile(r"[!-~]{1,256}")
-
-
-def conversation_of(headers: Mapping[str, str]) -> str | None:
-    """Return None if the stream ends with its connection. Raises InvalidRequest for an invalid name."""
-    name = headers.get(CONVERSATION_HEADER) or None
-    if name is not None and not _SANE_NAME.fullmatch(name):
-        raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
-    return name
 
 
 class EventLog:
     """Events of one stream, numbered from 0. With a limit the oldest are dropped."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
-        self._events: deque[bytes] = deque()
+        self.events: deque[bytes] = deque()
+        self.held_bytes = 0
+        self.first = 0
+        """Number of the first event that is still held."""
+        self.has_ended = False
         self._most_bytes = most_bytes
-        self._num_bytes = 0
         self._dropped_bytes = 0
         self._news = anyio.Event()
-        self.first = 0
-        self.has_ended = False
-
-    @property
-    def events(self) -> Sequence[bytes]:
-        return self._events
 
     @property
     def end_number(self) -> int:
-        return self.first + len(self._events)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._num_bytes
+        return self.first + len(self.events)
 
     @property
     def total_bytes(self) -> int:
-        return self._dropped_bytes + self._num_bytes
+        return self._dropped_bytes + self.held_bytes
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             self.append(events([chunk]))
 
     def append(self, event: bytes) -> None:
-        self._events.append(event)
-        self._num_bytes += len(event)
-        while self._most_bytes is not None and self._num_bytes > self._most_bytes:
-            self.drop()
+        self.events.append(event)
+        self.held_bytes += len(event)
+        while self._most_bytes is not None and self.held_bytes > self._most_bytes:
+            num_bytes = len(self.events.popleft())
+            self.held_bytes -= num_bytes
+            self._dropped_bytes += num_bytes
+            self.first += 1
         self._wake()
-
-    def drop(self) -> None:
-        num_bytes = len(self._events.popleft())
-        self._num_bytes -= num_bytes
-        self._dropped_bytes += num_bytes
-        self.first += 1
 
     def end(self) -> None:
         self.has_ended = True
@@ -93,7 +75,7 @@ class EventLog:
         """Yield all events from this number to the last, or until one that was dropped."""
         while True:
             while self.first <= number < self.end_number:
-                yield self._events[number - self.first]
+                yield self.events[number - self.first]
                 number += 1
             if self.has_ended or number < self.first:
                 return
@@ -102,8 +84,8 @@ class EventLog:
     async def read_bytes(self, start: int) -> AsyncIterator[bytes]:
         """Yield the rest from this byte, as llama-server's clients count."""
         number, at = self.first, self._dropped_bytes
-        while number < self.end_number and at + len(self._events[number - self.first]) <= start:
-            at += len(self._events[number - self.first])
+        while number < self.end_number and at + len(self.events[number - self.first]) <= start:
+            at += len(self.events[number - self.first])
             number += 1
         skipped = start - at
         async for event in self.read(number):
@@ -118,41 +100,38 @@ class EventLog:
         news.set()
 
 
+@dataclass(eq=False)
 class ResumableStream:
-    def __init__(self, conversation: str, owner: str, running: RunningCall, renderer: Renderer) -> None:
-        self.conversation = conversation
-        self.owner = owner
-        self.running = running
-        self.headers = {**running.call.headers, CONVERSATION_HEADER.lower(): conversation}
-        self.started_at = int(time.time())
-        self.ended_at = 0
-        self.log = EventLog(_MOST_BYTES)
-        self.num_readers = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self._renderer = renderer
+    """Stream of one call, which owns the call's log entry and its reservation."""
 
-    async def make(self, ticket: RequestLog) -> None:
+    conversation: str
+    owner: str
+    running: RunningCall
+    renderer: Renderer
+    ticket: RequestLog
+    lease: Reservation | None
+    log: EventLog = field(default_factory=lambda: EventLog(_MOST_BYTES))
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    ended_at: int = 0
+    num_readers: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**self.running.call.headers, CONVERSATION_HEADER.lower(): self.conversation}
+
+    async def run(self) -> None:
         """Run the call to its end, with or without readers. Failures go into the log."""
-        renderer = self._renderer
-        try:
-            async with self.running as running:
-                async for said in running.tell(renderer):
-                    self._tell(chunks_of(said, renderer))
-            if (done_marker := renderer.done_marker) is not None:
-                self._tell([Chunk(done_marker)])
-            ticket.status = 200
-        except Exception as error:
-            ticket.failed(error)
-            ticket.status = failure_of(error).status
-            self._tell(renderer.error(error_object(error, request_id=ticket.id)))
+        stream = AnswerStream(self._items(), self.renderer, self.ticket)
+        async for item in stream:
+            for chunk in chunks_of(item, self.renderer):
+                self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
+        self.ticket.status = 200 if stream.error is None else failure_of(stream.error).status
 
-    def end(self) -> None:
-        self.ended_at = int(time.time())
-        self.log.end()
-
-    def _tell(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
+    async def _items(self) -> AsyncIterator[StreamItem]:
+        async with self.running as running:
+            async for item in running.tell(self.renderer):
+                yield item
 
     def number_behind(self, last_event: str | None) -> int:
         """Return the number of the next event. Raises InvalidRequest for an unknown or dropped one."""
@@ -182,9 +161,9 @@ class StreamState(msgspec.Struct, frozen=True):
     """Unix time, or 0 while the stream runs."""
 
     @classmethod
-    def of(cls, kept: ResumableStream) -> StreamState:
-        log = kept.log
-        return cls(kept.conversation, log.has_ended, log.total_bytes, kept.started_at, kept.ended_at)
+    def of(cls, stream: ResumableStream) -> StreamState:
+        log = stream.log
+        return cls(stream.conversation, log.has_ended, log.total_bytes, stream.started_at, stream.ended_at)
 
 
 _MOST_BYTES = 4 * 1024 * 1024
@@ -206,44 +185,33 @@ class ResumableStreams:
 
     def check(self, conversation: str, identity: Identity) -> None:
         """Check for room for a new stream of this key. Raises RequestsLimited."""
-        owner = _owner(identity)
+        owner = stream_owner(identity)
         others = [one for one in self._of(owner) if one.conversation != conversation]
         if len(others) >= _MOST_STREAMS and not any(one.log.has_ended for one in others):
             limit = f"streams that are kept for one key: Limit {_MOST_STREAMS}"
             raise RequestsLimited(limit, retry_after_s=1.0)
 
-    def begin(
-        self,
-        conversation: str,
-        identity: Identity,
-        running: RunningCall,
-        renderer: Renderer,
-        *,
-        ticket: RequestLog,
-        lease: Reservation | None,
-    ) -> ResumableStream:
-        """Start a stream in place of the conversation's former one. The stream owns `ticket` and `lease`."""
-        owner = _owner(identity)
+    def begin(self, stream: ResumableStream) -> None:
+        """Start a stream in place of the conversation's former one."""
+        owner, conversation = stream.owner, stream.conversation
         if (former := self._streams.get((owner, conversation))) is not None:
             self.forget(former)
         ended = [one for one in self._of(owner) if one.log.has_ended]
         if len(self._of(owner)) >= _MOST_STREAMS and ended:
             self.forget(ended[0])
-        kept = ResumableStream(conversation, owner, running, renderer)
-        self._streams[owner, conversation] = kept
-        self._leave_alone(kept)
-        if lease is not None:
-            lease.keep()
-        task = asyncio.create_task(self._see_through(kept, ticket, lease))
+        self._streams[owner, conversation] = stream
+        self._forget_later(stream)
+        if stream.lease is not None:
+            stream.lease.keep()
+        task = asyncio.create_task(self._see_through(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return kept
 
     def find(self, name: str, identity: Identity) -> ResumableStream:
         """Return the stream of a conversation, or of an id in its chunks. Raises RequestNotFound."""
-        for kept in self._of(_owner(identity)):
-            if name in (kept.conversation, *kept.running.names):
-                return kept
+        for stream in self._of(stream_owner(identity)):
+            if name in (stream.conversation, *stream.running.names):
+                return stream
         raise RequestNotFound(name)
 
     def amounts(self) -> StreamAmounts:
@@ -253,82 +221,77 @@ class ResumableStreams:
 
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
         """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""
-        kept = self._of(_owner(identity))
+        streams = self._of(stream_owner(identity))
         return [
             StreamState.of(one)
             for name in names
-            for one in kept
+            for one in streams
             if one.conversation == name or one.conversation.startswith(f"{name}::")
         ]
 
-    def forget(self, kept: ResumableStream) -> None:
+    def forget(self, stream: ResumableStream) -> None:
         """Remove a stream, and cancel its call so that readers get an error."""
-        if self._streams.get((kept.owner, kept.conversation)) is kept:
-            del self._streams[kept.owner, kept.conversation]
-        if kept.timer is not None:
-            kept.timer.cancel()
-        if not kept.log.has_ended:
-            kept.running.cancel()
+        if self._streams.get((stream.owner, stream.conversation)) is stream:
+            del self._streams[stream.owner, stream.conversation]
+        if stream.timer is not None:
+            stream.timer.cancel()
+        if not stream.log.has_ended:
+            stream.running.cancel()
 
     @contextlib.contextmanager
-    def reading(self, kept: ResumableStream) -> Iterator[None]:
+    def reading(self, stream: ResumableStream) -> Iterator[None]:
         """Keep the stream alive while a client reads."""
-        kept.num_readers += 1
-        if kept.timer is not None and not kept.log.has_ended:
-            kept.timer.cancel()
+        stream.num_readers += 1
+        if stream.timer is not None and not stream.log.has_ended:
+            stream.timer.cancel()
         try:
             yield
         finally:
-            kept.num_readers -= 1
-            if not kept.num_readers and not kept.log.has_ended:
-                self._leave_alone(kept)
+            stream.num_readers -= 1
+            if not stream.num_readers and not stream.log.has_ended:
+                self._forget_later(stream)
 
     async def close(self) -> None:
-        for kept in self._streams.values():
-            if kept.timer is not None:
-                kept.timer.cancel()
+        for stream in self._streams.values():
+            if stream.timer is not None:
+                stream.timer.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         for task in self._tasks:
             task.cancel()
 
-    async def _see_through(
-        self, kept: ResumableStream, ticket: RequestLog, lease: Reservation | None
-    ) -> None:
+    async def _see_through(self, stream: ResumableStream) -> None:
         try:
-            await kept.make(ticket)
+            await stream.run()
         finally:
-            if lease is not None:
-                await lease.end()
-            self._endings.end(ticket)
-            kept.end()
-            if self._streams.get((kept.owner, kept.conversation)) is kept:
-                self._leave_alone(kept)
+            if stream.lease is not None:
+                await stream.lease.end()
+            self._endings.end(stream.ticket)
+            stream.ended_at = int(time.time())
+            stream.log.end()
+            if self._streams.get((stream.owner, stream.conversation)) is stream:
+                self._forget_later(stream)
                 self._make_room()
 
-    def _leave_alone(self, kept: ResumableStream) -> None:
+    def _forget_later(self, stream: ResumableStream) -> None:
         """Forget the stream after `keep_s`, unless it still runs and a client reads."""
-        if kept.timer is not None:
-            kept.timer.cancel()
-        kept.timer = asyncio.get_running_loop().call_later(self.keep_s, self.forget, kept)
+        if stream.timer is not None:
+            stream.timer.cancel()
+        stream.timer = asyncio.get_running_loop().call_later(self.keep_s, self.forget, stream)
 
     def _make_room(self) -> None:
-        held = self.amounts().num_bytes
-        ended = sorted((one for one in self._streams.values() if one.log.has_ended), key=_ended_at)
-        for one in ended:
-            if held <= _MOST_BYTES_TOGETHER:
+        num_bytes = self.amounts().num_bytes
+        ended = [one for one in self._streams.values() if one.log.has_ended]
+        for one in sorted(ended, key=attrgetter("ended_at")):
+            if num_bytes <= _MOST_BYTES_TOGETHER:
                 return
-            held -= one.log.held_bytes
+            num_bytes -= one.log.held_bytes
             self.forget(one)
 
     def _of(self, owner: str) -> list[ResumableStream]:
         return [one for one in self._streams.values() if one.owner == owner]
 
 
-def _ended_at(kept: ResumableStream) -> int:
-    return kept.ended_at
-
-
-def _owner(identity: Identity) -> str:
+def stream_owner(identity: Identity) -> str:
     """Identify streams by key. Without keys the conversation's name is enough."""
     return identity.digest or ""

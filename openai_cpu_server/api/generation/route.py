@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -13,22 +15,27 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import GenerationParams
 from openai_cpu_server.api.generation.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
 from openai_cpu_server.api.generation.resumable_streams import (
+    CONVERSATION_HEADER,
     ResumableStream,
     ResumableStreams,
-    conversation_of,
+    stream_owner,
 )
-from openai_cpu_server.api.generation.running import OpenCall, RunningCall, StreamItem, chunks_of
-from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.api.generation.running import (
+    AnswerStream,
+    OpenCall,
+    RunningCall,
+    StreamItem,
+    chunks_of,
+)
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, RequestLog, context_of, ticket_of
-from openai_cpu_server.http.errors import error_object, json_response
+from openai_cpu_server.http.context import RequestContext, context_of, ticket_of
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.models.registry import Ability, choose_able, fetch
@@ -42,8 +49,13 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) ->
     results: list[T] = []
     failures: list[Exception] = []  # carried out by hand: a task group would wrap them
 
+    async def cancel_on_disconnect(scope: anyio.CancelScope) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
     async with anyio.create_task_group() as group:
-        group.start_soon(_cancel_on_disconnect, receive, group.cancel_scope)
+        group.start_soon(cancel_on_disconnect, group.cancel_scope)
         try:
             results.append(await work())
         except Exception as error:
@@ -56,17 +68,11 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) ->
     raise ClientDisconnect
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
 NO_STORE_HEADERS = {"cache-control": "no-cache"}
 _SHUTDOWN_GRACE_S = 1.0
 
 
-class _Encoded(ServerSentEvent):
+class _Ping(ServerSentEvent):
     def __init__(self, encoded: bytes) -> None:
         super().__init__()
         self._encoded = encoded
@@ -80,24 +86,24 @@ def _comment(text: str) -> bytes:
     return f": {text}\n".encode()
 
 
-_KEEP_ALIVE = _Encoded(_comment("keep-alive"))
+_KEEP_ALIVE = _Ping(_comment("keep-alive"))
 
 
 def event_source(
-    told: AsyncIterator[bytes],
+    encoded_events: AsyncIterator[bytes],
     headers: Mapping[str, str],
     *,
     keep_alive_s: float,
-    sign: Callable[[], ServerSentEvent] = lambda: _KEEP_ALIVE,
+    ping: Callable[[], ServerSentEvent] = lambda: _KEEP_ALIVE,
     grace_s: float = 0,
 ) -> EventSourceResponse:
-    """`sign`: keepalive of idle streams. `grace_s`: time to go on at shutdown."""
+    """`ping`: keepalive of idle streams. `grace_s`: time to go on at shutdown."""
     return EventSourceResponse(
-        told,
+        encoded_events,
         headers=headers,
         sep="\n",
         ping=keep_alive_s,
-        ping_message_factory=sign,
+        ping_message_factory=ping,
         shutdown_grace_period=grace_s,
     )
 
@@ -111,50 +117,40 @@ class EventStream:
         renderer: Renderer,
         *,
         keep_alive_s: float,
-        told: AsyncIterator[StreamItem] | None = None,
+        items: AsyncIterator[StreamItem] | None = None,
     ) -> None:
-        """`told`: items to send, or None for the call's own."""
+        """`items`: items to send, or None for the call's own."""
         self._running = running
-        self._told = running.tell(renderer) if told is None else told
+        self._items = running.tell(renderer) if items is None else items
         self._renderer = renderer
         self._keep_alive_s = keep_alive_s
-        self._is_told = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket = ticket_of(scope)
+        stream = AnswerStream(self._items, self._renderer, ticket_of(scope))
         response = event_source(
-            self._messages(ticket),
+            self._encoded(stream),
             {**NO_STORE_HEADERS, **self._running.call.headers},
             keep_alive_s=self._keep_alive_s,
-            sign=self._keep_alive,
+            ping=self._ping,
             grace_s=_SHUTDOWN_GRACE_S,
         )
         try:
             async with self._running:
                 await response(scope, receive, send)
         finally:
-            if not self._is_told:
-                ticket.client_gone()
+            if not stream.has_ended:
+                stream.ticket.client_gone()
 
-    async def _messages(self, ticket: RequestLog) -> AsyncIterator[bytes]:
-        try:
-            async for said in self._told:
-                told = events(chunks_of(said, self._renderer))
-                if isinstance(said, (QueuePlace, ModelLoading)):
-                    told = told or comment(said)
-                yield told
-            self._is_told = True
-            if (done_marker := self._renderer.done_marker) is not None:
-                yield b"data: " + done_marker + b"\n\n"
-        except Exception as error:
-            # The status is out already, so the last event says what went wrong; no last words follow.
-            self._is_told = True
-            ticket.failed(error)
-            yield events(self._renderer.error(error_object(error, request_id=ticket.id)))
+    async def _encoded(self, stream: AnswerStream) -> AsyncIterator[bytes]:
+        async for item in stream:
+            encoded = events(chunks_of(item, self._renderer))
+            if isinstance(item, (QueuePlace, ModelLoading)):
+                encoded = encoded or comment(item)
+            yield encoded
 
-    def _keep_alive(self) -> ServerSentEvent:
+    def _ping(self) -> ServerSentEvent:
         chunks = self._renderer.silence()
-        return _Encoded(events(chunks)) if chunks else _KEEP_ALIVE
+        return _Ping(events(chunks)) if chunks else _KEEP_ALIVE
 
 
 def comment(news: QueuePlace | ModelLoading) -> bytes:
@@ -166,15 +162,14 @@ def comment(news: QueuePlace | ModelLoading) -> bytes:
 
 B = TypeVar("B", bound=Body)
 Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
-Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
 
 
+@dataclass
 class BufferedBody:
     """Message of a WebSocket before it is read, with its share of the quota for bodies."""
 
-    def __init__(self, data: bytes, held: BodyQuota) -> None:
-        self.data = data
-        self._held = held
+    data: bytes
+    quota: BodyQuota
 
     def take(self) -> bytes:
         """Hand over the data, so that it is not kept while the answer waits."""
@@ -183,7 +178,7 @@ class BufferedBody:
 
     def release(self) -> None:
         self.data = b""
-        self._held.release()
+        self.quota.release()
 
 
 def not_in_batches(param: str) -> InvalidRequest:
@@ -191,15 +186,14 @@ def not_in_batches(param: str) -> InvalidRequest:
     return InvalidRequest(message, param=param, code="unsupported_value")
 
 
-def kept_stream(
-    streams: ResumableStreams, kept: ResumableStream, told: AsyncIterator[bytes], *, keep_alive_s: float
+def resumable_response(
+    streams: ResumableStreams, stream: ResumableStream, events: AsyncIterator[bytes], *, keep_alive_s: float
 ) -> ASGIApp:
-    source = event_source(
-        told, {**NO_STORE_HEADERS, **kept.headers}, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S
-    )
+    headers = {**NO_STORE_HEADERS, **stream.headers}
+    source = event_source(events, headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        with streams.reading(kept):
+        with streams.reading(stream):
             await source(scope, receive, send)
 
     return respond
@@ -211,13 +205,13 @@ class BodyReader(msgspec.Struct, Generic[B], frozen=True):
 
     def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
         """Parse a body in any thread. Raises InvalidRequest, TooManyValues."""
-        return self.ask(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
+        return self.convert(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
 
-    def ask(self, body: B, ignored: Ignored, *, num_bytes: int) -> GenerationParams:
+    def convert(self, body: B, ignored: Ignored, *, num_bytes: int) -> GenerationParams:
         """Convert a body that was parsed elsewhere. Raises InvalidRequest."""
-        ask = self.to_params(body)
-        left_out = Ignored((*ignored.names, *ask.ignored.names))
-        return msgspec.structs.replace(ask, num_bytes=num_bytes, ignored=left_out)
+        params = self.to_params(body)
+        all_ignored = Ignored((*ignored.names, *params.ignored.names))
+        return msgspec.structs.replace(params, num_bytes=num_bytes, ignored=all_ignored)
 
 
 class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
@@ -227,64 +221,73 @@ class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
     renderer: AnswerRenderer
 
 
+def conversation_of(headers: Mapping[str, str]) -> str | None:
+    """Return None if the stream ends with its connection. Raises InvalidRequest for an invalid name."""
+    name = headers.get(CONVERSATION_HEADER) or None
+    if name is not None and not re.fullmatch(r"[!-~]{1,256}", name):
+        raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
+    return name
+
+
+@dataclass(frozen=True)
 class GenerationRoute:
-    def __init__(self, family: ApiAdapter[Any], service: GenerationService, options: ApiOptions) -> None:
-        self._family = family
-        self._service = service
-        self._options = options
+    family: ApiAdapter[Any]
+    service: GenerationService
+    options: ApiOptions
 
     async def create(self, request: Request) -> ASGIApp:
         conversation = conversation_of(request.headers)
         data, context = await unkept_body(request), context_of(request.scope)
-        ask = await self._read(data)
+        params = await self._read(data)
         del data  # the call may wait for long
-        if conversation is not None and ask.stream and self._service.streams.keep_s:
-            return await self._kept(conversation, ask, context)
-        attempt = CascadeAttempt(partial(while_connected, request.receive))
-        running = await self._service.begin(ask, context, attempt)
+        if conversation is not None and params.stream and self.service.streams.keep_s:
+            return await self._resumable(conversation, params, context)
+        watching = partial(while_connected, request.receive)
+        running = await self.service.begin(params, context, CascadeAttempt(watching))
         context.body.release()
         if running.call.stream:
-            return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
-        body = await self.whole(running, partial(while_connected, request.receive))
+            return EventStream(running, self.renderer(running), keep_alive_s=self.options.keep_alive_s)
+        body = await self.whole(running, watching)
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
-    async def _kept(self, conversation: str, ask: GenerationParams, outer: RequestContext) -> ASGIApp:
+    async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
         """Begin a stream that outlives this request, with a log entry of its own."""
-        streams, identity = self._service.streams, outer.identity
+        streams, identity = self.service.streams, outer.identity
         streams.check(conversation, identity)
         ticket = outer.ticket.inner(RequestOrigin.BACKGROUND, id=outer.ticket.id)
         ticket.client = outer.ticket.client
         context = RequestContext(ticket, outer.sender, outer.lease, timeout_s=outer.timeout_s)
-        running = await self._service.begin(ask, context)
+        running = await self.service.begin(params, context)
         outer.body.release()
-        kept = streams.begin(
-            conversation, identity, running, self.renderer(running), ticket=ticket, lease=outer.lease
-        )
-        return kept_stream(streams, kept, kept.log.read(0), keep_alive_s=self._options.keep_alive_s)
+        owner, renderer = stream_owner(identity), self.renderer(running)
+        stream = ResumableStream(conversation, owner, running, renderer, ticket, outer.lease)
+        streams.begin(stream)
+        keep_alive_s = self.options.keep_alive_s
+        return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
 
     async def begin(
         self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Submit a body. The caller must enter the call. Raises as `GenerationService.begin`."""
-        return await self._service.begin(await self._read(data), context, attempt)
+        return await self.service.begin(await self._read(data), context, attempt)
 
     def renderer(self, running: RunningCall) -> Renderer:
-        return self._family.renderer.stream(running.call, running.model.pieces)
+        return self.family.renderer.stream(running.call, running.model.pieces)
 
-    async def whole(self, running: RunningCall, do: Doing = lambda work: work()) -> bytes:
-        """`do`: runs the work while the client waits for the answer."""
-        async with running:
-            answers = await do(running.gather)
-        figures = running.figures
-        render = partial(self._family.renderer.whole, running.call, running.model.pieces, answers, figures)
-        return await off_loop(_shown_bytes(running.call, figures), render)
+    async def whole(
+        self,
+        running: RunningCall,
+        watching: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
+    ) -> bytes:
+        """`watching`: runs the work while the client waits for the answer."""
+        return await whole_answer(running, self.family.renderer, watching)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a body without a request of its own, such as a row of a batch job."""
-        ask = await self._read(data)
-        if ask.stream:
+        params = await self._read(data)
+        if params.stream:
             raise not_in_batches("stream")
-        running = await self._service.begin(ask, context)
+        running = await self.service.begin(params, context)
         try:
             return await self.whole(running)
         except GenerationFailed:
@@ -292,13 +295,21 @@ class GenerationRoute:
             raise
 
     async def _read(self, data: bytes) -> GenerationParams:
-        reading = partial(self._family.reader.read, data, lenient=self._options.lenient)
+        reading = partial(self.family.reader.read, data, lenient=self.options.lenient)
         return await off_loop(len(data), reading)
 
 
-def _shown_bytes(call: ResolvedRequest, figures: Figures) -> int:
+async def whole_answer(
+    running: RunningCall,
+    renderer: AnswerRenderer,
+    watching: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]],
+) -> bytes:
+    async with running:
+        answers = await watching(running.gather)
+    call, figures = running.call, running.figures
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
-    return per_token * figures.total_tokens
+    rendering = partial(renderer.whole, call, running.model.pieces, answers, figures)
+    return await off_loop(per_token * figures.total_tokens, rendering)
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,28 +317,22 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
+@dataclass(frozen=True)
 class CountRoute:
     """Count of a prompt's tokens, without an engine."""
 
-    def __init__(
-        self,
-        reader: BodyReader[Any],
-        service: GenerationService,
-        *,
-        lenient: bool,
-        answer: Callable[..., msgspec.Struct] = InputTokens,
-    ) -> None:
-        self._reader = reader
-        self._service = service
-        self._lenient = lenient
-        self._answer = answer
+    reader: BodyReader[Any]
+    service: GenerationService
+    _: KW_ONLY
+    lenient: bool
+    answer: Callable[..., msgspec.Struct] = InputTokens
 
     async def count(self, request: Request) -> Response:
         data = await unkept_body(request)
-        ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
+        params = await off_loop(len(data), partial(self.reader.read, data, lenient=self.lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
-        await fetch(self._service.models, ask.model, allowed)
-        chosen = choose_able(self._service.models, ask.model, allowed, Ability.GENERATE)
-        counted = await self._service.prompt_tokens(ask, chosen, context)
-        return json_response(self._answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+        await fetch(self.service.models, params.model, allowed)
+        chosen = choose_able(self.service.models, params.model, allowed, Ability.GENERATE)
+        counted = await self.service.prompt_tokens(params, chosen, context)
+        return json_response(self.answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Union
 
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer, cached_tokens
+from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
@@ -20,6 +21,7 @@ from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProg
 from openai_cpu_server.errors import DeadlineExceeded, NotThinking, RequestEnded, RequestNotFound, ServerError
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import RequestLog
+from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.models.served import ServedModel
@@ -28,11 +30,10 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 def limit_time(work: Generation | Embedding, ticket: RequestLog, *limits_s: float | None) -> None:
     """Apply the shortest limit of client and server, counted from the call's arrival."""
-    given_s = [limit_s for limit_s in limits_s if limit_s is not None]
-    if given_s:
-        timeout_s = min(given_s)
-        gone_s = time.monotonic() - ticket.started_s
-        work.fail_in(timeout_s - gone_s, DeadlineExceeded(timeout_s))
+    timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
+    if timeout_s is not None:
+        elapsed_s = time.monotonic() - ticket.started_s
+        work.fail_in(timeout_s - elapsed_s, DeadlineExceeded(timeout_s))
 
 
 _AT_ONCE = 32
@@ -44,11 +45,11 @@ class TimedEvent(NamedTuple):
     arrived_s: float
 
 
+@dataclass
 class ReplayedGeneration:
-    def __init__(self, heard: Sequence[TimedEvent], figures: Figures) -> None:
-        self._heard = heard
-        self.figures = figures
-        self.arrived_s = 0.0
+    events: Sequence[TimedEvent]
+    figures: Figures
+    arrived_s: float = 0.0
 
     async def __aenter__(self) -> ReplayedGeneration:
         return self
@@ -56,7 +57,7 @@ class ReplayedGeneration:
     async def __aexit__(self, *_: object) -> None: ...
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        for number, (event, arrived_s) in enumerate(self._heard, 1):
+        for number, (event, arrived_s) in enumerate(self.events, 1):
             self.arrived_s = arrived_s
             yield event
             if number % _AT_ONCE == 0:
@@ -72,32 +73,39 @@ _MOST_FACTS = 131_072
 """Events and log-probabilities of the longest recorded answer, some 20 MB during the call."""
 
 
+@dataclass
 class AnswerRecorder:
     """Recorder that passes all events to `keep` if all requests end."""
 
-    def __init__(self, num_requests: int, keep: Callable[[Sequence[TokenEvent]], None]) -> None:
-        self._to_end = num_requests
-        self._keep = keep
-        self._events: list[TokenEvent] | None = []
-        self._num_facts = 0
+    num_unfinished: int
+    keep: Callable[[Sequence[TokenEvent]], None]
+    _events: list[TokenEvent] | None = field(default_factory=list)
+    _num_facts: int = 0
 
     def note(self, event: TokenEvent) -> None:
         if self._events is None:
             return
         self._events.append(event)
-        if event.finish is not None:
-            self._to_end -= 1
-        self._num_facts += _facts_of(event)
+        self.num_unfinished -= event.finish is not None
+        self._num_facts += 1 + sum(1 + len(one.top) for one in chain(event.logprobs, event.prompt_logprobs))
         if self._num_facts > _MOST_FACTS:
             self._events = None
-        elif self._to_end == 0:
-            self._keep(self._events)
+        elif self.num_unfinished == 0:
+            self.keep(self._events)
             self._events = None
 
 
-def _facts_of(event: TokenEvent) -> int:
-    told = chain(event.logprobs, event.prompt_logprobs)
-    return 1 + sum(1 + len(one.top) for one in told)
+class CachedAnswer(NamedTuple):
+    """Earlier answer in `held`, or else the way to store the new one."""
+
+    call: ResolvedRequest
+    held: ReplayedGeneration | None = None
+    keep: Callable[[Sequence[TokenEvent]], None] | None = None
+    """Callback that stores a new answer, or None to store nothing."""
+
+    @property
+    def recorder(self) -> AnswerRecorder | None:
+        return None if self.keep is None else AnswerRecorder(len(self.call.requests), self.keep)
 
 
 NEWS_INTERVAL_S = 1.0
@@ -108,11 +116,43 @@ _UNFINISHED = "unfinished"
 StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
 
 
-def chunks_of(said: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
-    return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
+def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
+    return renderer.waits(item) if isinstance(item, (QueuePlace, ModelLoading)) else item
+
+
+@dataclass
+class AnswerStream:
+    """Items of one streamed answer, with its done marker or its error as the last. Transports encode them."""
+
+    items: AsyncIterator[StreamItem]
+    renderer: Renderer
+    ticket: RequestLog
+    has_ended: bool = False
+    error: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+        try:
+            async for item in self.items:
+                yield item
+            self.has_ended = True
+            if self.renderer.done_marker is not None:
+                yield [Chunk(self.renderer.done_marker)]
+        except Exception as error:
+            # The status is out already, so the last event says what went wrong.
+            self.has_ended, self.error = True, error
+            self.ticket.failed(error)
+            yield self.renderer.error(error_object(error, request_id=self.ticket.id))
 
 
 class OpenCall(Protocol):
+    """Submitted call of one or several generations."""
+
+    @property
+    def names(self) -> tuple[str, str]: ...
+
+    @property
+    def client(self) -> Client: ...
+
     @property
     def call(self) -> ResolvedRequest: ...
 
@@ -122,32 +162,21 @@ class OpenCall(Protocol):
     @property
     def figures(self) -> Figures: ...
 
-    def cancel(self) -> None: ...
-
     def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
 
     async def gather(self) -> dict[str, GatheredAnswer]: ...
 
-    async def __aenter__(self) -> OpenCall: ...
-
-    async def __aexit__(self, *error: Any) -> None: ...
-
-
-class ControllableCall(Protocol):
-    @property
-    def names(self) -> tuple[str, str]: ...
-
-    @property
-    def client(self) -> Client: ...
+    def cancel(self) -> None: ...
 
     def stop(self) -> None:
         """End the call with its output so far. Raises RequestEnded."""
-        ...
 
     def stop_thinking(self) -> None:
-        """End the reasoning of all sequences that have not begun to answer. Raises NotThinking,
-        RequestEnded."""
-        ...
+        """End the reasoning of all sequences without an answer yet. Raises NotThinking, RequestEnded."""
+
+    async def __aenter__(self) -> OpenCall: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
 
 
 _MOST_ENDED = 1000
@@ -158,14 +187,14 @@ class RunningCalls:
     several generations begins before them."""
 
     def __init__(self) -> None:
-        self._running: dict[str, ControllableCall] = {}
+        self._running: dict[str, OpenCall] = {}
         self._ended: OrderedDict[str, Client] = OrderedDict()
 
-    def begin(self, running: ControllableCall) -> None:
+    def begin(self, running: OpenCall) -> None:
         for name in running.names:
             self._running.setdefault(name, running)
 
-    def end(self, running: ControllableCall) -> None:
+    def end(self, running: OpenCall) -> None:
         for name in running.names:
             if self._running.get(name) is running:
                 del self._running[name]
@@ -174,7 +203,7 @@ class RunningCalls:
         while len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
 
-    def find(self, name: str, identity: Identity) -> ControllableCall:
+    def find(self, name: str, identity: Identity) -> OpenCall:
         """Return the caller's live call. Raises RequestNotFound, RequestEnded."""
         running = self._running.get(name)
         client = self._ended.get(name) if running is None else running.client
@@ -185,48 +214,42 @@ class RunningCalls:
         return running
 
 
+@dataclass(eq=False)
 class RunningCall:
     """Submitted call as a context manager. Leaving it cancels what still runs, and counts the output."""
 
-    def __init__(
-        self,
-        call: ResolvedRequest,
-        generation: Generation,
-        model: ServedModel,
-        *,
-        ticket: RequestLog,
-        calls: RunningCalls,
-        lease: Reservation | None = None,
-        recorder: AnswerRecorder | None = None,
-    ) -> None:
-        self.call = call
-        self.model = model
-        self._generation = generation
-        self._ticket = ticket
-        self._lease = lease
-        self._calls = calls
-        self._recorder = recorder
-        self._tally = Tally(call)
-        is_thinking = call.thinking is not None and call.thinking.ending is not None
-        self._thinking = {request.id for request in call.requests} if is_thinking else set[str]()
+    call: ResolvedRequest
+    generation: Generation
+    model: ServedModel
+    _: KW_ONLY
+    ticket: RequestLog
+    calls: RunningCalls
+    lease: Reservation | None = None
+    recorder: AnswerRecorder | None = None
+
+    def __post_init__(self) -> None:
+        self._tally = Tally(self.call)
+        is_thinking = self.call.thinking is not None and self.call.thinking.ending is not None
+        self._thinking = {request.id for request in self.call.requests} if is_thinking else set[str]()
 
     async def __aenter__(self) -> RunningCall:
-        await self._generation.__aenter__()
-        self._calls.begin(self)
+        await self.generation.__aenter__()
+        self.calls.begin(self)
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        self._calls.end(self)
-        await self._generation.__aexit__(*error)
+        self.calls.end(self)
+        await self.generation.__aexit__(*error)
         figures = self.figures
-        began_s, model = self._ticket.started_s, self.model.name
-        self._ticket.generated(self._tally.ended(figures, began_s=began_s, model=model))
-        if self._lease is not None:
-            self._lease.output_tokens = figures.output_tokens
+        self.ticket.generated(
+            self._tally.ended(figures, began_s=self.ticket.started_s, model=self.model.name)
+        )
+        if self.lease is not None:
+            self.lease.output_tokens = figures.output_tokens
 
     @property
     def names(self) -> tuple[str, str]:
-        return self.call.id, self._ticket.id
+        return self.call.id, self.ticket.id
 
     @property
     def client(self) -> Client:
@@ -237,7 +260,7 @@ class RunningCall:
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
-        self._recorder = None  # it is no answer for others
+        self.recorder = None  # it is no answer for others
         if not self.model.engine.stop(self.call.id):
             raise RequestEnded(self.call.id)
 
@@ -245,7 +268,7 @@ class RunningCall:
         thinking = self.call.thinking
         if thinking is None or thinking.ending is None or not self._thinking:
             raise NotThinking(self.call.id)
-        self._recorder = None
+        self.recorder = None
         ended = [self.model.engine.end_thinking(one, thinking.ending) for one in sorted(self._thinking)]
         self._thinking.clear()
         if not any(ended):
@@ -254,14 +277,14 @@ class RunningCall:
     @property
     def figures(self) -> Figures:
         """Figures so far, complete once every request has finished."""
-        return self._tally.figures(self._generation.figures)
+        return self._tally.figures(self.generation.figures)
 
     async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield all that a streaming client gets, as it comes. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
-        async for item in self._generation.progress():
+        async for item in self.generation.progress():
             if isinstance(item, TokenEvent):
                 if chunks := self._chunks(item, renderer):
                     news.is_over = True
@@ -272,13 +295,19 @@ class RunningCall:
             yield chunks
 
     def _chunks(self, event: TokenEvent, renderer: Renderer) -> Sequence[Chunk]:
-        if event.progress is None:
+        progress = event.progress
+        if progress is None:
             self._note(event)
         if self.call.details.timings:
-            renderer.so_far = _so_far(self.figures, event.progress)
-        if event.progress is None:
+            figures = self.figures
+            if progress is not None:
+                figures = msgspec.structs.replace(
+                    figures, prompt_tokens=progress.processed, cached_tokens=progress.cached
+                )
+            renderer.so_far = figures
+        if progress is None:
             return renderer.event(event)
-        return renderer.prompt(event.id, event.progress, self.figures)
+        return renderer.prompt(event.id, progress, self.figures)
 
     def _waits(self, news: QueuePlace | ModelLoading, renderer: Renderer) -> StreamItem:
         if isinstance(news, ModelLoading) or not self.call.details.progress:
@@ -290,17 +319,18 @@ class RunningCall:
         return renderer.prompt(news.id, progress, self.figures) or news
 
     async def hold(self) -> list[TimedEvent]:
-        heard = []
-        async for event in self._generation:
+        """Return all events, without progress."""
+        events = []
+        async for event in self.generation:
             if event.progress is None:
                 self._note(event)
-                heard.append(TimedEvent(event, self._generation.arrived_s))
-        return heard
+                events.append(TimedEvent(event, self.generation.arrived_s))
+        return events
 
     async def gather(self) -> dict[str, GatheredAnswer]:
         """Return the whole answers by request id. Raises the call's error."""
         answers = {request.id: GatheredAnswer() for request in self.call.requests}
-        async for event in self._generation:
+        async for event in self.generation:
             self._note(event)
             answers[event.id].add(event)
         return answers
@@ -308,15 +338,9 @@ class RunningCall:
     def _note(self, event: TokenEvent) -> None:
         if self._thinking and (event.answer_start is not None or event.finish is not None):
             self._thinking.discard(event.id)
-        self._tally.note(event, self._generation.arrived_s)
-        if self._recorder is not None:
-            self._recorder.note(event)
-
-
-def _so_far(figures: Figures, progress: PromptProgress | None) -> Figures:
-    if progress is None:
-        return figures
-    return msgspec.structs.replace(figures, prompt_tokens=progress.processed, cached_tokens=progress.cached)
+        self._tally.note(event, self.generation.arrived_s)
+        if self.recorder is not None:
+            self.recorder.note(event)
 
 
 class QueueNews:
@@ -324,7 +348,7 @@ class QueueNews:
         """`every_time`: also send an unchanged place, because its expected time changes."""
         self._clock = clock
         self._every_time = every_time
-        self._told_s = clock() + SETTLING_S - NEWS_INTERVAL_S
+        self._sent_s = clock() + SETTLING_S - NEWS_INTERVAL_S
         self._position: int | None = None
         self.is_over = False
 
@@ -333,10 +357,10 @@ class QueueNews:
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
-        is_known = news.position == self._position and not self._every_time
-        if is_known or now_s - self._told_s < NEWS_INTERVAL_S:
+        is_unchanged = news.position == self._position and not self._every_time
+        if is_unchanged or now_s - self._sent_s < NEWS_INTERVAL_S:
             return False
-        self._told_s, self._position = now_s, news.position
+        self._sent_s, self._position = now_s, news.position
         return True
 
 
@@ -359,40 +383,49 @@ class Tally:
         num_tokens = len(event.tokens)
         if num_tokens:
             last_s = self._last_s.get(event.id)
-            if last_s is not None and arrived_s > last_s:  # else all are told at once, by heart
+            if last_s is not None and arrived_s > last_s:  # else all come at once, from a cache
                 self._gaps.add((arrived_s - last_s) / num_tokens, num_tokens)
             self._last_s[event.id] = arrived_s
             self._released[event.id] += num_tokens
         if event.finish is not None:
             self._finishes[event.id] = event.finish
 
-    def figures(self, told: Figures) -> Figures:
+    def figures(self, engine_figures: Figures) -> Figures:
         return msgspec.structs.replace(
-            told,
+            engine_figures,
             prompt_tokens=self._call.prompt_tokens,
             image_tokens=sum(prompt.num_rows(Picture) for prompt in self._call.prompts),
             audio_tokens=sum(prompt.num_rows(Sound) for prompt in self._call.prompts),
             audio_s=sum(prompt.sound_s for prompt in self._call.prompts),
-            cached_tokens=cached_tokens(self._call, self._finishes),
+            cached_tokens=self._cached_tokens(),
             output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
         )
 
     def ended(self, figures: Figures, *, began_s: float, model: str) -> EndedCall:
+        """Summarize the call. `began_s`: arrival of its request."""
         first_s, adapter = self._first_event_s, self._call.requests[0].adapter
         return EndedCall(
             figures=figures,
             model=model,
-            finish_reasons=tuple(self._finish_reason(request.id) for request in self._call.requests),
+            finish_reasons=tuple(
+                _UNFINISHED if (finish := self._finishes.get(request.id)) is None else finish.reason.value
+                for request in self._call.requests
+            ),
             submitted_s=min(self._submitted_s, time.monotonic() - figures.latency_ms / 1000),
             ttft_s=None if first_s is None else first_s - began_s,
             gaps=self._gaps,
             adapter=f"{model}:{adapter}" if adapter is not None else None,
         )
 
-    def _finish_reason(self, request_id: str) -> str:
-        finish = self._finishes.get(request_id)
-        return _UNFINISHED if finish is None else finish.reason.value
-
     def _output_tokens(self, request_id: str) -> int:
         finish = self._finishes.get(request_id)
         return self._released[request_id] if finish is None else finish.output_tokens
+
+    def _cached_tokens(self) -> int:
+        """Count the least of a prompt's choices, because later ones share what the first has computed."""
+        least: dict[int, int] = {}
+        for index, request in enumerate(self._call.requests):
+            if (finish := self._finishes.get(request.id)) is not None:
+                prompt = index // self._call.best_of
+                least[prompt] = min(finish.cached_tokens, least.get(prompt, finish.cached_tokens))
+        return sum(least.values())

@@ -1,9 +1,10 @@
-"""Sampling parameters and output limits. A new field needs a line here, in `body` and in the contract."""
+"""Sampling parameters and output limits. A new field needs a line here, in `schema` and in the contract."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Annotated, NamedTuple, TypeGuard, Union
 
@@ -56,10 +57,13 @@ def sampling_of(body: Body) -> Sampling:
             message = "Only one of 'repetition_penalty' and 'repeat_penalty' can be given."
             raise wrong(message, "repetition_penalty")
         sent |= {"repeat_penalty": repetition, "repeat_last_n": COUNT.most}
+    for key in bias or {}:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise wrong("Invalid value for 'logit_bias': its keys must be token ids.", "logit_bias")
     return Sampling(
         seed=seed % _SEEDS if is_seed(seed) else secrets.randbelow(_SEEDS),
         top_k=top_k if top_k is not None and top_k > 0 else None,
-        logit_bias={_token_id(key): number for key, number in (bias or {}).items()},
+        logit_bias={int(key): number for key, number in (bias or {}).items()},
         top_n_sigma=max(sigma or 0.0, 0.0),
         stop_tokens=tuple(stops or ()),
         dry=_dry(body),
@@ -72,7 +76,7 @@ def sampling_sent(body: Body) -> frozenset[str]:
 
 
 def _dry(body: Body) -> DryPenalty | None:
-    sent = {name: getattr(body, f"dry_{told}", None) for name, told in _DRY.items()}
+    sent = {name: getattr(body, f"dry_{suffix}", None) for name, suffix in _DRY.items()}
     if not sent["multiplier"] or sent["last_n"] == 0:
         return None
     if sent["last_n"] == -1:
@@ -87,35 +91,29 @@ def is_seed(seed: int | None) -> TypeGuard[int]:
     return seed is not None and seed != -1
 
 
-def for_model(ask: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
+def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
     """Resolve texts to tokens. Raises InvalidRequest for ids outside of the vocabulary."""
-    bias, never = dict(ask.sampling.logit_bias), _bad_words(ask.bad_words, tokenizer)
-    for asked in ask.biases:
-        for token in _tokens_of(asked.token, tokenizer):
-            if asked.amount is None:
-                never.append((token,))
+    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
+    bias, forbidden = dict(params.sampling.logit_bias), _bad_words(params.bad_words, tokenizer)
+    for one in params.biases:
+        for token in (one.token,) if isinstance(one.token, int) else encode(one.token):
+            if one.amount is None:
+                forbidden.append((token,))
             else:
-                bias[token] = asked.amount
-    check_tokens((*bias, *chain(*never)), vocab_size=vocab_size, param="logit_bias")
-    check_tokens(ask.sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
-    return msgspec.structs.replace(ask.sampling, logit_bias=bias, bad_words=tuple(never))
+                bias[token] = one.amount
+    check_tokens((*bias, *chain(*forbidden)), vocab_size=vocab_size, param="logit_bias")
+    check_tokens(params.sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
+    return msgspec.structs.replace(params.sampling, logit_bias=bias, bad_words=tuple(forbidden))
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Tokenize each word as at the beginning of a text and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
-    read = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
-    rows = [tuple(tokens) for tokens in read]
-    pairs = zip(rows[::2], rows[1::2], strict=True)
-    return [
-        row for first, behind in pairs for row in ((first, behind) if len(first) == len(behind) else (first,))
-    ]
-
-
-def _tokens_of(token: int | str, tokenizer: Tokenizer) -> Sequence[int]:
-    if isinstance(token, int):
-        return (token,)
-    return tokenizer.encode(token, add_special=False, parse_special=False)
+    encoded = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
+    rows: list[tuple[int, ...]] = []
+    for first, behind in zip(encoded[::2], encoded[1::2], strict=True):
+        rows += [tuple(first), tuple(behind)] if len(first) == len(behind) else [tuple(first)]
+    return rows
 
 
 def for_choice(sampling: Sampling, choice: int) -> Sampling:
@@ -129,50 +127,38 @@ def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tup
     return tokens
 
 
-def _token_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise wrong("Invalid value for 'logit_bias': its keys must be token ids.", "logit_bias")
-    return int(key)
-
-
 class OutputRoom(NamedTuple):
     tokens: int
     context_ends_it: bool
 
 
 def output_room(
-    ask: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions
+    params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions
 ) -> OutputRoom:
     """Return the limit of a choice, by default the rest of the context. Raises InvalidRequest beyond the
     server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.max_output_tokens
-    asked, param = ask.max_tokens, ask.prompt.path
+    limit, path = params.max_tokens, params.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
         raise InvalidRequest(
             f"The prompt has {prompt_tokens} tokens; this server takes at most {options.max_prompt_tokens}.",
-            param=param,
+            param=path,
             code="context_length_exceeded",
         )
-    if asked is not None and not asked.is_ceiling:
-        if max_output is not None and asked.tokens > max_output:
-            at = asked.path
+    if limit is not None and not limit.is_ceiling:
+        if max_output is not None and limit.tokens > max_output:
+            at = limit.path
             raise wrong(f"Invalid value for '{at}': this server allows at most {max_output}.", at)
-        wanted = asked.tokens
+        most = limit.tokens
     else:
-        wanted = max(1, context - prompt_tokens)
-        wanted = wanted if max_output is None else min(wanted, max_output)
-    if prompt_tokens + wanted > context:
-        raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=wanted, limit=context, param=param)
-    if asked is None or not asked.is_ceiling:
-        return OutputRoom(wanted, context_ends_it=False)
-    tokens = min(wanted, asked.tokens)
-    return OutputRoom(tokens, tokens < asked.tokens and prompt_tokens + tokens >= context)
-
-
-def _num_prompts(ask: GenerationParams) -> int:
-    if isinstance(ask.prompt, ConversationsParam):
-        return len(ask.prompt.each)
-    return len(ask.prompt.prompts) if isinstance(ask.prompt, PromptsParam) else 1
+        most = max(1, context - prompt_tokens)
+        most = most if max_output is None else min(most, max_output)
+    if prompt_tokens + most > context:
+        raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=most, limit=context, param=path)
+    if limit is None or not limit.is_ceiling:
+        return OutputRoom(most, context_ends_it=False)
+    tokens = min(most, limit.tokens)
+    return OutputRoom(tokens, tokens < limit.tokens and prompt_tokens + tokens >= context)
 
 
 class NumChoices(NamedTuple):
@@ -180,33 +166,29 @@ class NumChoices(NamedTuple):
     made: int
 
 
-def choices_of(ask: GenerationParams, options: ApiOptions) -> NumChoices:
+def choices_of(params: GenerationParams, options: ApiOptions) -> NumChoices:
     """Count the choices. Raises InvalidRequest."""
-    best_of = None if ask.best_of is None else _allowed(ask.best_of, options, "best_of")
+    n, best_of, most = params.n or 1, params.best_of, options.max_choices
     if best_of is not None:
-        _check_best(best_of, ask)
-    n = 1 if ask.n is None else _allowed(ask.n, options, "n")
-    made = n if best_of is None else best_of
-    num_prompts = _num_prompts(ask)
+        if best_of > most:
+            raise wrong(f"Invalid value for 'best_of': this server allows at most {most}.", "best_of")
+        if best_of < n:
+            raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
+        if best_of > n and params.stream:
+            message = "'best_of' above 'n' cannot be streamed: the best is known at the end only."
+            raise wrong(message, "best_of")
+    if n > most:
+        raise wrong(f"Invalid value for 'n': this server allows at most {most}.", "n")
+    made, num_prompts = n if best_of is None else best_of, 1
+    if isinstance(params.prompt, ConversationsParam):
+        num_prompts = len(params.prompt.each)
+    elif isinstance(params.prompt, PromptsParam):
+        num_prompts = len(params.prompt.prompts)
     if num_prompts * made > options.max_sequences:
         message = f"{num_prompts} prompts with {made} choices each: one call may have "
         choice = "n" if best_of is None else "best_of"
         raise wrong(f"{message}{options.max_sequences} in all.", choice if num_prompts == 1 else "prompt")
     return NumChoices(n, made)
-
-
-def _allowed(value: int, options: ApiOptions, param: str) -> int:
-    if value > options.max_choices:
-        raise wrong(f"Invalid value for '{param}': this server allows at most {options.max_choices}.", param)
-    return value
-
-
-def _check_best(best_of: int, ask: GenerationParams) -> None:
-    n = ask.n or 1
-    if best_of < n:
-        raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
-    if best_of > n and ask.stream:
-        raise wrong("'best_of' above 'n' cannot be streamed: the best is known at the end only.", "best_of")
 
 
 # -- which samplers there are --------------------------------------------------------------------------
@@ -215,19 +197,7 @@ CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", 
 """Samplers in the only order of application, which is llama-server's own."""
 _GONE = ("infill", "tfs_z", "adaptive_p")
 """Names from clients without a sampler here, ignored and named in a header."""
-_BY_LETTER = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
+_BY_LETTER = dict(zip("edskypmxtia", (*CHAIN, "infill", "adaptive_p"), strict=True))
 _SPELLINGS = {
     "typical": "typ_p",
     "typical_p": "typ_p",
@@ -260,8 +230,8 @@ def _known_samplers(value: object) -> tuple[str, ...]:
     found: list[str] = [_SPELLINGS.get(str(name), str(name)) for name in names]
     strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
     if strange is not None:
-        known = {"name": strange[:64], "known": ", ".join(CHAIN)}
-        raise PydanticCustomError("samplers", "there is no sampler '{name}', only {known}", known)
+        values = {"name": strange[:64], "known": ", ".join(CHAIN)}
+        raise PydanticCustomError("samplers", "there is no sampler '{name}', only {known}", values)
     return tuple(found)
 
 
@@ -279,7 +249,12 @@ def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling
     """Switch off samplers that are not named. Raises InvalidRequest for an order that changes the result."""
     if names is None:
         return sampling
-    active = [name for name in names if name in CHAIN and _is_on(sampling, name)]
+    on = {
+        name
+        for name, fields in _OF_SAMPLER.items()
+        if any(getattr(sampling, field) != getattr(_NEUTRAL, field) for field in fields)
+    }
+    active = [name for name in names if name in on]
     if active != sorted(set(active), key=CHAIN.index):
         order = ", ".join(sorted(set(active), key=CHAIN.index))
         raise wrong(
@@ -287,7 +262,3 @@ def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling
         )
     off = [field for name in CHAIN if name not in names for field in _OF_SAMPLER[name]]
     return msgspec.structs.replace(sampling, **{field: getattr(_NEUTRAL, field) for field in off})
-
-
-def _is_on(sampling: Sampling, name: str) -> bool:
-    return any(getattr(sampling, field) != getattr(_NEUTRAL, field) for field in _OF_SAMPLER[name])

@@ -9,8 +9,14 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import Discriminator, Field, Tag
 
-from openai_cpu_server.api.generation.body import Breaker, JsonObject, NonEmptyList, TagStructure, TextOrList
 from openai_cpu_server.api.generation.params import FormParam
+from openai_cpu_server.api.generation.schema import (
+    Breaker,
+    JsonObject,
+    NonEmptyList,
+    TagStructure,
+    TextOrList,
+)
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -149,8 +155,8 @@ def format_tag(fields: JsonObject) -> FormParam:
 
 def outputs_tag(fields: JsonObject) -> FormParam:
     """Build the form of `structured_outputs`. Raises InvalidRequest."""
-    given = {"structured_outputs": {"structural_tag": fields}}
-    body, _ = parse_fields(_InStructuredOutputs, given, lenient=False)
+    outputs = {"structured_outputs": {"structural_tag": fields}}
+    body, _ = parse_fields(_InStructuredOutputs, outputs, lenient=False)
     return _form(body.structured_outputs.structural_tag, "structured_outputs.structural_tag")
 
 
@@ -160,6 +166,11 @@ class _PlacedTag(NamedTuple):
     content: Any
     at: str
     content_at: str
+
+    @classmethod
+    def of(cls, tag: _Tag, at: str) -> _PlacedTag:
+        ends = (tag.end,) if isinstance(tag.end, str) else tuple(tag.end)
+        return cls(tag.begin, ends, tag.content, at, f"{at}.content")
 
 
 def _form(wanted: _StructuralTag, at: str) -> FormParam:
@@ -179,18 +190,11 @@ def _form(wanted: _StructuralTag, at: str) -> FormParam:
 def _older_form(wanted: _StructuralTag, at: str) -> FormParam:
     if wanted.structures is None or wanted.triggers is None:
         raise missing(f"{at}.{'structures' if wanted.structures is None else 'triggers'}")
-    triggers = wanted.triggers
-    places = [(one, f"{at}.structures[{index}]") for index, one in enumerate(wanted.structures)]
-    tags = [
-        _PlacedTag(
-            one.begin,
-            (one.end,),
-            _Schema(type="json_schema", json_schema=one.json_schema),
-            place,
-            f"{place}.schema",
-        )
-        for one, place in places
-    ]
+    triggers, tags = wanted.triggers, list[_PlacedTag]()
+    for index, one in enumerate(wanted.structures):
+        place = f"{at}.structures[{index}]"
+        schema = _Schema(type="json_schema", json_schema=one.json_schema)
+        tags.append(_PlacedTag(one.begin, (one.end,), schema, place, f"{place}.schema"))
     _require_triggers(tags, triggers)
 
     def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
@@ -202,16 +206,7 @@ def _older_form(wanted: _StructuralTag, at: str) -> FormParam:
 
 
 def _placed(tags: Sequence[_Tag], at: str) -> list[_PlacedTag]:
-    return [
-        _PlacedTag(
-            one.begin,
-            (one.end,) if isinstance(one.end, str) else tuple(one.end),
-            one.content,
-            f"{at}.tags[{index}]",
-            f"{at}.tags[{index}].content",
-        )
-        for index, one in enumerate(tags)
-    ]
+    return [_PlacedTag.of(one, f"{at}.tags[{index}]") for index, one in enumerate(tags)]
 
 
 def _require_triggers(tags: Sequence[_PlacedTag], triggers: Sequence[str]) -> None:
@@ -249,14 +244,19 @@ class _Writer:
             case _Several():
                 return self._several(wanted, at, ends)
             case _Tag():
-                (tag,) = _placed([wanted], at)
-                return self._tag(tag._replace(at=at, content_at=f"{at}.content"), ends)
+                return self._tag(_PlacedTag.of(wanted, at), ends)
             case _TriggeredTags():
                 return self._triggered(wanted, at, ends)
             case _SeparatedTags():
-                return self._separated(wanted, at)
+                tag = self.one_of(_placed(wanted.tags, at), ())
+                several = tag if wanted.stop_after_first else f"({tag} ({quoted(wanted.separator)} {tag})*)"
+                return several if wanted.at_least_one else f"{several}?"
+            case _Regex():
+                return self._part(self._grammars.of_regex(wanted.pattern, f"{at}.pattern"))
+            case _Grammar():
+                return self._part(self._grammars.of_text(wanted.grammar, f"{at}.grammar"))
             case _:
-                return self._part(self._grammar_of(wanted, at))
+                return self._part(self._schema(wanted, at))
 
     def text_without(self, breakers: Sequence[str], at: str) -> str:
         key = tuple(dict.fromkeys(filter(None, breakers)))
@@ -267,7 +267,10 @@ class _Writer:
         return self._texts[key]
 
     def one_of(self, tags: Sequence[_PlacedTag], ends: tuple[str, ...]) -> str:
-        return self._rule(" | ".join(self._tag(tag, ends) for tag in tags))
+        expression = " | ".join(self._tag(tag, ends) for tag in tags)
+        name = f"t{len(self._rules)}"
+        self._rules.append(f"{name} ::= {expression}")
+        return name
 
     def _tag(self, tag: _PlacedTag, ends: tuple[str, ...]) -> str:
         if not tag.begin and "" in tag.ends:
@@ -293,33 +296,18 @@ class _Writer:
             return tag if wanted.stop_after_first else f"({tag} ({free} {tag})* {free})"
         return f"({free} {tag}?)" if wanted.stop_after_first else f"({free} ({tag} {free})*)"
 
-    def _separated(self, wanted: _SeparatedTags, at: str) -> str:
-        tag = self.one_of(_placed(wanted.tags, at), ())
-        several = tag if wanted.stop_after_first else f"({tag} ({quoted(wanted.separator)} {tag})*)"
-        return several if wanted.at_least_one else f"{several}?"
-
-    def _grammar_of(self, wanted: Any, at: str) -> CheckedGrammar:
-        match wanted:
-            case _Regex():
-                return self._grammars.of_regex(wanted.pattern, f"{at}.pattern")
-            case _Grammar():
-                return self._grammars.of_text(wanted.grammar, f"{at}.grammar")
-            case _Schema(json_schema=False):
-                raise wrong("Nothing fits this schema.", f"{at}.json_schema")
+    def _schema(self, wanted: _Schema, at: str) -> CheckedGrammar:
+        if wanted.json_schema is False:
+            raise wrong("Nothing fits this schema.", f"{at}.json_schema")
         schema = {} if wanted.json_schema is True else wanted.json_schema
         place = at if at.endswith(".schema") else f"{at}.json_schema"
-        found = self._grammars.of_schema(schema, place)
-        self._spent += found.share
+        grammar = self._grammars.of_schema(schema, place)
+        self._spent += grammar.share
         if self._spent > _MOST_SHARES:
             raise wrong("The schemas of this call are too large together.", place)
-        return found
+        return grammar
 
     def _part(self, grammar: CheckedGrammar) -> str:
         name = f"p{len(self._parts)}"
         self._parts[name] = grammar
-        return name
-
-    def _rule(self, expression: str) -> str:
-        name = f"t{len(self._rules)}"
-        self._rules.append(f"{name} ::= {expression}")
         return name

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Union
+from typing import Any, TypeVar
 
 import msgspec
 import pydantic_core
-from pydantic import AfterValidator, Field, JsonValue, PlainValidator
-from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
-    GenerationBody,
-    JsonObject,
-    ProgressBody,
-    ResponseFormat,
-    SharedBody,
-    StructuredOutputs,
-    Syntax,
-    Whole,
-)
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
+    CustomGrammar,
     DetailsParam,
     FormParam,
     FunctionParam,
@@ -29,12 +19,21 @@ from openai_cpu_server.api.generation.params import (
     LimitParam,
     MessageParam,
     PromptsParam,
-    TextParam,
+    ReasoningParam,
 )
-from openai_cpu_server.api.generation.sampling import Samplers, is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.schema import (
+    GenerationBody,
+    JsonObject,
+    PredictionBody,
+    ReasoningBody,
+    ResponseFormat,
+    SharedBody,
+    StructuredOutputs,
+    Syntax,
+)
 from openai_cpu_server.api.generation.structural_tags import format_tag, outputs_tag
 from openai_cpu_server.contract.grammar import GrammarSource
-from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
 from openai_cpu_server.json_size import check_size
@@ -50,31 +49,29 @@ _FOLLOWS = {
 
 
 def custom_tool(
-    name: str, description: str | None, given: Syntax | None, path: str, grammar_path: str
+    name: str, description: str | None, syntax: Syntax | None, path: str, grammar_path: str
 ) -> FunctionParam:
     """Build a tool that models see as a function with one parameter, described by the grammar."""
-    told = "Any text." if given is None else f"{_FOLLOWS[given.syntax]}\n{given.definition}"
+    content, grammar, at = "Any text.", None, f"{grammar_path}.definition"
+    if syntax is not None:
+        content = f"{_FOLLOWS[syntax.syntax]}\n{syntax.definition}"
+        grammar = CustomGrammar(_SYNTAXES[syntax.syntax], syntax.definition, at)
     parameters: JsonObject = {
         "type": "object",
-        "properties": {INPUT: {"type": "string", "description": told}},
+        "properties": {INPUT: {"type": "string", "description": content}},
         "required": [INPUT],
         "additionalProperties": False,
     }
-    at = f"{grammar_path}.definition"
-    text = TextParam() if given is None else TextParam(_SYNTAXES[given.syntax], given.definition, at)
-    return FunctionParam(name, path, at, description, parameters, text=text)
-
-
-Make = Callable[[ModelGrammars, str], CheckedGrammar]
+    return FunctionParam(name, path, at, description, parameters, is_custom=True, grammar=grammar)
 
 
 def one_form(forms: Iterator[FormParam]) -> FormParam | None:
     """Return the only form, or None. Raises InvalidRequest for several."""
-    given = list(forms)
-    if len(given) > 1:
-        first, second = given[0].path, given[1].path
+    all_forms = list(forms)
+    if len(all_forms) > 1:
+        first, second = all_forms[0].path, all_forms[1].path
         raise wrong(f"'{first}' and '{second}' cannot be combined: ask for one structure.", second)
-    return given[0] if given else None
+    return all_forms[0] if all_forms else None
 
 
 def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> FormParam:
@@ -88,79 +85,59 @@ def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, fie
 
 
 def any_object(path: str) -> FormParam:
-    return _form(path, lambda grammars, param: grammars.of_any_object(param))
+    return FormParam(path, lambda grammars, param: grammars.of_any_object(param), path)
 
 
-def _form(path: str, make: Make) -> FormParam:
-    return FormParam(path, make, path)
-
-
-def _text(gbnf: str, path: str) -> FormParam:
-    return _form(path, lambda grammars, param: grammars.of_text(gbnf, param))
-
-
-def _regex(pattern: str, path: str) -> FormParam:
-    return _form(path, lambda grammars, param: grammars.of_regex(pattern, param))
-
-
-def _choices(choices: list[str], path: str) -> FormParam:
-    return _form(path, lambda grammars, param: grammars.of_choices(choices, param))
-
-
-Fields = Mapping[str, Callable[..., FormParam]]
-"""Constructors of forms by field, called with the field's value and path."""
-_SHARED: Fields = {"grammar": _text, "regex": _regex, "choice": _choices}
-_GENERATION: Fields = {
-    "grammar": _text,
-    "guided_grammar": _text,
-    "regex": _regex,
-    "guided_regex": _regex,
-    "choice": _choices,
-    "guided_choice": _choices,
-    "json_schema": schema_form,
-    "guided_json": schema_form,
-}
-_STRUCTURED_OUTPUTS: Fields = {
-    "json_schema": schema_form,
-    "regex": _regex,
-    "choice": _choices,
-    "grammar": _text,
+_Make = Callable[[ModelGrammars, Any, str], CheckedGrammar]
+_MAKERS: Mapping[str, _Make] = {
+    "grammar": ModelGrammars.of_text,
+    "regex": ModelGrammars.of_regex,
+    "choice": ModelGrammars.of_choices,
 }
 
 
-def _given(body: Body, fields: Fields, at: str = "") -> Iterator[FormParam]:
-    for name, form in fields.items():
+def _form(make: _Make, value: object, path: str) -> FormParam:
+    return FormParam(path, lambda grammars, param: make(grammars, value, param), path)
+
+
+def _field_forms(body: Body, names: Sequence[str], at: str = "") -> Iterator[FormParam]:
+    for name in names:
         if (value := getattr(body, name)) is not None:
-            yield form(value, at + (type(body).model_fields[name].alias or name))
+            path = at + (type(body).model_fields[name].alias or name)
+            make = _MAKERS.get(name.removeprefix("guided_"))
+            yield schema_form(value, path) if make is None else _form(make, value, path)
 
 
 def shared_forms(body: SharedBody) -> Iterator[FormParam]:
-    return _given(body, _SHARED)
+    return _field_forms(body, ("grammar", "regex", "choice"))
+
+
+_GENERATION_FORMS = "grammar guided_grammar regex guided_regex choice guided_choice json_schema guided_json"
 
 
 def _forms(body: GenerationBody) -> Iterator[FormParam]:
     if body.response_format is not None:
-        yield from _of_format(body.response_format)
-    yield from _given(body, _GENERATION)
+        yield from _format_forms(body.response_format)
+    yield from _field_forms(body, _GENERATION_FORMS.split())
     if body.structured_outputs is not None:
-        yield from _of_structured_outputs(body.structured_outputs)
+        yield from _structured_output_forms(body.structured_outputs)
 
 
 _OF_TAGS = ("format", "structures", "triggers")
 
 
-def _of_format(wanted: ResponseFormat) -> Iterator[FormParam]:
+def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
     at = "response_format.json_schema"
-    given = wanted.json_schema
+    schema = wanted.json_schema
     tag = {name: value for name in _OF_TAGS if (value := getattr(wanted, name)) is not None}
     if wanted.type == "structural_tag":
         yield format_tag({"type": wanted.type, **tag})
     elif tag:
         path = f"response_format.{next(iter(tag))}"
         raise wrong(f"'{path}' is only allowed with the type 'structural_tag'.", path)
-    if wanted.type == "json_schema" and given is None:
+    if wanted.type == "json_schema" and schema is None:
         raise missing(at)
-    if given is not None and wanted.type != "json_schema":
+    if schema is not None and wanted.type != "json_schema":
         raise wrong(f"'{at}' is only allowed with the type 'json_schema'.", at)
     if wanted.shape is not None and wanted.type != "json_object":
         path = "response_format.schema"
@@ -169,14 +146,14 @@ def _of_format(wanted: ResponseFormat) -> Iterator[FormParam]:
         yield schema_form(wanted.shape, "response_format.schema", field="response_format")
     elif wanted.type == "json_object":
         yield any_object("response_format")
-    if given is not None:
-        is_strict = given.strict is not False
-        yield schema_form(given.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
+    if schema is not None:
+        is_strict = schema.strict is not False
+        yield schema_form(schema.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
 
 
-def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[FormParam]:
+def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
     at = "structured_outputs"
-    inner = list(_given(wanted, _STRUCTURED_OUTPUTS, f"{at}."))
+    inner = list(_field_forms(wanted, ("json_schema", "regex", "choice", "grammar"), f"{at}."))
     if wanted.json_object:
         inner.append(any_object(f"{at}.json_object"))
     if (tag := wanted.structural_tag) is not None:
@@ -199,20 +176,17 @@ def _parsed(text: str, path: str) -> JsonObject:
     return schema
 
 
-def adapted_names(told: Sequence[str], messages: Sequence[MessageParam]) -> Ignored:
+def adapted_names(names: Sequence[str], messages: Sequence[MessageParam]) -> Ignored:
     """Name what was dropped or replaced by text, and results without a call, for a header."""
     placed = with_bound_results([message.fields for message in messages])
     strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
-    names = [*told, *strays]
-    more = ("...",) if len(names) > MOST_NAMED else ()
-    return Ignored((*names[:MOST_NAMED], *more))
+    all_names = [*names, *strays]
+    more = ("...",) if len(all_names) > MOST_NAMED else ()
+    return Ignored((*all_names[:MOST_NAMED], *more))
 
 
-AskedPrompt = Union[ConversationParam, PromptsParam]
-
-
-def shared_ask(
-    body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: FormParam | None
+def shared_params(
+    body: SharedBody, prompt: ConversationParam | PromptsParam, *, id_prefix: str, form: FormParam | None
 ) -> GenerationParams:
     """Convert the shared fields, with the `service_tier` of chat. Raises InvalidRequest."""
     return GenerationParams(
@@ -237,94 +211,118 @@ def shared_ask(
     )
 
 
-def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str) -> GenerationParams:
-    ask = shared_ask(body, prompt, id_prefix=id_prefix, form=one_form(_forms(body)))
+def generation_params(
+    body: GenerationBody, prompt: ConversationParam | PromptsParam, *, id_prefix: str
+) -> GenerationParams:
+    params = shared_params(body, prompt, id_prefix=id_prefix, form=one_form(_forms(body)))
     check_stream_options(body.stream_options, stream=body.stream)
     return msgspec.structs.replace(
-        ask,
+        params,
         n=body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
     )
 
 
-def _no_zero(number: int) -> int:
-    if number == 0:
-        raise PydanticCustomError("zero", "Input should be -1, or 1 at least")
-    return number
-
-
-LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_no_zero)]
-Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
-"""Negative values allow all that the context leaves."""
-
-
-class PredictionBody(ProgressBody):
-    n_predict: Prediction | None = None
-    timings_per_token: bool | None = None
-    samplers: Samplers | None = None
-
-
-def prediction(body: PredictionBody) -> LimitParam | None:
+def prediction_limit(body: PredictionBody) -> LimitParam | None:
     limit = body.n_predict
     return None if limit is None or limit < 0 else LimitParam(limit, "n_predict", is_ceiling=True)
 
 
-def asked_details(body: PredictionBody) -> DetailsParam:
+def details_param(body: PredictionBody) -> DetailsParam:
     return DetailsParam(timings=bool(body.timings_per_token), progress=bool(body.return_progress))
 
 
-def check_stream_options(given: object, *, stream: bool | None) -> None:
+def check_stream_options(options: object, *, stream: bool | None) -> None:
     """Reject options without a stream. Raises InvalidRequest."""
-    if given is not None and not stream:
+    if options is not None and not stream:
         raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
 
 
-Item = Union[int, str]
-MixedText = Union[str, tuple[Item, ...]]
+# -- reasoning ---------------------------------------------------------------------------------------------
+
+_EFFORT_NAMES = {"max": "xhigh"}
+_SWITCHES = ("enable_thinking", "thinking")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_OURS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+    | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
+)
+"""Template variables that a request cannot set."""
+T = TypeVar("T")
 
 
-def _wrong_prompt() -> PydanticCustomError:
-    return PydanticCustomError(
-        "prompt_kind",
-        "Input should be a string, a list of token ids and strings, an object with 'prompt_string', or a "
-        "list of these",
+Sent = tuple[str, T]
+"""Path and value of a field that the client has sent."""
+
+
+def reasoning_param(
+    *,
+    efforts: Sequence[Sent[str]] = (),
+    switches: Sequence[Sent[bool]] = (),
+    budgets: Sequence[Sent[int]] = (),
+    variables: Mapping[str, object] | None = None,
+    is_hidden: bool = False,
+) -> ReasoningParam:
+    """Combine fields, which must agree; an effort also switches. Raises InvalidRequest."""
+    variables = dict(variables or {})
+    for name in variables:
+        if name in _OURS or not _VARIABLE.fullmatch(name):
+            shown = name[:64]
+            message = f"'{shown}' is no variable of a chat template that a request can set."
+            raise wrong(message, f"chat_template_kwargs.{shown}")
+    efforts = [(path, _EFFORT_NAMES.get(effort, effort)) for path, effort in efforts]
+    by_effort = [(path, effort != "none") for path, effort in efforts]
+    by_variable = [
+        (f"chat_template_kwargs.{name}", value)
+        for name in _SWITCHES
+        if isinstance(value := variables.get(name), bool)
+    ]
+    return ReasoningParam(
+        effort=_one(efforts),
+        is_on=_one([*by_effort, *switches, *by_variable]),
+        budget=_one(budgets),
+        is_hidden=is_hidden,
+        variables=variables,
+        paths=tuple(path for path, _ in (*efforts, *budgets)),
     )
 
 
-def _prompts(value: object) -> tuple[MixedText, ...]:
-    """Read one prompt from a list with token ids, and several from any other list."""
-    if not isinstance(value, list):
-        return (_one_prompt(value),)
-    if not value:
-        raise _wrong_prompt()
-    if any(is_token_id(item) for item in value):
-        return (_mixed(value),)
-    return tuple(_mixed(item) if isinstance(item, list) else _one_prompt(item) for item in value)
+def thinking_of(body: ReasoningBody) -> ReasoningParam:
+    """Read the fields of a body. Raises InvalidRequest for contradictions."""
+    by_budget = [(path, budget > 0) for path, budget in sent_fields(body, "reasoning.max_tokens")]
+    by_type = [
+        (path, kind == "enabled")
+        for path, kind in sent_fields(body, "thinking.type")
+        if kind in ("enabled", "disabled")
+    ]
+    names = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
+    is_excluded = body.reasoning is not None and body.reasoning.exclude is True
+    return reasoning_param(
+        efforts=sent_fields(body, "reasoning_effort", "reasoning.effort"),
+        switches=[*sent_fields(body, "enable_thinking", "reasoning.enabled"), *by_budget, *by_type],
+        budgets=sent_fields(body, *names, "reasoning.max_tokens", "thinking.budget_tokens"),
+        variables=body.chat_template_kwargs,
+        is_hidden=is_excluded or body.include_reasoning is False,
+    )
 
 
-def _one_prompt(value: object) -> str:
-    if isinstance(value, dict):
-        if value.get("multimodal_data"):
-            message = "pictures belong to the messages of '/v1/chat/completions'"
-            raise PydanticCustomError("multimodal_data", message)
-        value = value.get("prompt_string")
-    if not isinstance(value, str):
-        raise _wrong_prompt()
+def sent_fields(body: Body, *paths: str) -> list[Sent[Any]]:
+    values = []
+    for path in paths:
+        value: Any = body
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        if value is not None:
+            values.append((path, value))
+    return values
+
+
+def _one(sent: Sequence[Sent[T]]) -> T | None:
+    if not sent:
+        return None
+    path, value = sent[0]
+    for other, contrary in sent[1:]:
+        if contrary != value:
+            raise wrong(f"'{path}' and '{other}' say different things about the model's thinking.", other)
     return value
-
-
-def _mixed(value: list[object]) -> tuple[Item, ...]:
-    items = tuple(item for item in value if isinstance(item, str) or is_token_id(item))
-    if not items or len(items) < len(value):
-        raise _wrong_prompt()
-    return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
-
-
-def is_token_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-_Object = dict[str, JsonValue]
-_Told = Union[str, list[Union[int, str, list[Union[int, str]], _Object]], _Object]
-Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_Told)]

@@ -9,20 +9,23 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.params import LogitBiasParam
+from openai_cpu_server.api.generation.schema import (
     JsonObject,
     LastN,
     NonEmpty,
     OpenBody,
+    Prediction,
+    PredictionBody,
+    Prompts,
     Seed,
     Several,
     SharedBody,
     Stop,
     TopK,
     Whole,
+    is_token_id,
 )
-from openai_cpu_server.api.generation.params import LogitBiasParam
-from openai_cpu_server.api.generation.to_params import Prediction, PredictionBody, Prompts, is_token_id
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http.ignored_params import (
     LLAMA_SERVER_HINTS,

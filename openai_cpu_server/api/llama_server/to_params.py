@@ -10,11 +10,11 @@ from openai_cpu_server.api.generation.params import FileParam, GenerationParams,
 from openai_cpu_server.api.generation.sampling import left_out, sampling_sent, with_samplers
 from openai_cpu_server.api.generation.to_params import (
     any_object,
-    asked_details,
+    details_param,
     one_form,
     schema_form,
-    shared_ask,
     shared_forms,
+    shared_params,
 )
 from openai_cpu_server.api.llama_server.schema import (
     ANY_SEED,
@@ -26,7 +26,7 @@ from openai_cpu_server.api.llama_server.schema import (
 from openai_cpu_server.http.parse import Ignored
 
 
-def completion_ask(body: LlamaCompletionBody) -> GenerationParams:
+def completion_params(body: LlamaCompletionBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     return llama_ask(body, PromptsParam(body.prompt, echo=True))
 
@@ -58,7 +58,7 @@ def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     if body.json_schema is not None:
         path = "json_schema"
         forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
-    ask = shared_ask(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+    ask = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
     sampling = with_samplers(ask.sampling, body.samplers)
     if not ask.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
@@ -74,7 +74,7 @@ def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
         max_tokens=None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True),
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
-            asked_details(body),
+            details_param(body),
             tokens=bool(body.return_tokens),
             fields=tuple(body.response_fields or ()),
         ),

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.schema import (
     Effort,
     ForeignKind,
     JsonObject,

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     ConversationParam,
@@ -26,8 +25,13 @@ from openai_cpu_server.api.generation.params import (
     ToolUse,
 )
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
-from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
-from openai_cpu_server.api.generation.to_params import adapted_names, schema_form
+from openai_cpu_server.api.generation.schema import ForeignKind
+from openai_cpu_server.api.generation.to_params import (
+    adapted_names,
+    reasoning_param,
+    schema_form,
+    sent_fields,
+)
 from openai_cpu_server.api.messages.schema import (
     Block,
     CountBody,
@@ -90,7 +94,7 @@ def prompt_ask(body: CountBody) -> GenerationParams:
         for placed in _placed(body.system or "", "system", within="")
         if isinstance(placed.block, ForeignKind) and not placed.block.is_attached
     ]
-    attached = (block.attached(at, is_asked=is_last) for block, at, is_last in foreign)
+    attached = (block.attached(at, is_latest=is_last) for block, at, is_last in foreign)
     form = _form(body)
     if form is not None and messages[-1].role == "assistant":
         message = "cannot be combined with a last message of the assistant: the answer continues it."
@@ -122,18 +126,18 @@ def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, 
 
 def _thinking(body: CountBody) -> ReasoningParam:
     """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
-    efforts = said_by(body, "output_config.effort")
+    efforts = sent_fields(body, "output_config.effort")
     if body.thinking is None:
-        return asked_thinking(efforts=efforts)
+        return reasoning_param(efforts=efforts)
     is_hidden = body.thinking.display == "omitted"
     if body.thinking.type not in _SWITCHES:
-        return asked_thinking(efforts=efforts, is_hidden=is_hidden)
+        return reasoning_param(efforts=efforts, is_hidden=is_hidden)
     if not _SWITCHES[body.thinking.type]:
-        return asked_thinking(switches=[("thinking.type", False)])
-    return asked_thinking(
+        return reasoning_param(switches=[("thinking.type", False)])
+    return reasoning_param(
         efforts=efforts,
         switches=[("thinking.type", True)],
-        budgets=said_by(body, "thinking.budget_tokens"),
+        budgets=sent_fields(body, "thinking.budget_tokens"),
         is_hidden=is_hidden,
     )
 

@@ -90,7 +90,7 @@ class OllamaGeneration(Generic[B]):
 
     async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
         context = context_of(request.scope)
-        ask = await off_loop(num_bytes, partial(self._reader.ask, body, ignored, num_bytes=num_bytes))
+        ask = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
         watched = partial(while_connected, request.receive)
         call = await self._parts.generation.begin(ask, context, CascadeAttempt(watched))
         context.body.release()

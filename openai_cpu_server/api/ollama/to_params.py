@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from openai_cpu_server.api.generation.body import LACKS
 from openai_cpu_server.api.generation.params import (
-    AS_IT_IS,
+    AUTO_DETAIL,
+    Attachment,
+    AttachmentKind,
+    AttachmentSource,
     ConversationParam,
     DetailsParam,
     FormParam,
@@ -14,15 +16,13 @@ from openai_cpu_server.api.generation.params import (
     GenerationParams,
     LimitParam,
     MessageParam,
-    PictureParam,
     PromptsParam,
     ReasoningParam,
     ToolsParam,
-    mark_of,
 )
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
-from openai_cpu_server.api.generation.thinking import asked_thinking
-from openai_cpu_server.api.generation.to_params import adapted_names, any_object, schema_form
+from openai_cpu_server.api.generation.schema import LACKS
+from openai_cpu_server.api.generation.to_params import adapted_names, any_object, reasoning_param, schema_form
 from openai_cpu_server.api.ollama.schema import (
     OllamaBody,
     OllamaChatBody,
@@ -101,7 +101,7 @@ def _ask(
     prompt: ConversationParam | PromptsParam,
     *,
     tools: ToolsParam | None = None,
-    pictures: Sequence[PictureParam] = (),
+    pictures: Sequence[Attachment] = (),
     tells_context: bool = False,
 ) -> GenerationParams:
     options = body.options or OllamaOptions()
@@ -111,9 +111,9 @@ def _ask(
         case None:
             thinking = ReasoningParam()
         case bool(is_on):
-            thinking = asked_thinking(switches=[("think", is_on)])
+            thinking = reasoning_param(switches=[("think", is_on)])
         case effort:
-            thinking = asked_thinking(efforts=[("think", effort)])
+            thinking = reasoning_param(efforts=[("think", effort)])
     return GenerationParams(
         id_prefix="ollama-",
         prompt=prompt,
@@ -163,20 +163,21 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
 
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     """Put images before the text, as Ollama does."""
-    marks = [mark_of(_source(image)) for image in images or ()]
+    marks = [_source(image).mark for image in images or ()]
     return joined(filter(None, (*marks, text)))
 
 
-def _pictures(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[PictureParam]:
+def _pictures(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[Attachment]:
     refusal = f"Invalid value for '{at}': {_NO_VISION}." if is_last else None
     for number, image in enumerate(images or ()):
         source = _source(image)
-        yield PictureParam(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_VISION, refusal, at)
+        yield Attachment(source, f"{at}[{number}]", at, is_last, _NO_VISION, refusal, at)
 
 
-def _source(image: str) -> str:
+def _source(image: str) -> AttachmentSource:
     """Accept base64 alone, as Ollama's clients send it, and data URIs."""
-    return image if image[:5].lower() == "data:" else f"data:;base64,{image}"
+    url = image if image[:5].lower() == "data:" else f"data:;base64,{image}"
+    return AttachmentSource(AttachmentKind.PICTURE, url, AUTO_DETAIL)
 
 
 def _calls(message: OllamaMessage, index: int, open_calls: list[tuple[str, str]]) -> list[dict[str, object]]:

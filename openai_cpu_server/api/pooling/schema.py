@@ -11,18 +11,19 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, Tag
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.schema import (
     DOCUMENT_KIND,
     PROMPT_KIND,
     TEXT_OR_LIST,
+    LastTokens,
     NonEmpty,
     OpenBody,
+    Prompts,
     Seconds,
     Several,
     Tier,
     Tokens,
 )
-from openai_cpu_server.api.generation.to_params import LastTokens, Prompts
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import Embedding, Engine, Generation
 from openai_cpu_server.contract.figures import Figures

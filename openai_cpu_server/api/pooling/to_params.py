@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolveContext
-from openai_cpu_server.api.generation.to_params import MixedText
+from openai_cpu_server.api.generation.schema import MixedText
 from openai_cpu_server.api.pooling.render import (
     Scores,
     class_list,

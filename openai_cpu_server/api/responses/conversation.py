@@ -10,15 +10,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.body import LACKS
 from openai_cpu_server.api.generation.params import (
-    Attached,
-    DocumentParam,
+    Attachment,
     EarlierAnswer,
     MessageParam,
-    PictureParam,
-    SoundParam,
 )
+from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,
@@ -282,23 +279,16 @@ def _part_text(part: Part) -> str:
     return part.text
 
 
-def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attached]:
+def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
     for sourced in items:
         is_latest = sourced is items[-1]
         field = "output" if isinstance(sourced.item, _OUTPUTS) else "content"
         content = getattr(sourced.item, field, ())
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
             at = f"{sourced.param}.{field}[{number}]"
-            match part:
-                case InputImage(source=picture):
-                    name = f"{at} (input_image)"
-                    yield PictureParam(picture.mark, *picture, at, name, LACKS["input_image"])
-                case InputAudio(source=sound):
-                    name = f"{at} (input_audio)"
-                    yield SoundParam(sound.mark, *sound, at, name, LACKS["input_audio"])
-                case InputFile(source=document):
-                    name = f"{at} (input_file)"
-                    yield DocumentParam(document.mark, *document, at, name, is_latest)
+            if isinstance(part, (InputImage, InputAudio, InputFile)):
+                kind = str(type(part).__struct_config__.tag)
+                yield Attachment(part.source, at, f"{at} ({kind})", is_latest, LACKS[kind])
 
 
 def _is_assistants(item: Item) -> bool:

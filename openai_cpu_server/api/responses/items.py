@@ -10,13 +10,12 @@ from typing import Any, Union, get_args
 import msgspec
 
 from openai_cpu_server.api.generation.params import (
-    AS_IT_IS,
+    AUTO_DETAIL,
     UPLOAD,
-    DocumentSource,
+    AttachmentKind,
+    AttachmentSource,
     EarlierAnswer,
-    PictureSource,
-    SoundSource,
-    sound_source,
+    attachment_source,
 )
 from openai_cpu_server.api.generation.renderer import TokenEntry
 
@@ -36,15 +35,16 @@ class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
     detail: str = ""
 
     @classmethod
-    def of(cls, picture: PictureSource) -> InputImage:
-        source, detail = picture
+    def of(cls, picture: AttachmentSource) -> InputImage:
+        source, detail = picture.url, picture.label
         if source.startswith(UPLOAD):
             return cls(file_id=source.removeprefix(UPLOAD), detail=detail)
         return cls(image_url=source, detail=detail)
 
     @property
-    def source(self) -> PictureSource:
-        return PictureSource(self.image_url or f"{UPLOAD}{self.file_id}", self.detail or AS_IT_IS)
+    def source(self) -> AttachmentSource:
+        url = self.image_url or f"{UPLOAD}{self.file_id}"
+        return AttachmentSource(AttachmentKind.PICTURE, url, self.detail or AUTO_DETAIL)
 
 
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
@@ -52,13 +52,13 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
     """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
     @classmethod
-    def of(cls, sound: SoundSource, content: object) -> InputAudio:
-        fields = content if isinstance(content, dict) else {"url": sound.source}
+    def of(cls, sound: AttachmentSource, content: object) -> InputAudio:
+        fields = content if isinstance(content, dict) else {"url": sound.url}
         return cls({name: value for name, value in fields.items() if isinstance(value, str)})
 
     @property
-    def source(self) -> SoundSource:
-        found = sound_source("input_audio", {"input_audio": self.input_audio})
+    def source(self) -> AttachmentSource:
+        found = attachment_source("input_audio", {"input_audio": self.input_audio})
         assert found is not None, "it was looked at before it was kept"
         return found
 
@@ -70,8 +70,8 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type
     file_url: Union[str, None] = None
 
     @classmethod
-    def of(cls, document: DocumentSource) -> InputFile:
-        source, title = document
+    def of(cls, document: AttachmentSource) -> InputFile:
+        source, title = document.url, document.label
         if source.startswith(UPLOAD):
             return cls(title, file_id=source.removeprefix(UPLOAD))
         if source[:5].lower() == "data:":
@@ -79,9 +79,9 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type
         return cls(title, file_url=source)
 
     @property
-    def source(self) -> DocumentSource:
+    def source(self) -> AttachmentSource:
         source = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
-        return DocumentSource(source, self.filename)
+        return AttachmentSource(AttachmentKind.DOCUMENT, source, self.filename)
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.generation.body import Notes
+from openai_cpu_server.api.generation.schema import Notes
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.objects import ItemList
 from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader

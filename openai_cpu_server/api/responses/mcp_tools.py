@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from openai_cpu_server.api.generation.body import MAX_TOOLS
 from openai_cpu_server.api.generation.params import FunctionParam
+from openai_cpu_server.api.generation.schema import MAX_TOOLS
 from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
 from openai_cpu_server.api.responses.schema import (
     ApprovalRule,

@@ -7,9 +7,9 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.resolve import served_tier
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem, OutputItem

@@ -9,14 +9,14 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.body import ForeignKind
 from openai_cpu_server.api.generation.params import (
-    Attached,
+    Attachment,
     EarlierAnswer,
     FunctionParam,
     GenerationParams,
     MessageParam,
 )
+from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import adapted_names
 from openai_cpu_server.api.responses.conversation import (
     ApprovedCall,
@@ -59,7 +59,7 @@ class ResponseParams(msgspec.Struct, frozen=True):
     earlier: tuple[ItemWithSource, ...]
     items: tuple[ItemWithSource, ...]
     approved: tuple[ApprovedCall, ...]
-    attached: tuple[Attached, ...]
+    attached: tuple[Attachment, ...]
     ignored: Ignored
     num_bytes: int
     owner: str

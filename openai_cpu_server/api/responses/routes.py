@@ -77,7 +77,7 @@ class ResponsesRoutes:
         context.body.release()
         if running.call.call.stream:
             keep_alive_s = self._options.keep_alive_s
-            return EventStream(running.call, running.stream, keep_alive_s=keep_alive_s, told=running.items())
+            return EventStream(running.call, running.stream, keep_alive_s=keep_alive_s, items=running.items())
         body = await while_connected(request.receive, running.whole)
         return Response(body, media_type="application/json", headers=dict(running.call.call.headers))
 

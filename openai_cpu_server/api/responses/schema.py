@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.body import (
+from openai_cpu_server.api.generation.schema import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
     AdapterName,
@@ -26,7 +26,7 @@ from openai_cpu_server.api.generation.body import (
     TextOrList,
     TopLogprobs,
     by_type,
-    text_or_object,
+    by_value,
 )
 from openai_cpu_server.api.responses.items import BY_TYPE, OWN_SUMMARY
 from openai_cpu_server.http.ignored_params import (
@@ -414,10 +414,11 @@ class ConversationName(Body):
 
 NamedConversation = Annotated[
     Union[Annotated[NonEmpty, Tag("<text>")], Annotated[ConversationName, Tag("<object>")]],
-    Discriminator(
-        text_or_object,
-        custom_error_type="text_or_object",
-        custom_error_message="Input should be the id of a conversation, or an object with 'id'",
+    by_value(
+        "text_or_object",
+        "Input should be the id of a conversation, or an object with 'id'",
+        text=str,
+        object=dict,
     ),
 ]
 

@@ -9,30 +9,30 @@ import msgspec
 from msgspec import UNSET
 from pydantic import JsonValue
 
-from openai_cpu_server.api.generation.body import ForeignKind, words_in
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
+    AttachmentKind,
+    AttachmentSource,
     ConversationParam,
-    DocumentSource,
     FormParam,
     FunctionParam,
     GenerationParams,
     LimitParam,
     MessageParam,
-    PictureSource,
-    SoundSource,
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.generation.thinking import asked_thinking, said_by
+from openai_cpu_server.api.generation.schema import ForeignKind, words_in
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
     custom_tool,
     one_form,
+    reasoning_param,
     schema_form,
-    shared_ask,
+    sent_fields,
     shared_forms,
+    shared_params,
 )
 from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.conversation import trigger_item
@@ -111,7 +111,7 @@ def to_params(
     if not messages:
         raise missing(_PATH)
     conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
-    params = shared_ask(
+    params = shared_params(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
     )
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
@@ -122,10 +122,10 @@ def to_params(
         max_tokens=None if limit is None else LimitParam(limit, "max_output_tokens"),
         logprobs=(body.top_logprobs or 0) if has_scores else None,
         tools=_tools(body, offered),
-        thinking=asked_thinking(
-            efforts=said_by(body, "reasoning.effort"),
-            switches=said_by(body, "enable_thinking"),
-            budgets=said_by(body, "thinking_budget"),
+        thinking=reasoning_param(
+            efforts=sent_fields(body, "reasoning.effort"),
+            switches=sent_fields(body, "enable_thinking"),
+            budgets=sent_fields(body, "thinking_budget"),
             variables=body.chat_template_kwargs,
         ),
         template=body.chat_template,
@@ -251,8 +251,12 @@ def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str
             *((part, f"input[{index}].content[{at}]") for at, part in enumerate(parts)),
         ]
         foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
-        names += [kind.named(at) for kind, at in foreign if kind.picture is None and kind.sound is None]
+        names += [part.named(at) for part, at in foreign if not _is_medium(part.attachment)]
     return names
+
+
+def _is_medium(source: AttachmentSource | None) -> bool:
+    return source is not None and source.kind is not AttachmentKind.DOCUMENT
 
 
 def references(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
@@ -326,11 +330,11 @@ def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[P
                 parts.append(kind(one.text))
             case schema.RefusalPart():
                 parts.append(RefusalText(one.refusal))
-            case ForeignKind(document=DocumentSource() as document):
+            case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.DOCUMENT) as document):
                 parts.append(InputFile.of(document))
-            case ForeignKind(picture=PictureSource() as picture):
+            case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.PICTURE) as picture):
                 parts.append(InputImage.of(picture))
-            case ForeignKind(sound=SoundSource() as sound):
+            case ForeignKind(attachment=AttachmentSource() as sound):
                 parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
             case ForeignKind():
                 parts.append(kind(one.words))

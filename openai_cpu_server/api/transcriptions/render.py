@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Union
 
@@ -29,15 +30,6 @@ from openai_cpu_server.models.served import ShownPieces, finite
 
 _TASK_LANGUAGE = {"transcribe": "und", "translate": "english"}
 """Reported if the client names no language; `und` is the standard code for unknown."""
-
-
-class TranscriptForm(NamedTuple):
-    name: str
-    """`json`, `text`, `verbose_json`, `srt` or `vtt`."""
-    task: str
-    language: str | None
-    temperature: float
-    tells_logprobs: bool
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -141,10 +133,10 @@ class JoinedText:
             self._is_piece_new = False
             self._blanks = " " if self.text and not (_is_wide(self.text[-1]) or _is_wide(text[0])) else ""
         whole = self._blanks + text
-        told = whole.rstrip()
-        self._blanks = whole[len(told) :]
-        self.text += told
-        return told
+        text = whole.rstrip()
+        self._blanks = whole[len(text) :]
+        self.text += text
+        return text
 
 
 def _is_wide(character: str) -> bool:
@@ -175,22 +167,19 @@ def _scored(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> list[Scored
     return [ScoredToken(piece.text, piece.bytes, finite(logprob)) for piece, logprob in shown]
 
 
-def _joined(pieces: Sequence[_Piece]) -> str:
-    joined = JoinedText()
-    for piece in pieces:
-        joined.begin_piece()
-        joined.add(piece.text)
-    return joined.text
-
-
+@dataclass(frozen=True)
 class TranscriptRenderer:
-    def __init__(self, form: TranscriptForm) -> None:
-        self._form = form
+    form: str
+    """`json`, `text`, `verbose_json`, `srt` or `vtt`."""
+    task: str
+    language: str | None
+    temperature: float
+    shows_logprobs: bool
 
     @property
     def media_type(self) -> str:
         texts = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
-        return texts.get(self._form.name, "application/json")
+        return texts.get(self.form, "application/json")
 
     def whole(
         self,
@@ -199,36 +188,38 @@ class TranscriptRenderer:
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
-        pieces = list(_pieces(call, answers))
-        match self._form.name:
+        pieces, joined = list(_pieces(call, answers)), JoinedText()
+        for piece in pieces:
+            joined.begin_piece()
+            joined.add(piece.text)
+        match self.form:
             case "text":
-                return f"{_joined(pieces)}\n".encode()
+                return f"{joined.text}\n".encode()
             case "srt":
                 return _subtitles(pieces, ",", is_numbered=True).encode()
             case "vtt":
                 return f"WEBVTT\n\n{_subtitles(pieces, '.', is_numbered=False)}".encode()
             case "verbose_json":
-                return msgspec.json.encode(self._verbose(pieces, figures))
+                return msgspec.json.encode(self._verbose(pieces, joined.text, figures))
         entries = [entry for piece in pieces for entry in piece.logprobs]
-        logprobs = _scored(entries, shown) if self._form.tells_logprobs else UNSET
+        logprobs = _scored(entries, shown) if self.shows_logprobs else UNSET
         usage = TranscriptTokens.of(figures)
-        return msgspec.json.encode(Transcript(text=_joined(pieces), logprobs=logprobs, usage=usage))
+        return msgspec.json.encode(Transcript(text=joined.text, logprobs=logprobs, usage=usage))
 
-    def _verbose(self, pieces: Sequence[_Piece], figures: Figures) -> VerboseTranscript:
-        form = self._form
-        language = form.language if form.task == "transcribe" else None
+    def _verbose(self, pieces: Sequence[_Piece], text: str, figures: Figures) -> VerboseTranscript:
+        language = self.language if self.task == "transcribe" else None
         spoken = [piece for piece in pieces if piece.text]
         return VerboseTranscript(
-            task=form.task,
-            language=language or _TASK_LANGUAGE[form.task],
+            task=self.task,
+            language=language or _TASK_LANGUAGE[self.task],
             duration=round(figures.audio_s, 3),
-            text=_joined(pieces),
-            segments=[_segment(number, piece, form.temperature) for number, piece in enumerate(spoken)],
+            text=text,
+            segments=[_segment(number, piece, self.temperature) for number, piece in enumerate(spoken)],
             usage=SoundDuration(seconds=round(figures.audio_s, 3)),
         )
 
     def stream(self, call: ResolvedRequest, shown: ShownPieces) -> TranscriptStream:
-        return TranscriptStream(call, shown if self._form.tells_logprobs else None)
+        return TranscriptStream(call, shown if self.shows_logprobs else None)
 
 
 def _segment(number: int, piece: _Piece, temperature: float) -> TranscriptSegment:
@@ -272,7 +263,7 @@ class _PieceStream:
         self.scores: list[TokenLogprob] = []
         self.has_ended = False
 
-    def hear(self, event: TokenEvent) -> None:
+    def add(self, event: TokenEvent) -> None:
         self._content_scores.hear(event)
         self.text += content_of(self._reader.read(event))
         self.scores += self._content_scores.take()
@@ -288,42 +279,36 @@ class TranscriptStream(Renderer):
 
     def __init__(self, call: ResolvedRequest, shown: ShownPieces | None) -> None:
         self._pieces = {request.id: _PieceStream(call) for request in call.requests}
-        self._untold = [request.id for request in reversed(call.requests)]
+        self._waiting = [request.id for request in reversed(call.requests)]
         self._shown = shown
         self._joined = JoinedText()
         self._scores: list[ScoredToken] = []
-        self._num_told = 0
+        self._num_sent = 0
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Report progress of the next piece as an empty delta, which clients can append."""
-        if self._untold[-1:] != [request_id]:
+        if self._waiting[-1:] != [request_id]:
             return ()
-        told = progress_field(progress, figures)
-        return (Chunk(b'{"type":"transcript.text.delta","delta":"",%b}' % told),)
+        field = progress_field(progress, figures)
+        return (Chunk(b'{"type":"transcript.text.delta","delta":"",%b}' % field),)
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        self._pieces[event.id].hear(event)
+        self._pieces[event.id].add(event)
         chunks = []
-        while self._untold:
-            piece = self._pieces[self._untold[-1]]
-            if delta := self._told(piece):
-                chunks.append(_chunk(TranscriptDelta(delta=delta, logprobs=self._new_scores())))
+        while self._waiting:
+            piece = self._pieces[self._waiting[-1]]
+            if self._shown is not None:
+                self._scores += _scored(piece.scores, self._shown)
+            if delta := self._joined.add(piece.text):
+                scores = UNSET if self._shown is None else self._scores[self._num_sent :]
+                self._num_sent = len(self._scores)
+                chunks.append(_chunk(TranscriptDelta(delta=delta, logprobs=scores)))
+            piece.text, piece.scores = "", []
             if not piece.has_ended:
                 break
-            self._untold.pop()
+            self._waiting.pop()
             self._joined.begin_piece()
         return chunks
-
-    def _told(self, piece: _PieceStream) -> str:
-        text, piece.text = piece.text, ""
-        if self._shown is not None:
-            self._scores += _scored(piece.scores, self._shown)
-        piece.scores = []
-        return self._joined.add(text)
-
-    def _new_scores(self) -> list[ScoredToken] | UnsetType:
-        new, self._num_told = self._scores[self._num_told :], len(self._scores)
-        return UNSET if self._shown is None else new
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         scores = UNSET if self._shown is None else self._scores
@@ -331,5 +316,5 @@ class TranscriptStream(Renderer):
         return (_chunk(TranscriptDone(text=self._joined.text, logprobs=scores, usage=usage)),)
 
 
-def _chunk(said: msgspec.Struct) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(said)))
+def _chunk(event: msgspec.Struct) -> Chunk:
+    return Chunk(one_line(msgspec.json.encode(event)))

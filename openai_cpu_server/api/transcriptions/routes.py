@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.generation.body import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.params import (
+    AttachmentKind,
     ConversationParam,
     GenerationParams,
     LimitParam,
@@ -24,19 +24,19 @@ from openai_cpu_server.api.generation.params import (
     RecordingParam,
     mark_of,
 )
-from openai_cpu_server.api.generation.route import EventStream, while_connected
-from openai_cpu_server.api.generation.to_params import one_form, shared_ask, shared_forms
+from openai_cpu_server.api.generation.route import EventStream, while_connected, whole_answer
+from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
+from openai_cpu_server.api.generation.to_params import one_form, shared_forms, shared_params
 from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.transcriptions.render import (
     Transcript,
     TranscriptDelta,
     TranscriptDone,
-    TranscriptForm,
     TranscriptRenderer,
     VerboseTranscript,
 )
 from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_value
-from openai_cpu_server.http.body import form_of, off_loop
+from openai_cpu_server.http.body import form_of
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.ignored_params import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
 from openai_cpu_server.http.keys import CALLS
@@ -64,8 +64,7 @@ def _no_words(granularities: list[str]) -> list[str]:
 
 
 def _no_tuning(strategy: object) -> object:
-    given = [name for name in strategy if name != "type"] if isinstance(strategy, dict) else []
-    if given:
+    if isinstance(strategy, dict) and strategy.keys() - {"type"}:
         raise PydanticCustomError(
             "tuning", "Input should be 'auto': a recording is always cut where it is quiet, and not otherwise"
         )
@@ -109,29 +108,33 @@ class RecordingBody(SharedBody):
         return self.response_format or "json"
 
 
-def recording_ask(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
+def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
     """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
-    mark = mark_of(f"{len(data)} {body.file}", "sound")
-    known = _known(body)
-    prompt = ConversationParam([_message("user", mark, "\n".join((_WORDS[task], *known)))], "file")
+    mark = mark_of(f"{len(data)} {body.file}", AttachmentKind.SOUND)
+    languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
+    hints = [
+        *([f"Language: {languages}."] if languages else ()),
+        *([f"Words that may occur: {', '.join(body.keywords)}."] if body.keywords else ()),
+        *([f"What was said before, or is known about it: {body.prompt}"] if body.prompt else ()),
+    ]
+    prompt = ConversationParam([_message("user", mark, "\n".join((_WORDS[task], *hints)))], "file")
     trained = {
-        architecture: (_message("system", words), _message("user", mark, *known))
+        architecture: (_message("system", words), _message("user", mark, *hints))
         for architecture, words in _TRAINED.items()
         if task == "transcribe"
     }
-    ask = shared_ask(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
+    params = shared_params(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
     limit = body.max_completion_tokens or body.max_tokens
-    is_scored = body.form == "verbose_json" or bool(body.include)
     return msgspec.structs.replace(
-        ask,
-        sampling=msgspec.structs.replace(ask.sampling, temperature=body.temperature or 0.0),
+        params,
+        sampling=msgspec.structs.replace(params.sampling, temperature=body.temperature or 0.0),
         recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
         max_tokens=LimitParam(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
         ),
         thinking=ReasoningParam(is_on=False, is_hidden=True),
-        logprobs=0 if is_scored else None,
+        logprobs=0 if body.form == "verbose_json" or body.include else None,
         num_bytes=len(data),
     )
 
@@ -152,16 +155,6 @@ def _check_together(body: RecordingBody) -> None:
 def _message(role: str, *texts: str) -> MessageParam:
     content = [{"type": "text", "text": text} for text in texts]
     return MessageParam({"role": role, "content": content}, path="prompt")
-
-
-def _known(body: RecordingBody) -> list[str]:
-    languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
-    told = [
-        f"Language: {languages}." if languages else "",
-        f"Words that may occur: {', '.join(body.keywords)}." if body.keywords else "",
-        f"What was said before, or is known about it: {body.prompt}" if body.prompt else "",
-    ]
-    return [line for line in told if line]
 
 
 _EVENTS = (
@@ -200,19 +193,15 @@ class RecordingRoutes:
         return await self._answered(request, "translate")
 
     async def _answered(self, request: Request, task: str) -> ASGIApp:
-        ask, renderer = await self._read(request, task)
-        context, do = context_of(request.scope), partial(while_connected, request.receive)
-        running = await self._service.begin(ask, context, CascadeAttempt(do))
-        del ask
+        params, renderer = await self._read(request, task)
+        context, watching = context_of(request.scope), partial(while_connected, request.receive)
+        running = await self._service.begin(params, context, CascadeAttempt(watching))
+        del params
         context.body.release()
         if running.call.stream:
             stream = renderer.stream(running.call, running.model.pieces)
             return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
-        async with running:
-            answers = await do(running.gather)
-        figures = running.figures
-        render = partial(renderer.whole, running.call, running.model.pieces, answers, figures)
-        body = await off_loop(64 * figures.output_tokens, render)
+        body = await whole_answer(running, renderer, watching)
         return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
@@ -230,11 +219,11 @@ class RecordingRoutes:
             fields.append(("file", upload.filename or "file"))
             data = await upload.read()
         body, ignored = parse_form(RecordingBody, fields, lenient=self._options.lenient)
-        ask = msgspec.structs.replace(recording_ask(body, data, task), ignored=ignored)
-        told = TranscriptForm(
-            body.form, task, body.language, body.temperature or 0.0, tells_logprobs=bool(body.include)
+        params = msgspec.structs.replace(recording_params(body, data, task), ignored=ignored)
+        renderer = TranscriptRenderer(
+            body.form, task, body.language, body.temperature or 0.0, shows_logprobs=bool(body.include)
         )
-        return ask, TranscriptRenderer(told)
+        return params, renderer
 
 
 ROOM = ApiRouter[AppState](RecordingRoutes)

@@ -17,18 +17,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.params import (
-    Attached,
-    DocumentParam,
-    DocumentSource,
-    PictureParam,
-    PictureSource,
-    SoundParam,
-    SoundSource,
-    document_source,
-    picture_source,
-    sound_source,
-)
+from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
+from openai_cpu_server.api.generation.sampling import Samplers
 from openai_cpu_server.contract.request import (
     COLDEST,
     COUNT,
@@ -62,42 +52,32 @@ def _or_no_limit(value: object, info: ValidationInfo) -> object:
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
-def _text_or_list(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<list>" if isinstance(value, list) else None
+def by_value(error: str, message: str, **kinds: type) -> Discriminator:
+    """Choose by the type of the value: with `text=str` a string has the tag `<text>`."""
 
+    def tag(value: object) -> str | None:
+        return next((f"<{name}>" for name, kind in kinds.items() if isinstance(value, kind)), None)
 
-def text_or_object(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<object>" if isinstance(value, dict) else None
+    return Discriminator(tag, custom_error_type=error, custom_error_message=message)
 
 
 def _prompt_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
     if not isinstance(value, list):
-        return None
+        return "<text>" if isinstance(value, str) else None
     if not value or isinstance(value[0], str):
         return "<texts>"
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-def by_type(*known: str, tag: str | None = None) -> Discriminator:
+def by_type(*types: str, tag: str | None = None) -> Discriminator:
     def kind(value: object) -> str:
         name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"<{tag or name}>" if name in known else "<other>"
+        return f"<{tag or name}>" if name in types else "<other>"
 
     return Discriminator(kind)
 
 
-TEXT_OR_LIST = Discriminator(
-    _text_or_list,
-    custom_error_type="text_or_list",
-    custom_error_message="Input should be a string or an array",
-)
-
+TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array", text=str, list=list)
 TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
@@ -109,12 +89,9 @@ PROMPT_KIND = Discriminator(
     "or a list of lists of token ids",
 )
 
-DOCUMENT_KIND = Discriminator(
-    text_or_object,
-    custom_error_type="text_or_object",
-    custom_error_message="Input should be a string, or an object with 'text'",
+DOCUMENT_KIND = by_value(
+    "text_or_object", "Input should be a string, or an object with 'text'", text=str, object=dict
 )
-
 NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = NonEmptyList[int]
 
@@ -185,40 +162,28 @@ class ForeignKind(Body):
         return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
     @property
-    def picture(self) -> PictureSource | None:
-        return picture_source(self.type, self.fields)
-
-    @property
-    def sound(self) -> SoundSource | None:
-        return sound_source(self.type, self.fields)
-
-    @property
-    def document(self) -> DocumentSource | None:
-        return document_source(self.type, self.fields)
+    def attachment(self) -> AttachmentSource | None:
+        return attachment_source(self.type, self.fields)
 
     @property
     def is_attached(self) -> bool:
         source = self.fields.get("source") if self.type == "document" else None
         has_text = isinstance(source, dict) and source.get("type") == "text"
-        return has_text or (self.picture or self.sound or self.document) is not None
+        return has_text or self.attachment is not None
 
-    def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
-        name, refused_at = self.named(at), f"{at}.type"
-        if (document := self.document) is not None:
-            return DocumentParam(document.mark, *document, at, name, is_asked)
-        if (picture := self.picture) is not None:
-            return PictureParam(picture.mark, *picture, at, name, self.lack, refusal, refused_at)
-        if (sound := self.sound) is not None:
-            return SoundParam(sound.mark, sound.source, at, name, self.lack, refusal, refused_at)
-        return None
+    def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Attachment | None:
+        """Return the attachment, if there is one. `refusal`: error for a model that cannot see or hear."""
+        if (source := self.attachment) is None:
+            return None
+        return Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
 
     @property
     def words(self) -> str:
-        if (attached := self.picture or self.sound or self.document) is not None:
-            return attached.mark
-        asked = self.fields.get("input")
-        told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
-        return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"
+        if (source := self.attachment) is not None:
+            return source.mark
+        arguments, name = self.fields.get("input"), self.fields.get("name", self.type)
+        call = f"{name}: {to_json(arguments)}" if isinstance(arguments, dict) else ""
+        return "\n".join(filter(None, (call, words_in(self.fields)))) or f"[{self.lack}]"
 
     def named(self, at: str) -> str:
         return f"{at} ({header_safe(self.type)})"
@@ -239,15 +204,11 @@ Temperature = Annotated[
     AfterValidator(lambda temperature: 0.0 if temperature < COLDEST else temperature),
 ]
 Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
-_Raised = AfterValidator(lambda number: max(number, TYPICAL_P.least))
-TopNSigma = Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)]
-"""Off up to 0."""
-DryMultiplier = Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)]
-DryBase = Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)]
-MAX_BAD_WORDS = 256
-BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
+_BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 Breaker = Annotated[str, Field(min_length=1, max_length=64)]
-TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), _Raised]
+TypicalP = Annotated[
+    float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(lambda number: max(number, TYPICAL_P.least))
+]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
 Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
@@ -279,10 +240,8 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 SchemaOrText = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[JsonObject, Tag("<object>")]],
-    Discriminator(
-        text_or_object,
-        custom_error_type="text_or_object",
-        custom_error_message="Input should be a JSON Schema, as an object or as text",
+    by_value(
+        "text_or_object", "Input should be a JSON Schema, as an object or as text", text=str, object=dict
     ),
 ]
 Choices = NonEmptyList[str]
@@ -357,7 +316,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
-LogitBias = Annotated[dict[str, Bias], Field(fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -393,7 +351,7 @@ class SharedBody(ProgressBody):
     top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(fail_fast=True)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     metadata: Notes | None = None
@@ -405,17 +363,18 @@ class SharedBody(ProgressBody):
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: LastN | None = None
-    top_n_sigma: TopNSigma | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)] | None = None
+    """Off up to 0."""
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
-    dry_multiplier: DryMultiplier | None = None
-    dry_base: DryBase | None = None
+    dry_multiplier: Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)] | None = None
+    dry_base: Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)] | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most)] | None = None
     dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=64, fail_fast=True)] | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[_BadWord], Field(max_length=256, fail_fast=True)] | None = None
     """Only the usual tokens of a text are forbidden, as in vLLM."""
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
@@ -447,3 +406,95 @@ class GenerationBody(SharedBody):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class OpenRouterReasoning(OpenBody):
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ThinkingSwitch(OpenBody):
+    """Anthropic's object, also of DeepSeek, GLM and Kimi in chat completions."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Count | None = None
+
+
+class ReasoningBody(Body):
+    """Fields about reasoning. Those with one meaning must agree."""
+
+    reasoning_effort: Effort | None = None
+    reasoning: OpenRouterReasoning | None = None
+    thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    """vLLM's name."""
+    thinking_budget_tokens: Budget | None = None
+    """llama-server's name, like the next."""
+    reasoning_budget_tokens: Budget | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+
+
+def _not_zero(number: int) -> int:
+    if number == 0:
+        raise PydanticCustomError("zero", "Input should be -1, or 1 at least")
+    return number
+
+
+LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_not_zero)]
+Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
+"""Negative values allow all that the context leaves."""
+
+
+class PredictionBody(ProgressBody):
+    n_predict: Prediction | None = None
+    timings_per_token: bool | None = None
+    samplers: Samplers | None = None
+
+
+MixedText = Union[str, tuple[Union[int, str], ...]]
+
+
+def _wrong_prompt() -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt_kind",
+        "Input should be a string, a list of token ids and strings, an object with 'prompt_string', or a "
+        "list of these",
+    )
+
+
+def _prompts(value: object) -> tuple[MixedText, ...]:
+    """Read one prompt from a list with token ids, and several from any other list."""
+    if not isinstance(value, list) or any(is_token_id(item) for item in value):
+        return (_one_prompt(value),)
+    if not value:
+        raise _wrong_prompt()
+    return tuple(map(_one_prompt, value))
+
+
+def _one_prompt(value: object) -> MixedText:
+    if isinstance(value, list):
+        items = tuple(item for item in value if isinstance(item, str) or is_token_id(item))
+        if not items or len(items) < len(value):
+            raise _wrong_prompt()
+        return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            message = "pictures belong to the messages of '/v1/chat/completions'"
+            raise PydanticCustomError("multimodal_data", message)
+        value = value.get("prompt_string")
+    if not isinstance(value, str):
+        raise _wrong_prompt()
+    return value
+
+
+def is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_SentPrompts = Union[str, list[Union[int, str, list[Union[int, str]], JsonObject]], JsonObject]
+Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_SentPrompts)]

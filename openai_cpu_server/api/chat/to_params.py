@@ -1,0 +1,299 @@
+"""Conversion of a `ChatBody` to a `GenerationParams`: messages, attachments, tools and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from openai_cpu_server.api.chat.schema import (
+    REASONING_TYPES,
+    AllowedChoice,
+    ChatBody,
+    ChatTextTool,
+    Function,
+    FunctionName,
+    LegacyFunction,
+    Message,
+    NamedCustom,
+    NamedTool,
+    NestedGrammarFormat,
+    SentFunction,
+    Tool,
+)
+from openai_cpu_server.api.generation.output import check_no_choice
+from openai_cpu_server.api.generation.params import (
+    Attachment,
+    ConversationParam,
+    FunctionParam,
+    GenerationParams,
+    LimitParam,
+    MessageParam,
+    ToolsParam,
+    ToolUse,
+)
+from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.schema import ForeignKind, words_in
+from openai_cpu_server.api.generation.to_params import (
+    adapted_names,
+    custom_tool,
+    details_param,
+    generation_params,
+    prediction_limit,
+    thinking_of,
+)
+from openai_cpu_server.errors import InvalidRequest, missing, wrong
+from openai_cpu_server.prompt.template import to_json
+
+
+def chat_params(body: ChatBody) -> GenerationParams:
+    _check_continues(body)
+    messages = [
+        MessageParam(fields, path=f"messages[{index}]")
+        for index, fields in enumerate(checked_messages(body.messages))
+    ]
+    params = generation_params(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
+    names = [*_unsupported_tools(body), *unsupported_parts(body.messages), *left_out(body.samplers)]
+    return msgspec.structs.replace(
+        params,
+        ignored=adapted_names(names, messages),
+        sampling=with_samplers(params.sampling, body.samplers),
+        logprobs=_logprobs(body),
+        details=details_param(body),
+        last_tokens=body.truncate_prompt_tokens,
+        tools=_tools(body),
+        thinking=thinking_of(body),
+        template=body.chat_template,
+        attached=tuple(attached_in(body.messages)),
+        max_tokens=_max_tokens(body),
+    )
+
+
+def _check_continues(body: ChatBody) -> None:
+    continues = body.messages[-1].role == "assistant"
+    if body.continue_final_message and not continues:
+        message = "A conversation that ends with another's message is answered, not continued."
+        raise wrong(message, "continue_final_message")
+    if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
+        what = "continued" if continues else "answered"
+        message = f"Invalid value for 'add_generation_prompt': a conversation that ends so is {what}."
+        raise wrong(message, "add_generation_prompt")
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None:
+        raise wrong("'top_logprobs' is only allowed together with 'logprobs'.", "top_logprobs")
+    return None
+
+
+def _max_tokens(body: ChatBody) -> LimitParam | None:
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        message = "'max_tokens' and 'max_completion_tokens' name the same limit but differ; give one of them."
+        raise wrong(message, "max_tokens")
+    if new is not None:
+        return LimitParam(new, "max_completion_tokens")
+    return prediction_limit(body) if old is None else LimitParam(old, "max_tokens")
+
+
+# -- messages ----------------------------------------------------------------------------------------------
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Return the messages with known fields under their newest names. Raises InvalidRequest."""
+    for index, message in enumerate(messages):
+        _check(message, f"messages[{index}]")
+    if messages and messages[-1].role == "user":
+        # Unsupported parts of earlier messages do not stop a conversation.
+        for at, part in _foreign_parts(messages[-1], f"messages[{len(messages) - 1}]"):
+            if not part.is_attached:
+                param = f"{at}.type"
+                raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
+    return [_known_fields(message) for message in messages]
+
+
+def unsupported_parts(messages: Sequence[Message]) -> list[str]:
+    return [
+        part.named(at)
+        for index, message in enumerate(messages)
+        for at, part in _foreign_parts(message, f"messages[{index}]")
+        if part.type not in REASONING_TYPES and not part.is_attached
+    ]
+
+
+def attached_in(messages: Sequence[Message]) -> list[Attachment]:
+    """Return all attachments. Images in the last message carry a refusal for models without vision."""
+    attachments: list[Attachment] = []
+    for index, message in enumerate(messages):
+        is_latest = index == len(messages) - 1 and message.role == "user"
+        for at, part in _foreign_parts(message, f"messages[{index}]"):
+            refusal = _unseen(part, f"{at}.type") if is_latest else None
+            if (attachment := part.attached(at, is_latest=is_latest, refusal=refusal)) is not None:
+                attachments.append(attachment)
+    return attachments
+
+
+def _foreign_parts(message: Message, path: str) -> Iterator[tuple[str, ForeignKind]]:
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if isinstance(part, ForeignKind):
+            yield f"{path}.content[{number}]", part
+
+
+def _unseen(part: ForeignKind, param: str) -> str:
+    return f"Invalid value for '{param}': {part.lack}; only parts of type 'text' are taken."
+
+
+def _check(message: Message, at: str) -> None:
+    has_content = message.content not in (None, []) or message.refusal is not None
+    says = has_content or (message.role == "assistant" and reasoning_of(message))
+    is_result = message.role in ("tool", "function")  # nothing is a result, too
+    if not (says or is_result or message.tool_calls or message.function_call):
+        raise missing(f"{at}.content")
+    if message.function_call and message.role != "assistant":
+        raise _misplaced(f"{at}.function_call", "assistant")
+    if message.name is None and message.role == "function":
+        raise missing(f"{at}.name")
+    if message.tool_calls and message.role != "assistant":
+        raise _misplaced(f"{at}.tool_calls", "assistant")
+    if message.tool_call_id is not None and message.role != "tool":
+        raise _misplaced(f"{at}.tool_call_id", "tool")
+    if message.tool_call_id is None and message.role == "tool":
+        raise missing(f"{at}.tool_call_id")
+
+
+def _misplaced(param: str, role: str) -> InvalidRequest:
+    return wrong(f"'{param}' belongs to messages of role '{role}'.", param)
+
+
+def reasoning_of(message: Message) -> str | None:
+    """Return the reasoning, which clients send back under one or all names, or as parts of the content."""
+    thoughts = [
+        words_in(part.fields.get("thinking") or part.fields.get("text"))
+        for _, part in _foreign_parts(message, "")
+        if part.type in REASONING_TYPES
+    ]
+    return message.reasoning_content or message.reasoning or message.thinking or "\n".join(thoughts) or None
+
+
+def _known_fields(message: Message) -> dict[str, object]:
+    fields: dict[str, object] = {"role": message.role}
+    if isinstance(message.content, list):
+        parts = [part for part in message.content if part.type not in REASONING_TYPES]
+        texts = [part.words if isinstance(part, ForeignKind) else part.text for part in parts]
+        fields["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        fields["content"] = message.content or message.refusal or ""
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        fields["tool_calls"] = [_tool_call(call.id, call.function) for call in message.tool_calls]
+    if message.role == "assistant" and (reasoning := reasoning_of(message)):
+        fields["reasoning_content"] = reasoning
+    # A deprecated call is named by its function, because it has no id.
+    if message.role == "function":
+        fields |= {"role": "tool", "tool_call_id": f"function_{message.name}"}
+    elif message.function_call is not None:
+        fields["tool_calls"] = [_tool_call(f"function_{message.function_call.name}", message.function_call)]
+    return fields
+
+
+def _tool_call(call_id: str, function: SentFunction) -> dict[str, object]:
+    arguments = function.arguments
+    if not isinstance(arguments, str):
+        arguments = to_json(arguments or {})
+    return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
+
+
+# -- tools -------------------------------------------------------------------------------------------------
+
+
+def _tools(body: ChatBody) -> ToolsParam | None:
+    if body.functions:
+        return _legacy_tools(body, body.functions)
+    check_no_choice(body.function_call, without="functions", path="function_call")
+    functions = [
+        _tool(tool, f"tools[{index}]")
+        for index, tool in enumerate(body.tools or ())
+        if not isinstance(tool, ForeignKind)
+    ]
+    if not functions:
+        check_no_choice(body.tool_choice, without="tools", path="tool_choice")
+        return None
+    use, chosen = _choice(body)
+    several = body.parallel_tool_calls is not False
+    return ToolsParam(functions=tuple(functions), use=use, chosen=chosen, several=several)
+
+
+def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+    match body.tool_choice:
+        case None:
+            return ToolUse.AUTO, None
+        case "none":
+            return None, None
+        case NamedTool(function=FunctionName(name=name)) | NamedCustom(custom=FunctionName(name=name)):
+            return ToolUse.NAMED, (name,)
+        case AllowedChoice(allowed_tools=allowed):
+            names = tuple(
+                tool.function.name if isinstance(tool, NamedTool) else tool.custom.name
+                for tool in allowed.tools
+                if not isinstance(tool, ForeignKind)
+            )
+            if not names:
+                path = "tool_choice.allowed_tools.tools"
+                raise wrong(f"'{path}' names no function.", path)
+            return ToolUse(allowed.mode), names
+        case mode:
+            return ToolUse(mode), None
+
+
+def _tool(tool: Tool | ChatTextTool, path: str) -> FunctionParam:
+    if isinstance(tool, Tool):
+        return _function(tool.function, f"{path}.function")
+    custom, at = tool.custom, f"{path}.custom"
+    grammar = custom.format.grammar if isinstance(custom.format, NestedGrammarFormat) else None
+    return custom_tool(custom.name, custom.description, grammar, at, f"{at}.format.grammar")
+
+
+def _function(function: LegacyFunction, path: str) -> FunctionParam:
+    return FunctionParam(
+        function.name,
+        path,
+        f"{path}.parameters",
+        function.description,
+        function.parameters,
+        is_strict=isinstance(function, Function) and bool(function.strict),
+    )
+
+
+def _unsupported_tools(body: ChatBody) -> list[str]:
+    """Reject tools of MCP servers, because a chat's answer has no place for their calls."""
+    others = [
+        (f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ()) if isinstance(tool, ForeignKind)
+    ]
+    for at, tool in others:
+        if tool.type == "mcp":
+            message = f"'{at}': tools of MCP servers are called for /v1/responses only."
+            raise InvalidRequest(message, param=f"{at}.type", code="unsupported_value")
+    return [tool.named(at) for at, tool in others]
+
+
+def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> ToolsParam:
+    for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        if getattr(body, name) is not None:
+            message = f"'{name}' and 'functions' cannot be combined; 'functions' is deprecated."
+            raise wrong(message, "functions")
+    chosen = (body.function_call.name,) if isinstance(body.function_call, FunctionName) else None
+    use = None if body.function_call == "none" else ToolUse.AUTO
+    return ToolsParam(
+        functions=tuple(_function(each, f"functions[{index}]") for index, each in enumerate(functions)),
+        use=use if chosen is None else ToolUse.NAMED,
+        chosen=chosen,
+        several=False,
+        path="functions",
+        choice_path="function_call",
+        is_legacy=True,
+    )
