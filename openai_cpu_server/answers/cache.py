@@ -32,8 +32,7 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.errors import AnswersUnavailable, StartupError
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
-_Events = list[tuple[int, TokenEvent]]
-_events = msgspec.msgpack.Decoder(_Events)
+_events = msgspec.msgpack.Decoder(list[tuple[int, TokenEvent]])
 
 
 class CorruptAnswer(Exception):
@@ -47,40 +46,33 @@ def is_good(finish: Finish, *, asked_tokens: int) -> bool:
 
 def packed(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) -> bytes:
     indices = {request.id: index for index, request in enumerate(requests)}
-    told = [(indices[event.id], msgspec.structs.replace(event, id="")) for event in events]
-    return msgspec.msgpack.encode(told)
+    numbered = [(indices[event.id], msgspec.structs.replace(event, id="")) for event in events]
+    return msgspec.msgpack.encode(numbered)
 
 
 def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
     """Decode stored events as events of these requests, with no work in their figures. Raises
     CorruptAnswer."""
     try:
-        told = _events.decode(answer)
+        numbered = _events.decode(answer)
     except msgspec.MsgspecError:
         raise CorruptAnswer from None
-    _check_whole(told, len(requests))
-    return [_told_again(requests[index], event) for index, event in told]
-
-
-def _check_whole(told: _Events, num_requests: int) -> None:
+    events: list[TokenEvent] = []
     ended: set[int] = set()
-    for index, event in told:
-        if not 0 <= index < num_requests or index in ended:
+    for index, event in numbered:
+        if not 0 <= index < len(requests) or index in ended:
             raise CorruptAnswer
-        if event.finish is not None:
-            if not event.finish.is_good:
+        finish = event.finish
+        if finish is not None:
+            if not finish.is_good:
                 raise CorruptAnswer
             ended.add(index)
-    if len(ended) != num_requests:
+            work = NO_WORK | {"cached_tokens": len(requests[index].tokens)}
+            finish = msgspec.structs.replace(finish, **work)
+        events.append(msgspec.structs.replace(event, id=requests[index].id, finish=finish))
+    if len(ended) != len(requests):
         raise CorruptAnswer
-
-
-def _told_again(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
-    if event.finish is None:
-        return msgspec.structs.replace(event, id=request.id)
-    work = NO_WORK | {"cached_tokens": len(request.tokens)}
-    finish = msgspec.structs.replace(event.finish, **work)
-    return msgspec.structs.replace(event, id=request.id, finish=finish)
+    return events
 
 
 _ANSWER_S = 1.0
@@ -135,7 +127,7 @@ class AnswerCache:
         self._breaker = CircuitBreaker(
             fails="the cache of answers fails (%s): all is computed until it is back",
             back="the cache of answers is back",
-            failure=_failure,
+            failure=lambda error: str(error) if isinstance(error, StoreFailed) else None,
             answer_s=_ANSWER_S,
             pause_s=PAUSE_S,
         )
@@ -148,12 +140,13 @@ class AnswerCache:
         exact = exact_key(question)
         if exact is not None and (events := await self._stored(exact, question)) is not None:
             return FoundAnswer(events, None)  # one that is corrupt will be replaced by the new answer
+        by_key_only = None if exact is None else AnswerPlace(exact)
         group = group_key(question, comparing.embedder) if comparing is not None else None
         if comparing is None or group is None or question.turn is None:
-            return _by_key_only(exact)
+            return by_key_only
         vector = await comparing.vector(question.turn.text)
         if vector is None:
-            return _by_key_only(exact)
+            return by_key_only
         place = AnswerPlace(exact or turn_key(group, question.turn), group, vector)
         return await self._most_similar(question, place, comparing.least) or place
 
@@ -224,14 +217,6 @@ class AnswerCache:
         if size is not None:
             self._watcher.answer_kept()
             self._watcher.answers_held(*size)
-
-
-def _failure(error: Exception) -> str | None:
-    return str(error) if isinstance(error, StoreFailed) else None
-
-
-def _by_key_only(exact: str | None) -> AnswerPlace | None:
-    return None if exact is None else AnswerPlace(exact)
 
 
 def open_answers(where: str, bounds: StoreBounds, *, default: Path) -> AnswerStore:

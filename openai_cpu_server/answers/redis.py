@@ -9,9 +9,9 @@ and a counter the total size.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from openai_cpu_server.answers.store import (
     FEW,
@@ -28,6 +28,8 @@ from openai_cpu_server.errors import StartupError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SCHEMES = ("redis://", "rediss://", "redis+unix://")
 _PREFIX = "{ocs-answers}:2:"
 """Prefix with the version of this layout."""
@@ -45,9 +47,9 @@ local function leave(group, key)
   if ARGV[3] == 'vectors' then redis.call('VREM', ARGV[2] .. group, key)
   else redis.call('HDEL', ARGV[2] .. group, key) end
 end
-local function drop(key, given)
+local function drop(key, default)
   local bytes, group = string.match(redis.call('HGET', KEYS[2], key) or '', '^(%d+) (.*)$')
-  leave(group or given, key)
+  leave(group or default, key)
   redis.call('UNLINK', ARGV[1] .. key)
   redis.call('HDEL', KEYS[2], key)
   redis.call('ZREM', KEYS[1], key)
@@ -89,6 +91,23 @@ return {redis.call('ZCARD', KEYS[1]), total}
 )
 
 
+def _failing_by_kind(
+    work: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Report errors by their class, because their messages may hold the URL and its password."""
+
+    @wraps(work)
+    async def method(*args: P.args, **kwargs: P.kwargs) -> T:
+        from redis.exceptions import RedisError
+
+        try:
+            return await work(*args, **kwargs)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreFailed(type(error).__name__) from error
+
+    return method
+
+
 class RedisAnswers:
     def __init__(self, redis: Redis, bounds: StoreBounds, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis
@@ -105,67 +124,64 @@ class RedisAnswers:
         except ImportError:
             raise StartupError("--answer-cache needs: pip install 'openai-cpu-server[redis]'") from None
         try:
-            known = url.replace("redis+unix://", "unix://", 1)
-            redis = Redis.from_url(known, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
+            address = url.replace("redis+unix://", "unix://", 1)
+            redis = Redis.from_url(address, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
         except ValueError:
             raise StartupError("--answer-cache: expected redis://HOST:PORT") from None
         return cls(redis, bounds, clock)
 
+    @_failing_by_kind
     async def get(self, key: str) -> bytes | None:
-        with _told_by_kind():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.get(_ANSWER + key)
-                pipe.zadd(_USED, {key: self._clock()}, xx=True)
-                answer, _ = await pipe.execute()
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.get(_ANSWER + key)
+            pipe.zadd(_USED, {key: self._clock()}, xx=True)
+            answer, _ = await pipe.execute()
         return None if answer is None else bytes(answer)
 
+    @_failing_by_kind
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        with _told_by_kind():
-            if await self._finds_itself():
-                return await self._found_by_redis(group, vector, at_least)
+        if not await self._finds_itself():
             rows = await self._command("HGETALL", _TURNS + group)
-        turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
-        return nearest(turns, vector, at_least=at_least)[:FEW]
-
-    async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[SimilarTurn]:
-        """Convert scores, which are (1 + cosine) / 2."""
-        told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", FEW)
-        pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
+            turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
+            return nearest(turns, vector, at_least=at_least)
+        found = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", FEW)
+        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        # The scores are (1 + cosine) / 2.
         best = [SimilarTurn(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
         return [near for near in best if near.similarity >= at_least]
 
+    @_failing_by_kind
     async def put(self, entry: AnswerEntry) -> StoreSize:
         values = (
             *(repr(self._clock()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
             *(self._bounds.max_bytes, entry.answer, entry.group or "", entry.vector or b"", GROUP_LIMIT),
             _FEW_ENDED,
         )
-        with _told_by_kind():
-            entries, num_bytes = await self._script(_PUT, entry.key, *values)
+        entries, num_bytes = await self._script(_PUT, entry.key, *values)
         return StoreSize(int(entries), int(num_bytes))
 
+    @_failing_by_kind
     async def forget(self, key: str, group: str | None) -> None:
-        with _told_by_kind():
-            await self._script(_FORGET, key, group or "")
+        await self._script(_FORGET, key, group or "")
 
+    @_failing_by_kind
     async def size(self) -> StoreSize:
-        with _told_by_kind():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.zcard(_USED)
-                pipe.get(_TOTAL)
-                entries, num_bytes = await pipe.execute()
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zcard(_USED)
+            pipe.get(_TOTAL)
+            entries, num_bytes = await pipe.execute()
         return StoreSize(int(entries), int(num_bytes or 0))
 
+    @_failing_by_kind
     async def clear(self) -> None:
         """Remove all answers, including those of other versions of this layout."""
-        with _told_by_kind():
-            keys = [key async for key in self._redis.scan_iter(match="{ocs-answers}:*", count=1000)]
-            for start in range(0, len(keys), 1000):
-                await self._redis.unlink(*keys[start : start + 1000])
+        keys = [key async for key in self._redis.scan_iter(match="{ocs-answers}:*", count=1000)]
+        for start in range(0, len(keys), 1000):
+            await self._redis.unlink(*keys[start : start + 1000])
 
+    @_failing_by_kind
     async def close(self) -> None:
-        with _told_by_kind():
-            await self._redis.aclose()
+        await self._redis.aclose()
 
     async def _script(self, script: str, key: str, *values: object) -> Any:
         way = "vectors" if await self._finds_itself() else "hashes"
@@ -177,18 +193,7 @@ class RedisAnswers:
 
     async def _finds_itself(self) -> bool:
         if self._way is None:
-            known = await self._command("COMMAND INFO", "VADD")
-            has_it = any(known.values()) if isinstance(known, dict) else any(known)
+            commands = await self._command("COMMAND INFO", "VADD")
+            has_it = any(commands.values()) if isinstance(commands, dict) else any(commands)
             self._way = "vectors" if has_it else "hashes"
         return self._way == "vectors"
-
-
-@contextmanager
-def _told_by_kind() -> Iterator[None]:
-    """Report errors by their class, because their messages may hold the URL and its password."""
-    from redis.exceptions import RedisError
-
-    try:
-        yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StoreFailed(type(error).__name__) from error

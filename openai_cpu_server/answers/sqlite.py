@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial, wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from openai_cpu_server.answers.store import (
-    FEW,
     GROUP_LIMIT,
     AnswerEntry,
     SimilarTurn,
@@ -72,6 +71,19 @@ _TRIGGERS = (
 )
 
 
+def _in_thread(
+    work: Callable[Concatenate[SqliteAnswers, P], T],
+) -> Callable[Concatenate[SqliteAnswers, P], Coroutine[Any, Any, T]]:
+    @wraps(work)
+    async def method(self: SqliteAnswers, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._threads.write(work, self, *args, **kwargs)
+        except RuntimeError as error:  # it is closed
+            raise StoreFailed(type(error).__name__) from error
+
+    return method
+
+
 class SqliteAnswers:
     """Store of answers. A power loss may lose the last ones; kill -9 loses none."""
 
@@ -89,53 +101,36 @@ class SqliteAnswers:
     ) -> SqliteAnswers:
         """Open the file, or a database in memory for None. Raises StartupError if the file is unusable or
         belongs to another program."""
+        options = SqliteOptions(
+            lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
+        )
+        url = sa.URL.create("sqlite", database=None if path is None else str(path))
         try:
-            database = _opened(path)
+            engine = sqlite_engine(url, options)
+            try:
+                with engine.begin() as connection:
+                    _prepare(connection)
+            except BaseException:
+                engine.dispose()
+                raise
         except (SQLAlchemyError, OSError) as error:
             raise StartupError(f"cannot open the cache of answers {path}: {cause_of(error)}") from None
+        database = Database(engine, lambda error: StoreFailed(type(cause_of(error)).__name__))
         return cls(database, bounds, clock)
 
-    async def get(self, key: str) -> bytes | None:
-        return await self._do(self._get, key)
-
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        return await self._do(self._near, group, vector, at_least)
-
-    async def put(self, entry: AnswerEntry) -> StoreSize:
-        return await self._do(self._put, entry)
-
-    async def forget(self, key: str, group: str | None) -> None:
-        await self._do(self._forget, key)
-
-    async def clear(self) -> None:
-        await self._do(self._forget, None)
-
-    async def size(self) -> StoreSize:
-        return await self._do(self._size)
-
-    async def close(self) -> None:
-        await self._do(self._database.close)
-        await self._threads.close()
-
-    async def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return await self._threads.write(work, *args, **kwargs)
-        except RuntimeError as error:  # it is closed
-            raise StoreFailed(type(error).__name__) from error
-
-    # -- in the thread ------------------------------------------------------------------------------------
-
-    def _get(self, key: str) -> bytes | None:
-        now = self._clock()
-        wanted = sa.select(_answers.c.answer).where(_answers.c.key == key, _answers.c.expires_at > now)
+    @_in_thread
+    def get(self, key: str) -> bytes | None:
+        now_s = self._clock()
+        which = sa.select(_answers.c.answer).where(_answers.c.key == key, _answers.c.expires_at > now_s)
         with self._database.read() as connection:
-            answer: bytes | None = connection.execute(wanted).scalar()
+            answer: bytes | None = connection.execute(which).scalar()
         if answer is not None:
             with self._database.write() as connection:
-                connection.execute(sa.update(_answers).where(_answers.c.key == key).values(used_at=now))
+                connection.execute(sa.update(_answers).where(_answers.c.key == key).values(used_at=now_s))
         return answer
 
-    def _near(self, group: str, vector: bytes, at_least: float) -> Sequence[SimilarTurn]:
+    @_in_thread
+    def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
         turns = (
             sa.select(_answers.c.key, _answers.c.vector)
             .where(_answers.c.grp == group, _answers.c.expires_at > self._clock())
@@ -144,63 +139,56 @@ class SqliteAnswers:
         )
         with self._database.read() as connection:
             rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
-        return nearest(rows, vector, at_least=at_least)[:FEW]
+        return nearest(rows, vector, at_least=at_least)
 
-    def _put(self, entry: AnswerEntry) -> StoreSize:
-        now = self._clock()
+    @_in_thread
+    def put(self, entry: AnswerEntry) -> StoreSize:
+        now_s = self._clock()
         row = {
             "key": entry.key,
             "grp": entry.group,
             "vector": entry.vector,
             "answer": entry.answer,
             "bytes": entry.num_bytes,
-            "expires_at": now + self._bounds.ttl_s,
-            "used_at": now,
+            "expires_at": now_s + self._bounds.ttl_s,
+            "used_at": now_s,
         }
-        gone = sa.or_(_answers.c.key == entry.key, _answers.c.expires_at <= now)
+        gone = sa.or_(_answers.c.key == entry.key, _answers.c.expires_at <= now_s)
+        oldest = sa.select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
         with self._database.write() as connection:
             connection.execute(sa.delete(_answers).where(gone))
             connection.execute(sa.insert(_answers).values(row))
-            return _shrunk(connection, self._bounds.max_bytes)
+            while (size := _size(connection)).num_bytes > self._bounds.max_bytes and size.entries:
+                connection.execute(sa.delete(_answers).where(_answers.c.key == oldest))
+            return size
 
-    def _forget(self, key: str | None) -> None:
-        which = sa.delete(_answers) if key is None else sa.delete(_answers).where(_answers.c.key == key)
+    @_in_thread
+    def forget(self, key: str, group: str | None) -> None:
         with self._database.write() as connection:
-            connection.execute(which)
+            connection.execute(sa.delete(_answers).where(_answers.c.key == key))
 
-    def _size(self) -> StoreSize:
+    @_in_thread
+    def clear(self) -> None:
+        with self._database.write() as connection:
+            connection.execute(sa.delete(_answers))
+
+    @_in_thread
+    def size(self) -> StoreSize:
         with self._database.read() as connection:
             return _size(connection)
 
+    async def close(self) -> None:
+        await self._close()
+        await self._threads.close()
 
-def _shrunk(connection: sa.Connection, max_bytes: int) -> StoreSize:
-    oldest = sa.select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
-    while (size := _size(connection)).num_bytes > max_bytes and size.entries:
-        connection.execute(sa.delete(_answers).where(_answers.c.key == oldest))
-    return size
+    @_in_thread
+    def _close(self) -> None:
+        self._database.close()
 
 
 def _size(connection: sa.Connection) -> StoreSize:
     entries, num_bytes = connection.execute(sa.select(_totals.c.entries, _totals.c.bytes)).one()
     return StoreSize(int(entries), int(num_bytes))
-
-
-def _opened(path: Path | None) -> Database:
-    options = SqliteOptions(
-        lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
-    )
-    engine = sqlite_engine(sa.URL.create("sqlite", database=None if path is None else str(path)), options)
-    try:
-        with engine.begin() as connection:
-            _prepare(connection)
-    except BaseException:
-        engine.dispose()
-        raise
-    return Database(engine, _named)
-
-
-def _named(error: SQLAlchemyError) -> StoreFailed:
-    return StoreFailed(type(cause_of(error)).__name__)
 
 
 def _check_ours(path: Path | None, connection: sqlite3.Connection) -> None:

@@ -82,7 +82,12 @@ def group_key(question: AnswerKey, embedder: str) -> str | None:
     """
     if question.turn is None:
         return None
-    alike = [_beside_turn(_deciding(request), question) for request in question.requests]
+    alike = []
+    for request in map(_deciding, question.requests):
+        # Without the prompt, its length, and seeds that are drawn for each request.
+        seed = request.sampling.seed if question.is_repeatable else _SAME_FOR_ALL
+        sampling = msgspec.structs.replace(request.sampling, seed=seed)
+        alike.append(msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling))
     turn = question.turn
     facts = [embedder, question.asked_tokens, turn.around, marks_of(turn.text), alike]
     return _digest("group", question.asker, facts)
@@ -113,13 +118,6 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
     )
 
 
-def _beside_turn(request: GenerationRequest, question: AnswerKey) -> GenerationRequest:
-    """Drop the prompt, its length, and seeds that are drawn for each request."""
-    seed = request.sampling.seed if question.is_repeatable else _SAME_FOR_ALL
-    sampling = msgspec.structs.replace(request.sampling, seed=seed)
-    return msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling)
-
-
 def _digest(kind: str, asker: AnswerScope, facts: object) -> str:
     return hashlib.sha256(msgspec.msgpack.encode([_VERSION, kind, asker, facts])).hexdigest()
 
@@ -143,14 +141,15 @@ def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes
 
 
 def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float) -> list[SimilarTurn]:
-    """Return the rows of at least this similarity, most similar first. Rows of another length are skipped."""
-    known = [(key, row) for key, row in rows if len(row) == len(vector)]
-    if not known:
+    """Return at most `FEW` rows of at least this similarity, most similar first. Rows of another length are
+    skipped."""
+    same = [(key, row) for key, row in rows if len(row) == len(vector)]
+    if not same:
         return []
-    table = np.frombuffer(b"".join(row for _, row in known), _VECTOR_NUMBER).reshape(len(known), -1)
+    table = np.frombuffer(b"".join(row for _, row in same), _VECTOR_NUMBER).reshape(len(same), -1)
     cosines = table @ np.frombuffer(vector, _VECTOR_NUMBER)
     order = np.argsort(-cosines, kind="stable")
-    best = [SimilarTurn(known[index][0], float(cosines[index])) for index in order]
+    best = [SimilarTurn(same[index][0], float(cosines[index])) for index in order[:FEW]]
     return [near for near in best if near.similarity >= at_least]
 
 

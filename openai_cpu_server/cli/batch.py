@@ -135,7 +135,7 @@ def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
 
 async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
     """Return the batch of an interrupted run of the same input, or a new one. Raises StartupError."""
-    batches, _ = await jobs.list_batches(_OWNER, PageQuery(limit=1))
+    batches, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
     if batches:
         await _check_same(jobs, batches[0], paths, options)
         return batches[0]
@@ -161,7 +161,7 @@ async def run_to_end(
             if status.state is EngineState.FAILED:
                 raise StartupError(f"{status.reason}; the same command goes on where it was")
             await asyncio.sleep(_LOOK_S)
-            batch = await jobs.batch(_OWNER, batch.id)
+            batch = await jobs.batches.get(_OWNER, batch.id)
             show(batch)
     finally:
         await jobs.stop()
@@ -176,7 +176,7 @@ async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
     for file_id, path in ((batch.error_file_id, paths.errors), (batch.output_file_id, paths.output)):
         if file_id is not None:
             with replacing(path, mode=0o666) as out:
-                async for content in jobs.content(await jobs.file(_OWNER, file_id)):
+                async for content in jobs.files.content((await jobs.files.get(_OWNER, file_id)).id):
                     out.write(content)
         elif path == paths.output:
             path.write_bytes(b"")
@@ -189,9 +189,9 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
         raise StartupError(f"{paths.state} was begun with the model {batch.model}; delete it to begin anew")
     if batch.status is BatchStatus.FAILED:
         raise StartupError(f"{paths.state} is of a batch that failed; delete it to begin anew")
-    stored = await jobs.file(_OWNER, batch.input_file_id)
+    stored = await jobs.files.get(_OWNER, batch.input_file_id)
     content = parts(paths.input)
-    async for part in jobs.content(stored):
+    async for part in jobs.files.content(stored.id):
         if next(content, b"") != part:
             break
     else:

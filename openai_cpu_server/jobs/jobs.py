@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -17,17 +17,16 @@ from openai_cpu_server.jobs.records import (
     FilePurpose,
     FileRecord,
     JobOptions,
-    PageQuery,
     StorageLimits,
     StoredAmount,
 )
-from openai_cpu_server.jobs.responses import KeptResponses
-from openai_cpu_server.jobs.run.batch import BatchParts, FileReader
+from openai_cpu_server.jobs.responses import ResponseRepository
+from openai_cpu_server.jobs.run.batch import BatchParts
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import BatchRunner
-from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, new_holder
-from openai_cpu_server.jobs.store.database import storable, storable_page
-from openai_cpu_server.jobs.store.files import FileStore, UploadSource, prune, upload
+from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore
+from openai_cpu_server.jobs.store.database import storable
+from openai_cpu_server.jobs.store.files import FileStore, UploadSource
 from openai_cpu_server.jobs.store.storage import DiskSpace, StorageRoom, disk_space
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.storage.database import Database, DatabaseThreads
@@ -65,18 +64,14 @@ class Jobs:
         self._model = options.model
         self._clock = clock
         self._threads = DatabaseThreads(database, "jobs-db")
-        self.storage = StorageRoom(database, self._threads, clock=clock, space=space)
-        self._files = FileStore(database)
-        self._batches = BatchStore(database)
-        self._reader = FileReader(self._files, self._threads)
-        ledger = BatchLedger(database, holder=new_holder(), lease_s=options.lease_s)
-        self._runner = BatchRunner(
-            BatchParts(self._files, ledger, self._reader, self._threads, self.storage, options, clock)
+        place = database, self._threads, clock
+        self.storage = StorageRoom(*place, space)
+        self.files, self.batches, self.usage = FileStore(*place), BatchStore(*place), UsageBook(*place)
+        ledger = BatchLedger(*place, lease_s=options.lease_s)
+        self._runner = BatchRunner(BatchParts(self.files, ledger, self.storage, options, clock))
+        self.responses = ResponseRepository(
+            *place, storage=self.storage, lifetime_s=int(options.response_lifetime_s)
         )
-        self.responses = KeptResponses(
-            database, self._threads, self.storage, lifetime_s=options.response_lifetime_s, clock=clock
-        )
-        self.usage = UsageBook(database, self._threads, clock=clock)
         self._running: anyio.CancelScope | None = None
         self._keeping: anyio.CancelScope | None = None
         self._ended = anyio.Event()
@@ -119,8 +114,6 @@ class Jobs:
                 await self._threads.close()
                 self._database.close()
 
-    # -- files -----------------------------------------------------------------------------------------
-
     async def add_file(
         self,
         owner: str,
@@ -145,27 +138,14 @@ class Jobs:
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
         async with self.storage.reserved(owner, limits, StoredAmount(num_bytes=num_bytes, num_files=1)):
-            return await upload(self._files, self._threads, record, content)
-
-    async def file(self, owner: str, file_id: str) -> FileRecord:
-        return await self._threads.read(self._files.get, owner, storable(file_id), self._clock())
-
-    async def list_files(
-        self, owner: str, page: PageQuery, purpose: FilePurpose | None = None
-    ) -> tuple[list[FileRecord], bool]:
-        return await self._threads.read(self._files.page, owner, storable_page(page), self._clock(), purpose)
-
-    def content(self, file: FileRecord) -> AsyncIterator[bytes]:
-        return self._reader.parts(file.id)
+            return await self.files.upload(record, content)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises FileInUse."""
-        await self._threads.write(self._files.delete, owner, storable(file_id), self._clock())
+        await self.files.delete(owner, file_id)
         self.storage.changed(owner)
         self._runner.resume()
-        await prune(self._files, self._threads, storable(file_id))
-
-    # -- batches ---------------------------------------------------------------------------------------
+        await self.files.prune(file_id)
 
     async def create_batch(
         self,
@@ -197,19 +177,13 @@ class Jobs:
             created_at=now,
             expires_at=now + window_seconds(completion_window),
         )
-        created = await self._threads.write(self._batches.create, batch)
+        created = await self.batches.create(batch)
         self._runner.wake()
         return created
 
-    async def batch(self, owner: str, batch_id: str) -> BatchRecord:
-        return await self._threads.read(self._batches.get, owner, storable(batch_id))
-
-    async def list_batches(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        return await self._threads.read(self._batches.page, owner, storable_page(page))
-
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """End running rows, and keep finished ones. Raises BatchConflict."""
-        batch = await self._threads.write(self._batches.cancel, owner, storable(batch_id), self._clock())
+        batch = await self.batches.cancel(owner, batch_id)
         self._runner.cancel(batch_id)
         return batch
 

@@ -227,7 +227,7 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
 
 
-class KeptItem(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     content: bytes
     answer_id: str | None = None
@@ -239,7 +239,7 @@ class KeptItem(msgspec.Struct, frozen=True, kw_only=True):
 
 class ConversationTurn(msgspec.Struct, frozen=True):
     conversation_id: str
-    items: tuple[KeptItem, ...]
+    items: tuple[ConversationItem, ...]
     expires_at: int
 
     @property

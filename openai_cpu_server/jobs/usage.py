@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -15,9 +15,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.jobs.store.database import away, learned, usage
+from openai_cpu_server.jobs.store.database import Repository, away, learned, reads, usage, writes
 from openai_cpu_server.storage.breaker import CircuitBreaker
-from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
 GROUPS = tuple(_COLUMNS)
@@ -64,103 +63,19 @@ class UsagePage(NamedTuple):
     total: UsageSum
 
 
-class UsageStore:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def add(self, amounts: Mapping[UsageSlot, Amounts]) -> None:
-        """Add in one transaction, sorted, so that servers do not deadlock."""
-        rows = [
-            {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
-            for slot in sorted(amounts)
-        ]
-        with self._database.write() as connection:
-            connection.execute(_adding(connection), rows)
-
-    def page(self, query: UsageQuery) -> UsagePage:
-        columns = [_COLUMNS[name] for name in query.by]
-        sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in _AMOUNTS]
-        sums.append(_cost(query.prices).label("cost"))
-        asked = sa.select(*sums).where(*_conditions(query))
-        rows = sa.select(*(_COLUMNS[name].label(name) for name in query.by), *sums).where(*_conditions(query))
-        if query.after is not None:
-            seen, these = sa.tuple_(*query.after), sa.tuple_(*columns)
-            rows = rows.where(these > seen if query.page.is_ascending else these < seen)
-        ordered = [column if query.page.is_ascending else column.desc() for column in columns]
-        rows = rows.group_by(*columns).order_by(*ordered).limit(query.page.limit + 1)
-        with self._database.read() as connection:
-            found = connection.execute(rows).mappings().all() if columns else []
-            total = connection.execute(asked).mappings().one()
-        page = [_sum(row) for row in found[: query.page.limit]]
-        return UsagePage(page, len(found) > query.page.limit, _sum(total))
-
-
-def _adding(connection: sa.Connection) -> postgresql.Insert | sqlite.Insert:
-    is_sqlite = connection.dialect.name == "sqlite"
-    insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
-    summed = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
-    return insert.on_conflict_do_update(index_elements=usage.primary_key.columns, set_=summed)
-
-
-def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
-    found = []
-    if query.start is not None:
-        found.append(usage.c.day >= query.start)
-    if query.end is not None:
-        found.append(usage.c.day <= query.end)
-    if query.keys is not None:
-        found.append(usage.c.owner.in_(query.keys))
-    if query.models is not None:
-        found.append(usage.c.model.in_(query.models))
-    return [sa.and_(*found)] if found else []
-
-
-def _cost(prices: Mapping[str, Price]) -> sa.ColumnElement[float]:
-    if not prices:
-        return sa.cast(sa.null(), sa.Float)
-    priced = [(usage.c.model == model, _price(price)) for model, price in prices.items()]
-    return sa.cast(sa.func.sum(sa.case(*priced, else_=sa.null())), sa.Float)
-
-
-def _price(price: Price) -> sa.ColumnElement[float]:
-    computed = sa.cast(usage.c.input_tokens - usage.c.cached_tokens, sa.Float)
-    cached, output = sa.cast(usage.c.cached_tokens, sa.Float), sa.cast(usage.c.output_tokens, sa.Float)
-    cost = computed * price.input + cached * price.cached + output * price.output
-    heard = usage.c.audio_seconds * (price.audio_minute / 60)
-    return sa.cast(cost / _MILLION + heard, sa.Float)
-
-
-def _sum(row: sa.RowMapping) -> UsageSum:
-    told = {name: row[name] for name in GROUPS if name in row}
-    # PostgreSQL's sums of integers are decimals.
-    numbers = {name: float(row[name]) if name in _TIMES else int(row[name]) for name in _AMOUNTS}
-    amounts = msgspec.convert(numbers, learned(Amounts))
-    cost: float | None = row["cost"]
-    return UsageSum(**told, amounts=amounts, cost=None if cost is None else float(cost))
-
-
 logger = logging.getLogger(__name__)
 
 WRITE_S = 5.0
 """Seconds of usage that a killed process loses."""
 
 
-class UsageBook:
-    """For one event loop; the database is written in a thread. Unwritten sums stay in memory, one for each
-    key, model and day."""
+@dataclass(eq=False)
+class UsageBook(Repository):
+    """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
 
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        *,
-        clock: Callable[[], float] = time.time,
-        write_s: float = WRITE_S,
-    ) -> None:
-        self._store = UsageStore(database)
-        self._threads = threads
-        self._clock = clock
-        self._write_s = write_s
+    write_s: float = WRITE_S
+
+    def __post_init__(self) -> None:
         self._unwritten: dict[UsageSlot, Amounts] = {}
         self._lock = anyio.Lock()
         self._breaker = CircuitBreaker(
@@ -168,36 +83,108 @@ class UsageBook:
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:
-        now = datetime.fromtimestamp(self._clock(), tz=timezone.utc)
-        slot = UsageSlot(now.date().isoformat(), key, model)
-        self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
+        now = datetime.fromtimestamp(self.clock(), tz=timezone.utc)
+        self._add(UsageSlot(now.date().isoformat(), key, model), amounts)
 
     async def run(self) -> None:
         while True:
-            await anyio.sleep(self._write_s)
+            await anyio.sleep(self.write_s)
             await self.save()
 
     async def save(self) -> None:
         try:
-            await self._breaker.attempt(self._write)
+            await self._breaker.attempt(self._write_new)
         except Exception:
             logger.exception("what keys use cannot be written")
 
     async def page(self, query: UsageQuery) -> UsagePage:
-        """Without the last seconds of other servers. Raises JobsUnavailable."""
-        await self._write()
-        return await self._threads.read(self._store.page, query)
+        """Without the last seconds of other servers."""
+        await self._write_new()
+        return await self._page(query)
 
-    async def _write(self) -> None:
+    @reads
+    def _page(self, connection: sa.Connection, query: UsageQuery) -> UsagePage:
+        columns = [_COLUMNS[name] for name in query.by]
+        sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in _AMOUNTS]
+        sums.append(_cost(query.prices).label("cost"))
+        conditions = _conditions(query)
+        total = connection.execute(sa.select(*sums).where(*conditions)).mappings().one()
+        if not columns:
+            return UsagePage([], False, _sum(total))
+        rows = sa.select(*(_COLUMNS[name].label(name) for name in query.by), *sums).where(*conditions)
+        if query.after is not None:
+            seen, these = sa.tuple_(*query.after), sa.tuple_(*columns)
+            rows = rows.where(these > seen if query.page.is_ascending else these < seen)
+        ordered = [column if query.page.is_ascending else column.desc() for column in columns]
+        rows = rows.group_by(*columns).order_by(*ordered).limit(query.page.limit + 1)
+        found = connection.execute(rows).mappings().all()
+        page = [_sum(row) for row in found[: query.page.limit]]
+        return UsagePage(page, len(found) > query.page.limit, _sum(total))
+
+    async def _write_new(self) -> None:
         """Failures lose nothing. Raises JobsUnavailable."""
         async with self._lock:
-            taken, self._unwritten = self._unwritten, {}
-            if not taken:
+            new, self._unwritten = self._unwritten, {}
+            if not new:
                 return
             try:
-                with anyio.CancelScope(shield=True):  # else nobody knows whether it is written
-                    await self._threads.write(self._store.add, taken)
+                with anyio.CancelScope(shield=True):  # a cancelled write may have taken effect
+                    await self.write(new)
             except Exception:
-                for slot, amounts in taken.items():
-                    self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
+                for slot, amounts in new.items():
+                    self._add(slot, amounts)
                 raise
+
+    @writes
+    def write(self, connection: sa.Connection, amounts: Mapping[UsageSlot, Amounts]) -> None:
+        """Add in one transaction, sorted, so that servers do not deadlock."""
+        rows = [
+            {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
+            for slot in sorted(amounts)
+        ]
+        is_sqlite = connection.dialect.name == "sqlite"
+        insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
+        sums = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
+        key = usage.primary_key.columns
+        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=sums), rows)
+
+    def _add(self, slot: UsageSlot, amounts: Amounts) -> None:
+        self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
+
+
+def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
+    conditions = []
+    if query.start is not None:
+        conditions.append(usage.c.day >= query.start)
+    if query.end is not None:
+        conditions.append(usage.c.day <= query.end)
+    if query.keys is not None:
+        conditions.append(usage.c.owner.in_(query.keys))
+    if query.models is not None:
+        conditions.append(usage.c.model.in_(query.models))
+    return conditions
+
+
+def _cost(prices: Mapping[str, Price]) -> sa.ColumnElement[float]:
+    names = ("input_tokens", "cached_tokens", "output_tokens", "audio_seconds")
+    tokens, cached, output, audio_s = (sa.cast(usage.c[name], sa.Float) for name in names)
+    costs = [
+        (
+            usage.c.model == model,
+            ((tokens - cached) * price.input + cached * price.cached + output * price.output) / _MILLION
+            + audio_s * (price.audio_minute / 60),
+        )
+        for model, price in prices.items()
+    ]
+    if not costs:
+        return sa.cast(sa.null(), sa.Float)
+    return sa.cast(sa.func.sum(sa.case(*costs, else_=sa.null())), sa.Float)
+
+
+def _sum(row: sa.RowMapping) -> UsageSum:
+    group = {name: row[name] for name in GROUPS if name in row}
+    # PostgreSQL's sums of integers are decimals.
+    numbers = {name: float(row[name]) if name in _TIMES else int(row[name]) for name in _AMOUNTS}
+    amounts = msgspec.convert(numbers, learned(Amounts))
+    cost: float | None = row["cost"]
+    return UsageSum(**group, amounts=amounts, cost=None if cost is None else float(cost))

@@ -9,9 +9,9 @@ from typing import Any
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import Chunk
-from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.items import PREFIXES
 from openai_cpu_server.api.responses.objects import new_response
+from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.api.responses.stream import ResponseStream
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.jobs.records import ResponseStatus

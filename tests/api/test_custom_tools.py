@@ -9,10 +9,9 @@ import pytest
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.api.generation.params import MessageParam
-from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import turns
-from openai_cpu_server.api.responses.sent_items import new_items, told_in_words
-from openai_cpu_server.api.responses.to_params import left_out, response_ask
+from openai_cpu_server.api.responses.conversation import to_messages
+from openai_cpu_server.api.responses.schema import ResponsesBody
+from openai_cpu_server.api.responses.to_params import left_out, new_items, to_params, unsupported_names
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallBegin,
@@ -127,7 +126,7 @@ def body(**fields: object) -> ResponsesBody:
 
 
 def names(given: ResponsesBody) -> list[str]:
-    asked = response_ask(given, turns(new_items(given.input, {}))).tools
+    asked = to_params(given, to_messages(new_items(given.input, {}))).tools
     assert asked is not None
     return [each.name for each in asked.functions if asked.chosen is None or each.name in asked.chosen]
 
@@ -153,7 +152,7 @@ def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
             {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
         ]
     )
-    shown = [message.fields for message in turns(new_items(given.input, {}))]
+    shown = [message.fields for message in to_messages(new_items(given.input, {}))]
     function = {"name": "agents.tell", "arguments": '{"input": "ö"}'}
     assert shown[1]["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
     assert shown[2] == {"role": "tool", "content": "Done", "tool_call_id": "c"}
@@ -168,10 +167,10 @@ COMPACTED = {"type": "compaction", "encrypted_content": "openai-cpu-server:We wr
 def test_summaries_of_ours_are_shown_and_others_left_out() -> None:
     other = {"type": "compaction", "encrypted_content": "gAAA"}
     given = body(input=[COMPACTED, other, {"role": "user", "content": "go on"}])
-    shown = [message.text for message in turns(new_items(given.input, {}))]
+    shown = [message.text for message in to_messages(new_items(given.input, {}))]
     assert shown == ["This is a summary of the conversation so far:\nWe wrote a.py.", "go on"]
-    assert told_in_words(given.input) == ["input[1] (compaction)"]
-    summing = response_ask(
+    assert unsupported_names(given.input) == ["input[1] (compaction)"]
+    summing = to_params(
         body(input=[COMPACTED, {"type": "compaction_trigger"}]), [MessageParam({"role": "user"})]
     )
     assert summing.tools is not None

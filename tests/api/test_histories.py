@@ -19,10 +19,9 @@ from openai_cpu_server.api.generation.output import usable_tools
 from openai_cpu_server.api.generation.params import ConversationParam, GenerationParams
 from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.api.messages.routes import MESSAGES_API
-from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import turns, with_instructions
-from openai_cpu_server.api.responses.sent_items import new_items
-from openai_cpu_server.api.responses.to_params import response_ask
+from openai_cpu_server.api.responses.conversation import to_messages, with_instructions
+from openai_cpu_server.api.responses.schema import ResponsesBody
+from openai_cpu_server.api.responses.to_params import new_items, to_params
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
@@ -98,8 +97,8 @@ def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
         reader = (CHAT if family == "chat" else MESSAGES_API).reader
         return without_unsupported(reader.read(data, lenient=False))
     parsed, _ = parse(ResponsesBody, data, lenient=False)
-    messages = with_instructions(turns(new_items(parsed.input, {})), parsed.instructions)
-    return response_ask(parsed, messages)
+    messages = with_instructions(to_messages(new_items(parsed.input, {})), parsed.instructions)
+    return to_params(parsed, messages)
 
 
 def prompt_of(name: str, ask: GenerationParams) -> str:

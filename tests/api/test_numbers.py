@@ -19,7 +19,7 @@ from openai_cpu_server.api.generate.routes import GenerateBatchBody, GenerateBod
 from openai_cpu_server.api.generation.schema import GenerationBody
 from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
-from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.parse import Body, parse

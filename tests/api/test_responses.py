@@ -19,20 +19,20 @@ import sqlalchemy
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import current, turns
+from openai_cpu_server.api.responses.conversation import current, to_messages
 from openai_cpu_server.api.responses.items import OWN_SUMMARY
-from openai_cpu_server.api.responses.sent_items import new_items
+from openai_cpu_server.api.responses.schema import ResponsesBody
+from openai_cpu_server.api.responses.to_params import new_items
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
-from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.asgi import Exchange, scope_of
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import error_of, events
 from tests.fakes import FAKE_INFO
+from tests.jobs.test_stores import stores_at
 from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
@@ -112,7 +112,7 @@ def told(items: list[Json]) -> list[str]:
     """The messages that the model is shown of these items. Thoughts stand in brackets."""
     body, _ = parse(ResponsesBody, json.dumps({"input": items}).encode(), lenient=False)
     shown = []
-    for message in (dict(one.fields) for one in turns(current(new_items(body.input, {})))):
+    for message in (dict(one.fields) for one in to_messages(current(new_items(body.input, {})))):
         calls: Any = message.get("tool_calls", ())
         called = [f"{one['function']['name']} {one['function']['arguments']}" for one in calls]
         thoughts = [f"({message['reasoning_content']})"] if "reasoning_content" in message else []
@@ -262,19 +262,18 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
     where = str(tmp_path / "jobs.db")
     async with serving(FakeEngine(says="Hello"), where) as http:
         response = await has_ended(http, await begun(http))
-    database = open_database(where)
-    record = ResponseStore(database).get("", response["id"], 0)
-    running = {**json.loads(record.response), "status": "in_progress", "id": "resp_left"}
-    left = msgspec.structs.replace(
-        record,
-        id="resp_left",
-        status=type(record.status).IN_PROGRESS,
-        response=json.dumps(running).encode(),
-        lease_holder="elsewhere 1 0.00 x",
-        lease_until=1.0,
-    )
-    ResponseStore(database).add(left, [])
-    database.close()
+    async with stores_at(where) as stores:
+        record = await stores.responses.get("", response["id"])
+        running = {**json.loads(record.response), "status": "in_progress", "id": "resp_left"}
+        left = msgspec.structs.replace(
+            record,
+            id="resp_left",
+            status=type(record.status).IN_PROGRESS,
+            response=json.dumps(running).encode(),
+            lease_holder="elsewhere 1 0.00 x",
+            lease_until=1.0,
+        )
+        await stores.responses.add(left, [])
     async with serving(FakeEngine(says="Hello"), where) as http:
         shown = (await http.get("/v1/responses/resp_left")).json()
         assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")

@@ -17,7 +17,7 @@ from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.files.routes import BatchBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody
-from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues
 from openai_cpu_server.http.body import MOST_SMALL_BYTES
 from openai_cpu_server.http.parse import Body, parse

@@ -66,7 +66,7 @@ async def begin(jobs: Jobs, content: bytes, *, window: str = "24h", owner: str =
 async def found(jobs: Jobs, batch: BatchRecord, is_so: Callable[[BatchRecord], bool]) -> BatchRecord:
     """Read the batch until this is so. It must stay so."""
     with anyio.fail_after(DEADLINE_S):
-        while not is_so(batch := await jobs.batch(batch.owner, batch.id)):
+        while not is_so(batch := await jobs.batches.get(batch.owner, batch.id)):
             await elapse_async(0.01)
     return batch
 
@@ -77,7 +77,7 @@ async def ended(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
 
 async def lines_of(jobs: Jobs, file_id: str | None, owner: str = "") -> list[dict[str, object]]:
     assert file_id is not None
-    file = await jobs.file(owner, file_id)
-    content = b"".join([part async for part in jobs.content(file)])
+    file = await jobs.files.get(owner, file_id)
+    content = b"".join([part async for part in jobs.files.content(file.id)])
     assert len(content) == file.bytes
     return [json.loads(line) for line in content.splitlines()]

@@ -166,7 +166,7 @@ async def test_a_short_batch_does_not_wait_for_a_long_one(place: str) -> None:
         long = await begin(jobs, jsonl(1010))
         short = await ended(jobs, await begin(jobs, jsonl(10)))
         assert short.status is BatchStatus.COMPLETED
-        assert not (await jobs.batch("", long.id)).status.has_ended
+        assert not (await jobs.batches.get("", long.id)).status.has_ended
         may_end.set()
 
 
@@ -194,11 +194,11 @@ async def test_another_servers_batch_is_cancelled_through_the_database(where: st
 async def test_listings_have_pages(place: str) -> None:
     async with jobs_at(place) as jobs:
         made = [await jobs.add_file("", f"{n}", io.BytesIO(b"x")) for n in range(5)]
-        newest, has_more = await jobs.list_files("", PageQuery(limit=2))
+        newest, has_more = await jobs.files.page("", PageQuery(limit=2))
         assert (newest, has_more) == ([made[4], made[3]], True)
-        rest, has_more = await jobs.list_files("", PageQuery(limit=3, after=made[3].id))
+        rest, has_more = await jobs.files.page("", PageQuery(limit=3, after=made[3].id))
         assert (rest, has_more) == (made[2::-1], False)
-        upward, has_more = await jobs.list_files("", PageQuery(limit=2, after=made[0].id, is_ascending=True))
+        upward, has_more = await jobs.files.page("", PageQuery(limit=2, after=made[0].id, is_ascending=True))
         assert (upward, has_more) == (made[1:3], True)
 
 
@@ -244,12 +244,12 @@ async def test_while_one_uploads_others_read_and_write(place: str) -> None:
         for _ in range(20):
             content.goes_on.release()
             other = await jobs.add_file("bob", "small", io.BytesIO(b"x"))
-            assert await jobs.file("bob", other.id) == other
+            assert await jobs.files.get("bob", other.id) == other
         assert not uploading.done()
-        assert (await jobs.list_files("ann", PageQuery(limit=9)))[0] == []
+        assert (await jobs.files.page("ann", PageQuery(limit=9)))[0] == []
         content.goes_on.release(2)  # the end is read twice
         stored = await uploading
-        assert b"".join([part async for part in jobs.content(stored)]) == b"x" * stored.bytes
+        assert b"".join([part async for part in jobs.files.content(stored.id)]) == b"x" * stored.bytes
 
 
 async def test_an_upload_that_breaks_leaves_nothing(place: str) -> None:
@@ -265,7 +265,7 @@ async def test_an_upload_that_breaks_leaves_nothing(place: str) -> None:
     async with jobs_at(place) as jobs:
         with pytest.raises(OSError, match="gone"):
             await jobs.add_file("", "x", Broken())
-        assert (await jobs.list_files("", PageQuery(limit=9)))[0] == []
+        assert (await jobs.files.page("", PageQuery(limit=9)))[0] == []
     database = open_database(place)
     with database.read() as connection:
         for table in (files, parts):
@@ -281,7 +281,7 @@ async def test_reads_do_not_wait_for_a_write(tmp_path: Path) -> None:
             other.execute("BEGIN IMMEDIATE")
             writing = asyncio.create_task(jobs.add_file("", "y", io.BytesIO(b"y")))
             await anyio.wait_all_tasks_blocked()
-            assert await jobs.file("", kept.id) == kept
+            assert await jobs.files.get("", kept.id) == kept
             assert not writing.done()
             other.execute("ROLLBACK")
         await writing
@@ -318,7 +318,7 @@ async def test_a_waiting_batch_makes_room_and_goes_on(place: str, wait_s: float,
         await run_so_many(jobs, first, 7)
         others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
         assert others.completed == 5
-        assert not (await jobs.batch("ann", first.id)).status.has_ended
+        assert not (await jobs.batches.get("ann", first.id)).status.has_ended
         assert not wait_s or rows.num_refused <= options.concurrency, "few rows are begun meanwhile"
         rows.allowed = 100
         await jobs.delete_file("bob", others.output_file_id or "")  # there may be room now

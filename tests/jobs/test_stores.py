@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from openai_cpu_server.jobs.records import (
     PageQuery,
     RowResult,
 )
-from openai_cpu_server.jobs.responses import ResponseStore
+from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.jobs.store.batches import (
     BatchLedger,
     BatchStore,
@@ -36,22 +37,51 @@ from openai_cpu_server.jobs.store.batches import (
 )
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.usage import UsageQuery, UsageSlot, UsageStore
-from openai_cpu_server.storage.database import Database
+from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot
+from openai_cpu_server.storage.database import Database, DatabaseThreads
+
+pytestmark = pytest.mark.anyio
+
+
+class Stores:
+    """The repositories of one database, at a time that the test sets."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.now_s = 100
+        self.threads = DatabaseThreads(database, "test")
+        place = database, self.threads, lambda: self.now_s
+        self.files, self.batches, self.usage = FileStore(*place), BatchStore(*place), UsageBook(*place)
+        self.storage = StorageRoom(*place)
+        self.responses = ResponseRepository(*place, storage=self.storage, lifetime_s=10**6)
+
+    def ledger(self, holder: str | None = None) -> BatchLedger:
+        place = self.database, self.threads, lambda: self.now_s
+        return BatchLedger(*place, lease_s=30, holder=holder or new_holder())
+
+
+@asynccontextmanager
+async def stores_at(where: str) -> AsyncIterator[Stores]:
+    database = open_database(where)
+    stores = Stores(database)
+    try:
+        yield stores
+    finally:
+        await stores.threads.close()
+        database.close()
 
 
 @pytest.fixture
-def database(where: str) -> Iterator[Database]:
-    one = open_database(where)
-    yield one
-    one.close()
+async def stores(where: str) -> AsyncIterator[Stores]:
+    async with stores_at(where) as stores:
+        yield stores
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path) -> Iterator[Database]:
-    one = open_database(str(tmp_path / "jobs.db"))
-    yield one
-    one.close()
+async def sqlite(tmp_path: Path) -> AsyncIterator[Stores]:
+    async with stores_at(str(tmp_path / "jobs.db")) as stores:
+        yield stores
 
 
 def a_file(number: int = 0, owner: str = "", expires_at: int | None = None) -> FileRecord:
@@ -82,31 +112,23 @@ def a_batch(number: int = 0, owner: str = "", model: str = "m", file: str = "fil
     )
 
 
-def ledger(database: Database) -> BatchLedger:
-    return BatchLedger(database, holder=new_holder(), lease_s=30)
-
-
-def store_file(files: FileStore, record: FileRecord, *content: bytes) -> FileRecord:
+async def store_file(files: FileStore, record: FileRecord, *content: bytes) -> FileRecord:
     """In as many parts as there are."""
     found = content or (b"x",)
-    files.begin(record, until_s=1000)
-    files.append(record.id, found, first=1)
+    await files.begin(record, until_s=1000)
+    await files.append(record.id, found, first=1)
     stored = msgspec.structs.replace(record, bytes=sum(map(len, found)))
-    files.complete(stored)
+    await files.complete(stored)
     return stored
 
 
-def prune(files: FileStore, file_id: str) -> None:
-    while files.prune(file_id):
-        pass
-
-
-def begun(database: Database, book: BatchLedger, number: int = 0) -> BatchRecord:
+async def begun(stores: Stores, book: BatchLedger, number: int = 0) -> BatchRecord:
     if number == 0:
-        store_file(FileStore(database), a_file())
-    batch = BatchStore(database).create(a_batch(number))
-    assert book.claim(batch, 100)
-    assert book.begin(batch.id, num_rows=3, now_s=101)
+        await store_file(stores.files, a_file())
+    batch = await stores.batches.create(a_batch(number))
+    assert await book.claim(batch)
+    stores.now_s = 101
+    assert await book.move(batch.id, BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, total=3)
     return batch
 
 
@@ -114,166 +136,181 @@ def result(line: int, *, is_ok: bool = True) -> RowResult:
     return RowResult(line=line, is_ok=is_ok, content=b"%d\n" % line, output_tokens=2)
 
 
-def content(database: Database, file_id: str) -> bytes:
-    return b"".join(part for _, part in FileStore(database).parts(file_id, 0))
+async def content(stores: Stores, file_id: str) -> bytes:
+    return b"".join([part async for part in stores.files.content(file_id)])
 
 
-def test_a_file_comes_back_as_it_was(database: Database) -> None:
-    files = FileStore(database)
-    stored = store_file(files, a_file(), b"ab", b"c")
+async def test_a_file_comes_back_as_it_was(stores: Stores) -> None:
+    files = stores.files
+    stored = await store_file(files, a_file(), b"ab", b"c")
     assert stored.bytes == 3
-    assert files.get("", "file-0", 100) == stored
-    assert content(database, "file-0") == b"abc"
+    assert await files.get("", "file-0") == stored
+    assert await content(stores, "file-0") == b"abc"
 
 
-def test_an_upload_is_seen_by_nobody_before_its_end_and_is_swept_if_it_has_none(database: Database) -> None:
-    files, batches = FileStore(database), BatchStore(database)
-    files.begin(a_file(), until_s=200)
-    files.append("file-0", [b"x"], first=1)
+async def test_an_upload_is_seen_by_nobody_before_its_end_and_is_swept_if_it_has_none(stores: Stores) -> None:
+    files, batches = stores.files, stores.batches
+    await files.begin(a_file(), until_s=200)
+    await files.append("file-0", [b"x"], first=1)
     for attempt in (
-        lambda: files.get("", "file-0", 100),
-        lambda: files.delete("", "file-0", 100),
+        lambda: files.get("", "file-0"),
+        lambda: files.delete("", "file-0"),
         lambda: batches.create(a_batch()),
     ):
         with pytest.raises(JobObjectNotFound):
-            attempt()
-    assert files.page("", PageQuery(limit=9), 100, FilePurpose.PARTIAL) == ([], False)
-    assert files.expired(199) == []
-    assert files.expired(200) == ["file-0"]
-    prune(files, "file-0")
-    assert content(database, "file-0") == b""
+            await attempt()
+    assert await files.page("", PageQuery(limit=9), FilePurpose.PARTIAL) == ([], False)
+    stores.now_s = 199
+    assert await files.expired() == []
+    stores.now_s = 200
+    assert await files.expired() == ["file-0"]
+    await files.prune("file-0")
+    assert await content(stores, "file-0") == b""
     with pytest.raises(JobObjectNotFound):
-        files.complete(a_file())
+        await files.complete(a_file())
 
 
-def test_a_large_file_is_removed_part_by_part_and_is_gone_at_once(database: Database) -> None:
-    files = FileStore(database)
-    store_file(files, a_file(), *[b"x"] * 40)
-    files.delete("", "file-0", 100)
+async def test_a_large_file_is_removed_part_by_part_and_is_gone_at_once(stores: Stores) -> None:
+    files = stores.files
+    await store_file(files, a_file(), *[b"x"] * 40)
+    await files.delete("", "file-0")
     with pytest.raises(JobObjectNotFound):
-        files.get("", "file-0", 100)
-    assert [files.prune("file-0") for _ in range(3)] == [True, True, False]
-    assert content(database, "file-0") == b""
-    assert files.expired(100) == []
+        await files.get("", "file-0")
+    assert [await files.prune_some("file-0") for _ in range(3)] == [True, True, False]
+    assert await content(stores, "file-0") == b""
+    assert await files.expired() == []
 
 
-def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(database: Database) -> None:
-    files, batches = FileStore(database), BatchStore(database)
+async def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(stores: Stores) -> None:
+    files, batches = stores.files, stores.batches
     for number in (0, 1):
-        store_file(files, a_file(number, expires_at=200))
-    batches.create(a_batch())
+        await store_file(files, a_file(number, expires_at=200))
+    await batches.create(a_batch())
+    stores.now_s = 200
     with pytest.raises(JobObjectNotFound):
-        files.get("", "file-1", 200)
-    assert files.page("", PageQuery(limit=9), 200) == ([], False)
-    assert files.expired(200) == ["file-1"]
-    prune(files, "file-1")
-    assert content(database, "file-0") == b"x"
-    assert content(database, "file-1") == b""
+        await files.get("", "file-1")
+    assert await files.page("", PageQuery(limit=9)) == ([], False)
+    assert await files.expired() == ["file-1"]
+    await files.prune("file-1")
+    assert await content(stores, "file-0") == b"x"
+    assert await content(stores, "file-1") == b""
 
 
-def test_the_input_of_a_batch_cannot_be_deleted_before_its_end(database: Database) -> None:
-    book, files = ledger(database), FileStore(database)
-    batch = begun(database, book)
+async def test_the_input_of_a_batch_cannot_be_deleted_before_its_end(stores: Stores) -> None:
+    book, files = stores.ledger(), stores.files
+    batch = await begun(stores, book)
+    stores.now_s = 102
     with pytest.raises(FileInUse, match="batch_0"):
-        files.delete("", "file-0", 102)
-    book.finish(batch.id, BatchStatus.EXPIRED, now_s=103)
-    files.delete("", "file-0", 104)
-    prune(files, "file-0")
-    assert content(database, "file-0") == b""
+        await files.delete("", "file-0")
+    stores.now_s = 103
+    await book.finish(batch.id, BatchStatus.EXPIRED)
+    stores.now_s = 104
+    await files.delete("", "file-0")
+    await files.prune("file-0")
+    assert await content(stores, "file-0") == b""
 
 
-def test_others_see_nothing(database: Database) -> None:
-    files, batches = FileStore(database), BatchStore(database)
-    store_file(files, a_file(owner="ann"))
-    batches.create(a_batch(owner="ann"))
+async def test_others_see_nothing(stores: Stores) -> None:
+    files, batches = stores.files, stores.batches
+    await store_file(files, a_file(owner="ann"))
+    await batches.create(a_batch(owner="ann"))
     for attempt in (
-        lambda: files.get("bob", "file-0", 100),
-        lambda: files.delete("bob", "file-0", 100),
-        lambda: files.page("bob", PageQuery(limit=1, after="file-0"), 100),
+        lambda: files.get("bob", "file-0"),
+        lambda: files.delete("bob", "file-0"),
+        lambda: files.page("bob", PageQuery(limit=1, after="file-0")),
         lambda: batches.get("bob", "batch_0"),
-        lambda: batches.cancel("bob", "batch_0", 100),
+        lambda: batches.cancel("bob", "batch_0"),
         lambda: batches.page("bob", PageQuery(limit=1, after="batch_0")),
         lambda: batches.create(a_batch(1, owner="bob")),
     ):
         with pytest.raises(JobObjectNotFound):
-            attempt()
+            await attempt()
 
 
-def test_a_row_ends_once(database: Database) -> None:
-    book = ledger(database)
-    batch = begun(database, book)
-    book.record(batch, [result(1), result(3, is_ok=False)])
+async def test_a_row_ends_once(stores: Stores) -> None:
+    book = stores.ledger()
+    batch = await begun(stores, book)
+    await book.record(batch, [result(1), result(3, is_ok=False)])
     with pytest.raises(IntegrityError):
-        book.record(batch, [result(2), result(1)])
-    assert book.ended_rows(batch.id) == {1, 3}
-    stored = BatchStore(database).get("", batch.id)
+        await book.record(batch, [result(2), result(1)])
+    assert await book.ended_rows(batch.id) == {1, 3}
+    stored = await stores.batches.get("", batch.id)
     assert (stored.completed, stored.failed, stored.output_tokens) == (1, 1, 4)
 
 
-def test_the_output_is_in_the_order_of_the_input(database: Database) -> None:
-    book = ledger(database)
-    batch = begun(database, book)
+async def test_the_output_is_in_the_order_of_the_input(stores: Stores) -> None:
+    book = stores.ledger()
+    batch = await begun(stores, book)
     for line in (3, 1, 2):
-        book.record(batch, [result(line)])
-    assert BatchStore(database).get("", batch.id).output_file_id is None
-    assert book.begin_end(batch.id, now_s=102)
-    assert book.finish(batch.id, BatchStatus.COMPLETED, now_s=103) is BatchStatus.COMPLETED
-    stored = BatchStore(database).get("", batch.id)
+        await book.record(batch, [result(line)])
+    assert (await stores.batches.get("", batch.id)).output_file_id is None
+    stores.now_s = 102
+    assert await book.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+    stores.now_s = 103
+    assert await book.finish(batch.id, BatchStatus.COMPLETED) is BatchStatus.COMPLETED
+    stored = await stores.batches.get("", batch.id)
     assert (stored.output_file_id, stored.error_file_id, stored.lease_holder) == ("file-out-0", None, None)
-    assert content(database, "file-out-0") == b"1\n2\n3\n"
-    assert FileStore(database).get("", "file-out-0", 103).bytes == 6
+    assert await content(stores, "file-out-0") == b"1\n2\n3\n"
+    assert (await stores.files.get("", "file-out-0")).bytes == 6
 
 
-def test_a_wrong_input_is_kept_with_its_errors(database: Database) -> None:
-    book, batches = ledger(database), BatchStore(database)
-    store_file(FileStore(database), a_file())
-    batch = batches.create(a_batch())
-    book.claim(batch, 100)
+async def test_a_wrong_input_is_kept_with_its_errors(stores: Stores) -> None:
+    book, batches = stores.ledger(), stores.batches
+    await store_file(stores.files, a_file())
+    batch = await batches.create(a_batch())
+    await book.claim(batch)
     errors = [LineError("invalid_json_line", "no", None, 3)]
-    book.finish(batch.id, BatchStatus.FAILED, now_s=101, errors=errors)
-    stored = batches.get("", batch.id)
+    stores.now_s = 101
+    await book.finish(batch.id, BatchStatus.FAILED, errors=errors)
+    stored = await batches.get("", batch.id)
     assert (stored.status, stored.failed_at, stored.errors) == (BatchStatus.FAILED, 101, errors)
 
 
-def test_one_holds_a_batch(database: Database) -> None:
-    first, second = ledger(database), ledger(database)
-    batch = begun(database, first)
-    assert second.unfinished("m", 110) == []
-    assert not second.claim(batch, 110)
-    first.release(batch.id)
-    (free,) = second.unfinished("m", 110)
-    assert second.claim(free, 110)
+async def test_one_holds_a_batch(stores: Stores) -> None:
+    first, second = stores.ledger(), stores.ledger()
+    batch = await begun(stores, first)
+    stores.now_s = 110
+    assert await second.unfinished("m") == []
+    assert not await second.claim(batch)
+    await first.release(batch.id)
+    (free,) = await second.unfinished("m")
+    assert await second.claim(free)
     for write in (
         lambda: first.record(batch, [result(1)]),
-        lambda: first.begin_end(batch.id, now_s=111),
-        lambda: first.finish(batch.id, BatchStatus.EXPIRED, now_s=111),
+        lambda: first.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING),
+        lambda: first.finish(batch.id, BatchStatus.EXPIRED),
         lambda: first.status(batch.id),
     ):
         with pytest.raises(LeaseLost):
-            write()
-    first.release(batch.id)
-    assert first.renew(111) == {}
-    assert second.renew(111) == {batch.id: BatchStatus.IN_PROGRESS}
-    assert second.ended_rows(batch.id) == set()
+            await write()
+    await first.release(batch.id)
+    stores.now_s = 111
+    assert await first.renew() == {}
+    assert await second.renew() == {batch.id: BatchStatus.IN_PROGRESS}
+    assert await second.ended_rows(batch.id) == set()
 
 
-def test_the_lease_of_another_machine_runs_out_unless_it_is_renewed(database: Database) -> None:
-    first, second = BatchLedger(database, holder="elsewhere 1 1 x", lease_s=30), ledger(database)
-    begun(database, first)
-    first.renew(120)
-    assert second.unfinished("m", 149) == []
-    assert [batch.id for batch in second.unfinished("m", 150)] == ["batch_0"]
+async def test_the_lease_of_another_machine_runs_out_unless_it_is_renewed(stores: Stores) -> None:
+    first, second = stores.ledger("elsewhere 1 1 x"), stores.ledger()
+    await begun(stores, first)
+    stores.now_s = 120
+    await first.renew()
+    stores.now_s = 149
+    assert await second.unfinished("m") == []
+    stores.now_s = 150
+    assert [batch.id for batch in await second.unfinished("m")] == ["batch_0"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts ticks since the boot")
-def test_a_process_keeps_its_lease_when_the_clock_is_set(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+async def test_a_process_keeps_its_lease_when_the_clock_is_set(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wall clock, and the time of the boot that is reckoned from it, jump."""
-    first, second = ledger(database), ledger(database)
-    begun(database, first)
+    first, second = stores.ledger(), stores.ledger()
+    await begun(stores, first)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 12345.0)
-    assert second.unfinished("m", 1e9) == []
+    stores.now_s = 10**9
+    assert await second.unfinished("m") == []
 
 
 def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
@@ -289,28 +326,37 @@ def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
         assert is_left_behind(other, 100.0, 99.0) == is_free, other
 
 
-def test_batches_of_other_models_are_left_alone_until_they_only_have_to_be_ended(database: Database) -> None:
-    book, batches = ledger(database), BatchStore(database)
-    store_file(FileStore(database), a_file())
+async def test_batches_of_other_models_are_left_until_they_only_have_to_be_ended(
+    stores: Stores,
+) -> None:
+    book, batches = stores.ledger(), stores.batches
+    await store_file(stores.files, a_file())
     for number in (0, 1):
-        batches.create(a_batch(number, model="other"))
-    assert book.unfinished("m", 110) == []
-    batches.cancel("", "batch_1", 110)
-    assert [batch.id for batch in book.unfinished("m", 110)] == ["batch_1"]
-    assert [batch.id for batch in book.unfinished("m", 1000)] == ["batch_0", "batch_1"]
+        await batches.create(a_batch(number, model="other"))
+    stores.now_s = 110
+    assert await book.unfinished("m") == []
+    await batches.cancel("", "batch_1")
+    assert [batch.id for batch in await book.unfinished("m")] == ["batch_1"]
+    stores.now_s = 1000
+    assert [batch.id for batch in await book.unfinished("m")] == ["batch_0", "batch_1"]
 
 
-def test_a_cancellation_wins_over_the_end_of_the_work(database: Database) -> None:
-    book, batches = ledger(database), BatchStore(database)
-    batch = begun(database, book)
-    book.record(batch, [result(1)])
-    assert batches.cancel("", batch.id, 102).status is BatchStatus.CANCELLING
-    assert batches.cancel("", batch.id, 105).cancelling_at == 102
-    assert not book.begin_end(batch.id, now_s=103)
-    assert book.finish(batch.id, BatchStatus.EXPIRED, now_s=104) is BatchStatus.CANCELLED
-    assert batches.get("", batch.id).output_file_id == "file-out-0"
+async def test_a_cancellation_wins_over_the_end_of_the_work(stores: Stores) -> None:
+    book, batches = stores.ledger(), stores.batches
+    batch = await begun(stores, book)
+    await book.record(batch, [result(1)])
+    stores.now_s = 102
+    assert (await batches.cancel("", batch.id)).status is BatchStatus.CANCELLING
+    stores.now_s = 105
+    assert (await batches.cancel("", batch.id)).cancelling_at == 102
+    stores.now_s = 103
+    assert not await book.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+    stores.now_s = 104
+    assert await book.finish(batch.id, BatchStatus.EXPIRED) is BatchStatus.CANCELLED
+    assert (await batches.get("", batch.id)).output_file_id == "file-out-0"
+    stores.now_s = 106
     with pytest.raises(BatchConflict):
-        batches.cancel("", batch.id, 106)
+        await batches.cancel("", batch.id)
 
 
 def test_states_move_one_way() -> None:
@@ -324,22 +370,20 @@ def _execute(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    database = open_database(str(path))
-    store_file(FileStore(database), a_file(), b"kept")
-    database.close()
+    async with stores_at(str(path)) as stores:
+        await store_file(stores.files, a_file(), b"kept")
     for table in ("responses", "response_items", "response_events", "conversations", "conversation_items"):
         _execute(path, f"DROP TABLE {table}")
     _execute(path, "DROP TABLE usage", "UPDATE schema_version SET version = 1")
     for _ in range(2):
-        database = open_database(str(path))
-        assert FileStore(database).get("", "file-0", 0).bytes == 4
-        assert ResponseStore(database).purge(0) == 0
-        database.close()
+        async with stores_at(str(path)) as stores:
+            assert (await stores.files.get("", "file-0")).bytes == 4
+            assert await stores.responses.purge_some() == 0
 
 
-def test_a_database_without_seconds_of_sound_gets_them(where: str) -> None:
+async def test_a_database_without_seconds_of_sound_gets_them(where: str) -> None:
     database = open_database(where)
     with database.write() as connection:
         for statement in (
@@ -350,12 +394,11 @@ def test_a_database_without_seconds_of_sound_gets_them(where: str) -> None:
             connection.execute(text(statement))
     database.close()
     for seconds in (30.0, 60.0):
-        database = open_database(where)
-        store, page = UsageStore(database), PageQuery(limit=9, is_ascending=True)
-        store.add({UsageSlot("2026-11-02", "ann", "m"): Amounts(audio_seconds=30.0)})
-        used = store.page(UsageQuery(page=page)).total.amounts
+        page = PageQuery(limit=9, is_ascending=True)
+        async with stores_at(where) as stores:
+            await stores.usage.write({UsageSlot("2026-11-02", "ann", "m"): Amounts(audio_seconds=30.0)})
+            used = (await stores.usage.page(UsageQuery(page=page))).total.amounts
         assert used == Amounts(requests=1, input_tokens=2, output_tokens=3, cpu_ms=1.5, audio_seconds=seconds)
-        database.close()
 
 
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -389,13 +432,13 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         open_database(str(tmp_path / "jobs.db"))
 
 
-def test_sqlite_syncs_every_commit(sqlite: Database) -> None:
-    with sqlite.read() as connection:
+async def test_sqlite_syncs_every_commit(sqlite: Stores) -> None:
+    with sqlite.database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
 
-def test_every_statement_is_postgresql_too(sqlite: Database) -> None:
+async def test_every_statement_is_postgresql_too(sqlite: Stores) -> None:
     """All that the tests of a whole life execute is compiled for the other dialect, server or not."""
     compiled: list[str] = []
 
@@ -405,21 +448,26 @@ def test_every_statement_is_postgresql_too(sqlite: Database) -> None:
             compiled.append(str(statement.compile(dialect=postgresql.dialect())))
 
     try:
-        book, files = ledger(sqlite), FileStore(sqlite)
-        batch = begun(sqlite, book)
-        book.unfinished("m", 110)
-        book.record(batch, [result(1), result(2, is_ok=False)])
-        book.ended_rows(batch.id)
-        book.renew(111)
-        book.release(batch.id)
-        book.claim(BatchStore(sqlite).get("", batch.id), 112)
-        book.begin_end(batch.id, now_s=113)
-        book.finish(batch.id, BatchStatus.COMPLETED, now_s=114)
-        BatchStore(sqlite).page("", PageQuery(limit=1, after=batch.id))
-        files.page("", PageQuery(limit=1, after="file-0", is_ascending=True), 114, FilePurpose.BATCH)
-        files.delete("", "file-0", 114)
-        files.expired(114)
-        files.prune("file-0")
+        book, files = sqlite.ledger(), sqlite.files
+        batch = await begun(sqlite, book)
+        sqlite.now_s = 110
+        await book.unfinished("m")
+        await book.record(batch, [result(1), result(2, is_ok=False)])
+        await book.ended_rows(batch.id)
+        sqlite.now_s = 111
+        await book.renew()
+        await book.release(batch.id)
+        sqlite.now_s = 112
+        await book.claim(await sqlite.batches.get("", batch.id))
+        sqlite.now_s = 113
+        await book.move(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        sqlite.now_s = 114
+        await book.finish(batch.id, BatchStatus.COMPLETED)
+        await sqlite.batches.page("", PageQuery(limit=1, after=batch.id))
+        await files.page("", PageQuery(limit=1, after="file-0", is_ascending=True), FilePurpose.BATCH)
+        await files.delete("", "file-0")
+        await files.expired()
+        await files.prune("file-0")
     finally:
         event.remove(Engine, "before_execute", compile_it)
     assert len(compiled) > 25

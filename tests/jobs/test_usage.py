@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -14,9 +14,10 @@ from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import PageQuery
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot, UsageStore
+from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot
 from openai_cpu_server.storage.database import DatabaseThreads
 from tests.jobs.support import jobs_at
+from tests.jobs.test_stores import stores_at
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -50,37 +51,36 @@ async def test_it_is_there_after_the_end_and_servers_add_up(where: str) -> None:
 
 
 @pytest.fixture
-def store(where: str) -> Iterator[UsageStore]:
-    database = open_database(where)
-    store = UsageStore(database)
-    for day in (MONDAY, TUESDAY):
-        store.add({UsageSlot(day, key, model): ONE for key in ("a", "b") for model in ("m", "org/n")})
-    yield store
-    database.close()
+async def book(where: str) -> AsyncIterator[UsageBook]:
+    async with stores_at(where) as stores:
+        for day in (MONDAY, TUESDAY):
+            slots = [UsageSlot(day, key, model) for key in ("a", "b") for model in ("m", "org/n")]
+            await stores.usage.write(dict.fromkeys(slots, ONE))
+        yield stores.usage
 
 
-def rows(store: UsageStore, **fields: object) -> list[tuple[str | None, str | None, str | None, int]]:
-    page = store.page(asked(**fields))
+async def rows(book: UsageBook, **fields: object) -> list[tuple[str | None, str | None, str | None, int]]:
+    page = await book.page(asked(**fields))
     return [(row.day, row.key, row.model, row.amounts.requests) for row in page.rows]
 
 
-def test_what_is_asked_for_and_told_apart(store: UsageStore) -> None:
-    assert len(rows(store)) == 8
-    assert rows(store, start=TUESDAY, keys=("a",), models=("m",)) == [(TUESDAY, "a", "m", 1)]
-    assert rows(store, end=MONDAY, by=("day",)) == [(MONDAY, None, None, 4)]
-    by_both = rows(store, by=("key", "model"), models=("org/n",))
+async def test_what_is_asked_for_and_told_apart(book: UsageBook) -> None:
+    assert len(await rows(book)) == 8
+    assert await rows(book, start=TUESDAY, keys=("a",), models=("m",)) == [(TUESDAY, "a", "m", 1)]
+    assert await rows(book, end=MONDAY, by=("day",)) == [(MONDAY, None, None, 4)]
+    by_both = await rows(book, by=("key", "model"), models=("org/n",))
     assert by_both == [(None, key, "org/n", 2) for key in ("a", "b")]
-    assert rows(store, keys=("nobody",)) == rows(store, by=()) == []
-    assert store.page(asked(by=())).total.amounts.requests == 8
-    assert store.page(asked(keys=("nobody",))).total.amounts == Amounts()
+    assert await rows(book, keys=("nobody",)) == await rows(book, by=()) == []
+    assert (await book.page(asked(by=()))).total.amounts.requests == 8
+    assert (await book.page(asked(keys=("nobody",)))).total.amounts == Amounts()
 
 
 @pytest.mark.parametrize("is_ascending", [True, False])
-def test_pages_hold_all_of_it_once(store: UsageStore, is_ascending: bool) -> None:
+async def test_pages_hold_all_of_it_once(book: UsageBook, is_ascending: bool) -> None:
     found, after, has_more = [], None, True
     while has_more:
         query = asked(page=PageQuery(limit=3, is_ascending=is_ascending), after=after)
-        page = store.page(query)
+        page = await book.page(query)
         found += [(str(row.day), str(row.key), str(row.model)) for row in page.rows]
         after, has_more = found[-1], page.has_more
         assert page.total.amounts.requests == 8
@@ -88,13 +88,13 @@ def test_pages_hold_all_of_it_once(store: UsageStore, is_ascending: bool) -> Non
     assert len(found) == 8
 
 
-def test_costs_are_those_of_the_models_that_have_a_price(store: UsageStore) -> None:
+async def test_costs_are_those_of_the_models_that_have_a_price(book: UsageBook) -> None:
     prices = {"m": Price(input=1e6, cached=1e5, output=2e6, audio_minute=0.5)}
     own = 6 + 4 / 10 + 4 + 0.25
-    page = store.page(asked(prices=prices, by=("model",)))
+    page = await book.page(asked(prices=prices, by=("model",)))
     assert [row.cost for row in page.rows] == [pytest.approx(4 * own), None]
     assert page.total.cost == pytest.approx(4 * own)
-    assert store.page(asked()).total.cost is None
+    assert (await book.page(asked())).total.cost is None
 
 
 async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,11 +126,13 @@ async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.L
 async def test_it_is_written_by_itself(tmp_path: Path) -> None:
     database = open_database(str(tmp_path / "jobs.db"))
     threads = DatabaseThreads(database, "jobs-db")
+    connection = sqlite3.connect(tmp_path / "jobs.db")
     book = UsageBook(database, threads, clock=lambda: NOON_S, write_s=0.01)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)
         book.add("a", "m", ONE)
-        await eventually(lambda: UsageStore(database).page(asked()).rows)
+        await eventually(lambda: connection.execute("SELECT day FROM usage").fetchall())
         group.cancel_scope.cancel()
+    connection.close()
     await threads.close()
     database.close()

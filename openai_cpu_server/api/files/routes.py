@@ -257,9 +257,9 @@ _PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA)
 
 async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
     """Return an uploaded file, or `most_bytes` + 1 bytes of a larger one. Raises JobObjectNotFound."""
-    record = await jobs.file(owner, file_id)
+    record = await jobs.files.get(owner, file_id)
     data = bytearray()
-    async for part in _whole(jobs.content(record), record):
+    async for part in _whole(jobs.files.content(record.id), record):
         data += part
         if len(data) > most_bytes:
             break
@@ -336,13 +336,13 @@ class BatchRoutes:
         purpose = next((purpose for purpose in FilePurpose if purpose.value == name), None)
         if name is not None and purpose is None:
             return json_response(_listing([], has_more=False))  # there is no file of another purpose
-        records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
+        records, has_more = await self._jobs.files.page(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 
     @_file_route("GET", "/v1/files/{id}", answer=FileObject)
     async def file(self, request: Request) -> Response:
         """Describe a file."""
-        return json_response(_file_object(await self._jobs.file(*_named(request))))
+        return json_response(_file_object(await self._jobs.files.get(*_named(request))))
 
     @_file_route("DELETE", "/v1/files/{id}", answer=FileDeleted, errors=(409,))
     async def delete_file(self, request: Request) -> Response:
@@ -354,12 +354,12 @@ class BatchRoutes:
     @_file_route("GET", "/v1/files/{id}/content", media="application/octet-stream")
     async def content(self, request: Request) -> Response:
         """Return the content of a file."""
-        record = await self._jobs.file(*_named(request))
+        record = await self._jobs.files.get(*_named(request))
         headers = {
             "content-length": str(record.bytes),
             "content-disposition": f"attachment; filename*=utf-8''{quote(record.filename, safe='')}",
         }
-        content = _whole(self._jobs.content(record), record)
+        content = _whole(self._jobs.files.content(record.id), record)
         return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
 
     @_route("POST", "/v1/batches", body=BatchBody, errors=(404,))
@@ -385,14 +385,14 @@ class BatchRoutes:
         """List the batches."""
         names = frozenset({"limit", "after"})
         page = page_of(request.query_params, names=names, default=_LISTED, most=_MAX_LISTED)
-        batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
+        batches, has_more = await self._jobs.batches.page(context_of(request.scope).owner, page)
         listed = [*map(_batch_object, batches)]
         return json_response(BatchList(data=listed, **page_ends(batches), has_more=has_more))
 
     @_route("GET", "/v1/batches/{id}")
     async def one(self, request: Request) -> Response:
         """Return a batch."""
-        return json_response(_batch_object(await self._jobs.batch(*_named(request))))
+        return json_response(_batch_object(await self._jobs.batches.get(*_named(request))))
 
     @_route("POST", "/v1/batches/{id}/cancel", errors=(409,))
     async def cancel(self, request: Request) -> Response:

@@ -52,48 +52,44 @@ Sum up this conversation for somebody who goes on with it and has read nothing o
 what was decided and done, which files and facts matter, and what is left to do. Answer with the summary \
 alone."""
 _TRIGGER = (InputText(_SUM_UP),)
-_RULES = ("system", "developer")
 _SUMMARY = "This is a summary of the conversation so far:\n"
 _DENIED = "The user has not approved this call."
 _UNANSWERED = "The user has not said whether this call may be made, so it was not made."
 _TOOLS = "tools"
-_MADE = (McpCallItem, ApprovalRequestItem)
-_ANSWERS = (ApprovalItem, McpCallItem)
 _CALLS = (FunctionCallItem, CustomCallItem)
 _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 
 
-def turns(items: Iterable[ItemWithSource]) -> list[MessageParam]:
+def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
     """Return the messages. Consecutive reasoning, text and calls of the assistant form one message."""
-    messages: list[MessageParam] = []
-    open_turn: _Turn | None = None
+    turns: list[MessageParam | _AssistantTurn] = []
     for sourced in _as_functions(items):
-        item = sourced.item
-        if _is_assistants(item):
-            if open_turn is None or not open_turn.takes(sourced):
-                messages += _closed(open_turn)
-                open_turn = _Turn(sourced.answer, sourced.param)
-            open_turn.add(item)
+        if not _is_assistants(sourced.item):
+            turns.append(MessageParam(_message(sourced.item), path=sourced.param))
             continue
-        messages += _closed(open_turn)
-        open_turn = None
-        messages.append(MessageParam(_message(item), path=sourced.param))
-    return _once(messages + _closed(open_turn))
+        last = turns[-1] if turns else None
+        if not (isinstance(last, _AssistantTurn) and last.takes(sourced)):
+            last = _AssistantTurn(sourced.answer, sourced.param)
+            turns.append(last)
+        last.add(sourced.item)
+    messages = [turn.message() if isinstance(turn, _AssistantTurn) else turn for turn in turns]
+    # An earlier answer that has become several messages is not the source of any of them alone.
+    sources = Counter(id(one.own) for one in messages if one.own is not None)
+    return [msgspec.structs.replace(one, own=None) if sources[id(one.own)] > 1 else one for one in messages]
 
 
-def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
+def round_messages(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
     """Return the messages of one generation, with the results of its MCP calls."""
-    calls = [item for item in items if isinstance(item, McpCallItem)]
-    said = [
+    written = [
         _as_call(item) if isinstance(item, McpCallItem) else item
         for item in items
         if not isinstance(item, (CompactionItem, McpListItem))
     ]
-    outputs: list[Item] = [_as_output(item) for item in calls]
-    return turns(
+    outputs = [_as_output(item) for item in items if isinstance(item, McpCallItem)]
+    return to_messages(
         [
-            *(ItemWithSource(item, _TOOLS, answer) for item in said),
-            *(ItemWithSource(o, _TOOLS) for o in outputs),
+            *(ItemWithSource(item, _TOOLS, answer) for item in written),
+            *(ItemWithSource(output, _TOOLS) for output in outputs),
         ]
     )
 
@@ -112,13 +108,13 @@ def approved_calls(earlier: Sequence[ItemWithSource], items: Sequence[ItemWithSo
     for sourced in items:
         if not isinstance(item := sourced.item, ApprovalItem):
             continue
-        wanted, param = item.approval_request_id, f"{sourced.param}.approval_request_id"
-        if wanted not in requests:
+        request_id, param = item.approval_request_id, f"{sourced.param}.approval_request_id"
+        if request_id not in requests:
             raise InvalidRequest(
-                f"There is no request for approval '{wanted}'.", param=param, code="item_not_found"
+                f"There is no request for approval '{request_id}'.", param=param, code="item_not_found"
             )
-        if item.approve and wanted not in made:
-            approved[wanted] = ApprovedCall(requests[wanted], param)
+        if item.approve and request_id not in made:
+            approved[request_id] = ApprovedCall(requests[request_id], param)
     return list(approved.values())
 
 
@@ -128,10 +124,14 @@ def listed_servers(items: Iterable[ItemWithSource]) -> frozenset[str]:
 
 
 def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
-    """A call that was not approved has an output with the reason. An approved one appears as the later
-    call."""
+    """Convert MCP calls to function calls with outputs. A call that was not approved gets an output with the
+    reason, and an approved one is represented by the call that followed."""
     everything = list(items)
-    answers = {one.item.approval_request_id for one in everything if isinstance(one.item, _ANSWERS)}
+    answers = {
+        one.item.approval_request_id
+        for one in everything
+        if isinstance(one.item, (ApprovalItem, McpCallItem))
+    }
     requests: dict[str, ApprovalRequestItem] = {}
     for sourced in everything:
         match item := sourced.item:
@@ -153,13 +153,8 @@ def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
 
 
 def _unmade(sourced: ItemWithSource, request: ApprovalRequestItem, why: str) -> Iterator[ItemWithSource]:
-    call = McpCallItem(
-        id=request.id,
-        server_label=request.server_label,
-        name=request.name,
-        arguments=request.arguments,
-        error=why,
-    )
+    fields = {name: getattr(request, name) for name in request.__struct_fields__}
+    call = McpCallItem(**fields, error=why)
     yield ItemWithSource(_as_call(call), sourced.param)
     yield ItemWithSource(_as_output(call), sourced.param)
 
@@ -179,51 +174,41 @@ def _as_output(item: McpCallItem) -> FunctionCallOutputItem:
     return FunctionCallOutputItem(id=item.id, call_id=item.id, output=text)
 
 
-def _once(messages: Sequence[MessageParam]) -> list[MessageParam]:
-    """An earlier answer that has become several messages is not the source of any of them alone."""
-    seen = Counter(id(one.own) for one in messages if one.own is not None)
-    is_part = [seen.get(id(one.own), 0) > 1 for one in messages]
-    return [
-        msgspec.structs.replace(one, own=None) if alone else one
-        for one, alone in zip(messages, is_part, strict=True)
-    ]
-
-
 def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
     """Return the items to show to the model, without those that the last summary replaces. If an answer
     follows the summary, the items that it answers stay. Otherwise the words of users stay."""
-    found = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
-    if not found:
+    summaries = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
+    if not summaries:
         return items
-    before, summary, after = items[: found[-1]], items[found[-1]], items[found[-1] + 1 :]
-    if after and (_is_assistants(after[0].item) or isinstance(after[0].item, _MADE)):
+    before, summary, after = items[: summaries[-1]], items[summaries[-1]], items[summaries[-1] + 1 :]
+    made = (McpCallItem, ApprovalRequestItem)
+    if after and (_is_assistants(after[0].item) or isinstance(after[0].item, made)):
         return [*summed_up(before, summary), *after]
-    return [*(one for one in before if _is_said(one.item)), summary, *after]
+    messages = [one for one in before if isinstance(one.item, MessageItem)]
+    words = [one for one in messages if not (_is_assistants(one.item) or is_trigger(one.item))]
+    return [*words, summary, *after]
 
 
 def summed_up(items: Sequence[ItemWithSource], summary: ItemWithSource) -> list[ItemWithSource]:
-    """Return the items for the next answer: system messages, the summary, and unanswered items."""
-    rules = [one for one in items if isinstance(one.item, MessageItem) and one.item.role in _RULES]
-    return [*rules, summary, *(one for one in _unanswered(items) if one not in rules)]
-
-
-def _unanswered(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
-    """Items after the assistant's last one, and the calls that belong to results of tools."""
+    """Return the items for the next answer: system messages, the summary, and unanswered items, which are
+    those after the assistant's last one, and the calls that belong to results of tools."""
     first = len(items)
     while first and not _is_assistants(items[first - 1].item):
         first -= 1
     if any(isinstance(one.item, _OUTPUTS) for one in items[first:]):
         while first and _is_assistants(items[first - 1].item):
             first -= 1
-    return [one for one in items[first:] if not isinstance(one.item, CompactionItem)]
+    rules = [
+        one for one in items if isinstance(one.item, MessageItem) and one.item.role in ("system", "developer")
+    ]
+    unanswered = [
+        one for one in items[first:] if not isinstance(one.item, CompactionItem) and one not in rules
+    ]
+    return [*rules, summary, *unanswered]
 
 
 def is_answered(items: Iterable[ItemWithSource]) -> bool:
     return any(_is_assistants(one.item) for one in items)
-
-
-def _is_said(item: Item) -> bool:
-    return isinstance(item, MessageItem) and item.role != "assistant" and not is_trigger(item)
 
 
 def trigger_item() -> MessageItem:
@@ -240,7 +225,7 @@ def with_instructions(messages: Sequence[MessageParam], instructions: str | None
 
 
 @dataclass
-class _Turn:
+class _AssistantTurn:
     answer: EarlierAnswer | None
     path: str
     texts: list[str] = field(default_factory=list)
@@ -282,9 +267,7 @@ class _Turn:
 
 
 def parts_text(content: str | Sequence[Part]) -> str:
-    if isinstance(content, str):
-        return content
-    return joined(map(_part_text, content))
+    return content if isinstance(content, str) else joined(map(_part_text, content))
 
 
 def _part_text(part: Part) -> str:
@@ -298,18 +281,14 @@ def _part_text(part: Part) -> str:
 
 def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
     for sourced in items:
-        item, is_asked = sourced.item, sourced is items[-1]
-        field = "output" if isinstance(item, _OUTPUTS) else "content"
-        content = getattr(item, field, ())
+        is_latest = sourced is items[-1]
+        field = "output" if isinstance(sourced.item, _OUTPUTS) else "content"
+        content = getattr(sourced.item, field, ())
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
             at = f"{sourced.param}.{field}[{number}]"
             if isinstance(part, (InputImage, InputAudio, InputFile)):
                 kind = str(type(part).__struct_config__.tag)
-                yield Attachment(part.source, at, f"{at} ({kind})", is_asked, LACKS[kind])
-
-
-def _closed(turn: _Turn | None) -> list[MessageParam]:
-    return [] if turn is None else [turn.message()]
+                yield Attachment(part.source, at, f"{at} ({kind})", is_latest, LACKS[kind])
 
 
 def _is_assistants(item: Item) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any, Union
+from collections.abc import Mapping
+from typing import Any, Union, get_args
 
 import msgspec
 
@@ -51,8 +52,8 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
     """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
     @classmethod
-    def of(cls, sound: AttachmentSource, given: object) -> InputAudio:
-        fields = given if isinstance(given, dict) else {"url": sound.url}
+    def of(cls, sound: AttachmentSource, content: object) -> InputAudio:
+        fields = content if isinstance(content, dict) else {"url": sound.url}
         return cls({name: value for name, value in fields.items() if isinstance(value, str)})
 
     @property
@@ -79,8 +80,8 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type
 
     @property
     def source(self) -> AttachmentSource:
-        given = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
-        return AttachmentSource(AttachmentKind.DOCUMENT, given, self.filename)
+        source = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
+        return AttachmentSource(AttachmentKind.DOCUMENT, source, self.filename)
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
@@ -211,19 +212,7 @@ OutputItem = Union[
     McpCallItem,
     ApprovalRequestItem,
 ]
-Item = Union[
-    MessageItem,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    CustomCallItem,
-    CustomCallOutputItem,
-    ReasoningItem,
-    CompactionItem,
-    McpListItem,
-    McpCallItem,
-    ApprovalRequestItem,
-    ApprovalItem,
-]
+Item = Union[OutputItem, FunctionCallOutputItem, CustomCallOutputItem, ApprovalItem]
 PREFIXES: dict[type, str] = {
     MessageItem: "msg_",
     FunctionCallItem: "fc_",
@@ -237,6 +226,8 @@ PREFIXES: dict[type, str] = {
     ApprovalRequestItem: "mcpr_",
     ApprovalItem: "mcpa_",
 }
+BY_TYPE: Mapping[object, type[Item]] = {kind.__struct_config__.tag: kind for kind in get_args(Item)}
+"""Kinds of items by their `type`."""
 IN_NAMESPACE = "."
 """Separates a namespace or MCP server from the tool in names for models. No other tool's name contains it."""
 _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)

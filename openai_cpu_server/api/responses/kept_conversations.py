@@ -13,32 +13,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.generation.schema import Notes
-from openai_cpu_server.api.parts import AppState, page_ends
-from openai_cpu_server.api.responses.items import Item
+from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.objects import ItemList
-from openai_cpu_server.api.responses.sent_items import (
-    CompactionTrigger,
-    InputItem,
-    new_items,
-    references,
-    told_in_words,
-)
-from openai_cpu_server.api.responses.turns import NO_DATABASE, ResponseReader
+from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader
+from openai_cpu_server.api.responses.schema import CompactionTrigger, InputItem
+from openai_cpu_server.api.responses.stored import item_page, listed_items, owner_and_id
+from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
-from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import REQUESTS, WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
-from openai_cpu_server.jobs.records import ConversationRecord, KeptItem, StoredAmount
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.records import ConversationItem, ConversationRecord, StoredAmount
+from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
 
 B = TypeVar("B", bound=Body)
 _MAX_ITEMS = 20
 """Items that can be added at once, as at OpenAI."""
-_LISTED, _MAX_LISTED = 20, 100
 _INCLUDES = frozenset({"include", "include[]"})
 """No effect, because everything is shown."""
 
@@ -82,8 +76,8 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 class ConversationRoutes:
     def __init__(self, parts: AppState) -> None:
         self._options = parts.options
-        self._kept = parts.jobs.responses if parts.jobs else None
-        self._reader = ResponseReader(self._kept, parts.options)
+        self._repository = parts.jobs.responses if parts.jobs else None
+        self._reader = ResponseReader(self._repository, parts.options)
 
     @_route(
         "POST",
@@ -95,32 +89,33 @@ class ConversationRoutes:
     )
     async def create(self, request: Request) -> Response:
         """Create a stored conversation, with or without items."""
-        kept, context = self._there(), context_of(request.scope)
+        repository, context = self._there(), context_of(request.scope)
         body, ignored, size = await self._read(request, ConversationBody)
-        await _check_room(kept, context, size)
-        items, told = await self._items(body.items or (), context.owner, size)
-        await kept.purge()
-        record = await kept.conversations.create(context.owner, _new_id(), body.metadata or {}, items)
-        return json_response(ConversationObject.of(record), headers=_headers(ignored, told))
+        await _check_room(repository, context, size)
+        items, names = await self._items(body.items or (), context.owner, size)
+        await repository.purge()
+        new_id, metadata = "conv_" + secrets.token_hex(24), body.metadata or {}
+        record = await repository.conversations.create(context.owner, new_id, metadata, items)
+        return json_response(ConversationObject.of(record), headers=_headers(ignored, names))
 
     @_route("GET", "/v1/conversations/{id}", answer=ConversationObject)
     async def one(self, request: Request) -> Response:
         """Return a conversation."""
-        record = await self._there().conversations.get(*_named(request))
+        record = await self._there().conversations.get(*owner_and_id(request))
         return json_response(ConversationObject.of(record))
 
     @_route("POST", "/v1/conversations/{id}", body=ConversationChange, answer=ConversationObject)
     async def change(self, request: Request) -> Response:
         """Replace the metadata of a conversation."""
-        kept = self._there()
+        repository = self._there()
         body, ignored, _ = await self._read(request, ConversationChange)
-        record = await kept.conversations.change(*_named(request), body.metadata or {})
+        record = await repository.conversations.change(*owner_and_id(request), body.metadata or {})
         return json_response(ConversationObject.of(record), headers=ignored.headers)
 
     @_route("DELETE", "/v1/conversations/{id}", answer=ConversationDeleted)
     async def delete(self, request: Request) -> Response:
         """Delete a conversation with its items."""
-        owner, conversation_id = _named(request)
+        owner, conversation_id = owner_and_id(request)
         await self._there().conversations.delete(owner, conversation_id)
         return json_response(ConversationDeleted(conversation_id))
 
@@ -132,10 +127,9 @@ class ConversationRoutes:
     )
     async def items(self, request: Request) -> Response:
         """List the items of a conversation."""
-        names = _INCLUDES | {"limit", "after", "order"}
-        page = page_of(request.query_params, names=names, default=_LISTED, most=_MAX_LISTED)
-        items, has_more = await self._there().conversations.page(*_named(request), page)
-        return await _listed(items, {}, has_more=has_more)
+        page = item_page(request)
+        items, has_more = await self._there().conversations.page(*owner_and_id(request), page)
+        return await listed_items(items, has_more=has_more)
 
     @_route(
         "POST",
@@ -147,33 +141,33 @@ class ConversationRoutes:
     )
     async def add_items(self, request: Request) -> Response:
         """Add items to a conversation."""
-        kept, context = self._there(), context_of(request.scope)
+        repository, context = self._there(), context_of(request.scope)
         _check_includes(request)
         body, ignored, size = await self._read(request, NewItemsBody)
-        await _check_room(kept, context, size)
-        items, told = await self._items(body.items, context.owner, size)
-        owner, conversation_id = _named(request)
-        await kept.conversations.append(owner, kept.conversations.turn(conversation_id, items))
-        return await _listed(items, _headers(ignored, told), has_more=False)
+        await _check_room(repository, context, size)
+        items, names = await self._items(body.items, context.owner, size)
+        owner, conversation_id = owner_and_id(request)
+        await repository.conversations.append(owner, repository.conversations.turn(conversation_id, items))
+        return await listed_items(items, _headers(ignored, names), has_more=False)
 
     @_route("GET", "/v1/conversations/{id}/items/{item_id}", query=_INCLUDE, errors=(400,))
     async def item(self, request: Request) -> Response:
         """Return an item of a conversation."""
         _check_includes(request)
-        found = await self._there().conversations.item(*_named(request), request.path_params["item_id"])
+        found = await self._there().conversations.item(*owner_and_id(request), request.path_params["item_id"])
         return Response(found.content, media_type="application/json")
 
     @_route("DELETE", "/v1/conversations/{id}/items/{item_id}", answer=ConversationObject)
     async def delete_item(self, request: Request) -> Response:
         """Delete an item of a conversation."""
         item_id = request.path_params["item_id"]
-        record = await self._there().conversations.delete_item(*_named(request), item_id)
+        record = await self._there().conversations.delete_item(*owner_and_id(request), item_id)
         return json_response(ConversationObject.of(record))
 
-    def _there(self) -> KeptResponses:
-        if self._kept is None:
+    def _there(self) -> ResponseRepository:
+        if self._repository is None:
             raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
-        return self._kept
+        return self._repository
 
     async def _read(self, request: Request, schema: type[B]) -> tuple[B, Ignored, int]:
         data = await unkept_body(request)
@@ -181,64 +175,51 @@ class ConversationRoutes:
         return body, ignored, len(data)
 
     async def _items(
-        self, given: Sequence[InputItem], owner: str, size: int
-    ) -> tuple[list[KeptItem], list[str]]:
-        for index, one in enumerate(given):
+        self, sent: Sequence[InputItem], owner: str, size: int
+    ) -> tuple[list[ConversationItem], list[str]]:
+        """Return the items, and the names of what is not supported in them. Errors name `input`, as in a
+        response."""
+        for index, one in enumerate(sent):
             if isinstance(one, CompactionTrigger):
                 raise wrong("Only a response can be asked for a summary.", f"items[{index}].type")
-        found = await self._reader.found(references(list(given)), owner)
-        return await off_loop(size, partial(_kept_items, given, found))
+        referenced = await self._reader.items_by_id(references(sent), owner)
 
+        def convert() -> tuple[list[ConversationItem], list[str]]:
+            try:
+                sourced = new_items(sent, referenced)
+            except InvalidRequest as error:
+                raise InvalidRequest(str(error), param=_in_items(error.param), code=error.code) from None
+            seen: set[str] = set()
+            for one in sourced:
+                if one.item.id in seen:
+                    raise wrong(f"Two items have the id '{one.item.id}'.", f"{_in_items(one.param)}.id")
+                seen.add(one.item.id)
+            names = [str(_in_items(name)) for name in unsupported_names(sent)]
+            items = [
+                ConversationItem(id=one.item.id, content=msgspec.json.encode(one.item)) for one in sourced
+            ]
+            return items, names
 
-def _kept_items(given: Sequence[InputItem], found: dict[str, Item]) -> tuple[list[KeptItem], list[str]]:
-    try:
-        sourced = new_items(list(given), found)
-    except InvalidRequest as error:
-        raise InvalidRequest(str(error), param=_in_items(error.param), code=error.code) from None
-    seen: set[str] = set()
-    for one in sourced:
-        if one.item.id in seen:
-            at = _in_items(one.param)
-            raise wrong(f"Two items have the id '{one.item.id}'.", f"{at}.id")
-        seen.add(one.item.id)
-    told = [str(_in_items(name)) for name in told_in_words(list(given))]
-    return [KeptItem(id=one.item.id, content=msgspec.json.encode(one.item)) for one in sourced], told
+        return await off_loop(size, convert)
 
 
 def _in_items(param: str | None) -> str | None:
-    """Errors name `input`, as in a response."""
     return None if param is None else "items" + param.removeprefix("input")
 
 
-def _new_id() -> str:
-    return "conv_" + secrets.token_hex(24)
+def _headers(ignored: Ignored, names: Sequence[str]) -> dict[str, str]:
+    return Ignored((*ignored.names, *names)).headers
 
 
-def _named(request: Request) -> tuple[str, str]:
-    return context_of(request.scope).owner, request.path_params["id"]
-
-
-def _headers(ignored: Ignored, told: Sequence[str]) -> dict[str, str]:
-    return Ignored((*ignored.names, *told)).headers
-
-
-async def _check_room(kept: KeptResponses, context: RequestContext, num_bytes: int) -> None:
-    asked = StoredAmount(num_bytes=num_bytes + CONVERSATION_BYTES)
-    await kept.storage.check(context.owner, context.identity.storage, asked)
+async def _check_room(repository: ResponseRepository, context: RequestContext, num_bytes: int) -> None:
+    amount = StoredAmount(num_bytes=num_bytes + CONVERSATION_BYTES)
+    await repository.storage.check(context.owner, context.identity.storage, amount)
 
 
 def _check_includes(request: Request) -> None:
     for name in request.query_params:
         if name not in _INCLUDES:
             raise unknown_parameter(name)
-
-
-async def _listed(items: Sequence[KeptItem], headers: dict[str, str], *, has_more: bool) -> Response:
-    told = [msgspec.Raw(item.content) for item in items]
-    listed = ItemList(data=told, **page_ends(items), has_more=has_more)
-    size = sum(len(item.content) for item in items)
-    body = await off_loop(size, partial(msgspec.json.encode, listed))
-    return Response(body, media_type="application/json", headers=headers)
 
 
 ROOM = ApiRouter[AppState](ConversationRoutes)

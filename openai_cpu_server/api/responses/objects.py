@@ -11,7 +11,7 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.resolve import served_tier
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.parts import ListPage
-from openai_cpu_server.api.responses import body as schema
+from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem, OutputItem
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.http.errors import ErrorObject
@@ -26,13 +26,6 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
-
-    def __add__(self, other: ResponseInputDetails) -> ResponseInputDetails:
-        return ResponseInputDetails(
-            self.cached_tokens + other.cached_tokens,
-            image_tokens=(self.image_tokens or 0) + (other.image_tokens or 0) or msgspec.UNSET,
-            audio_tokens=(self.audio_tokens or 0) + (other.audio_tokens or 0) or msgspec.UNSET,
-        )
 
 
 class ResponseOutputDetails(msgspec.Struct, frozen=True):
@@ -59,16 +52,6 @@ class ResponseUsage(msgspec.Struct, frozen=True):
             output_tokens=figures.output_tokens,
             output_tokens_details=ResponseOutputDetails(figures.thought_tokens),
             total_tokens=figures.total_tokens,
-        )
-
-    def __add__(self, other: ResponseUsage) -> ResponseUsage:
-        thought = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
-        return ResponseUsage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            input_tokens_details=self.input_tokens_details + other.input_tokens_details,
-            output_tokens=self.output_tokens + other.output_tokens,
-            output_tokens_details=ResponseOutputDetails(thought),
-            total_tokens=self.total_tokens + other.total_tokens,
         )
 
 
@@ -133,7 +116,7 @@ class WrittenSummary(msgspec.Struct, frozen=True):
     """Summary made on the way to a response, whose first item it is."""
 
     item: CompactionItem
-    usage: ResponseUsage
+    figures: Figures
 
 
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,13 +179,15 @@ def cancelled(response: ResponseObject, output: Sequence[OutputItem]) -> Respons
 
 
 _TEXT = msgspec.Raw(b'{"type":"text"}')
-_AUTO = msgspec.Raw(b'"auto"')
 
 
 def new_response(
     body: schema.ResponsesBody, call: ResolvedRequest, status: ResponseStatus, *, is_stored: bool
 ) -> ResponseObject:
-    tier = body.service_tier
+    tier, text, reasoning, choice = body.service_tier, body.text, body.reasoning, body.tool_choice
+    text_format = _TEXT if text is None or text.format is None else _raw(text.format)
+    chosen = _raw(choice) if isinstance(choice, Body) else msgspec.Raw(msgspec.json.encode(choice or "auto"))
+    summary = (reasoning.summary or reasoning.generate_summary) if reasoning else None
     return ResponseObject(
         id=call.id,
         created_at=call.created,
@@ -216,13 +201,13 @@ def new_response(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning=_reasoning(body.reasoning),
+        reasoning=ReasoningSettings(reasoning.effort if reasoning else None, summary),
         safety_identifier=body.safety_identifier,
         service_tier="default" if tier is None or tier == "auto" else served_tier(tier, call.priority),
         store=is_stored,
         temperature=1.0 if body.temperature is None else body.temperature,
-        text=_text(body.text),
-        tool_choice=_choice(body.tool_choice),
+        text=TextSettings(text_format, (text.verbosity if text else None) or "medium"),
+        tool_choice=chosen,
         tools=tuple(_tool(tool) for tool in body.tools or () if not isinstance(tool, ForeignKind)),
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -230,25 +215,6 @@ def new_response(
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _reasoning(given: schema.ReasoningOptions | None) -> ReasoningSettings:
-    if given is None:
-        return ReasoningSettings()
-    return ReasoningSettings(given.effort, given.summary or given.generate_summary)
-
-
-def _text(given: schema.TextOptions | None) -> TextSettings:
-    if given is None:
-        return TextSettings(_TEXT)
-    form = _TEXT if given.format is None else _raw(given.format)
-    return TextSettings(form, given.verbosity or "medium")
-
-
-def _choice(given: schema.ToolChoice | None) -> msgspec.Raw:
-    if given is None:
-        return _AUTO
-    return msgspec.Raw(msgspec.json.encode(given)) if isinstance(given, str) else _raw(given)
 
 
 def _tool(
@@ -269,5 +235,5 @@ def _tool(
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
-def _raw(given: Body) -> msgspec.Raw:
-    return msgspec.Raw(given.model_dump_json(by_alias=True, exclude_none=True).encode())
+def _raw(body: Body) -> msgspec.Raw:
+    return msgspec.Raw(body.model_dump_json(by_alias=True, exclude_none=True).encode())

@@ -12,20 +12,19 @@ from starlette.websockets import WebSocket
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
 from openai_cpu_server.api.parts import AppState
-from openai_cpu_server.api.responses.background import Background, LiveResponse
-from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
-from openai_cpu_server.api.responses.making import ResponseMaker
 from openai_cpu_server.api.responses.objects import (
     CompactedResponse,
     ItemList,
     ResponseDeleted,
     ResponseObject,
 )
+from openai_cpu_server.api.responses.reader import ResponseParams, ResponseReader
+from openai_cpu_server.api.responses.running import Background, LiveResponse, ResponseMaker
+from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
-from openai_cpu_server.api.responses.turns import ResponseParams, ResponseReader
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -44,15 +43,15 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 class ResponsesRoutes:
     def __init__(self, parts: AppState) -> None:
         self._service, self._options = parts.generation, parts.options
-        kept = parts.jobs.responses if parts.jobs else None
-        self._background = Background(kept, parts.endings) if kept else None
+        repository = parts.jobs.responses if parts.jobs else None
+        self._background = Background(repository, parts.endings) if repository else None
         if self._background is not None:
             parts.at_end.append(self._background.close)
-        self._reader = ResponseReader(kept, self._options, has_mcp=parts.mcp is not None)
+        self._reader = ResponseReader(repository, self._options, has_mcp=parts.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, kept, parts.endings, parts.mcp, parts.watch.metrics
+            parts.generation, self._options, repository, parts.endings, parts.mcp, parts.watch.metrics
         )
-        self._stored = StoredResponses(kept, self._background, self._options)
+        self._stored = StoredResponses(repository, self._background, self._options)
         self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
     @_route(
@@ -69,18 +68,18 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> ASGIApp:
         """Create a response: whole, as server-sent events, or in the background."""
         data, context = await unkept_body(request), context_of(request.scope)
-        read = await self._reader.read(data, context.identity)
-        if read.body.background and self._background is not None:
-            return await self._behind(request, read, self._background)
+        params = await self._reader.read(data, context.identity)
+        if params.body.background and self._background is not None:
+            return await self._behind(request, params, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
         watched = partial(while_connected, request.receive)
-        making = await self._maker.begin(read, context, attempt, watched=watched)
+        running = await self._maker.begin(params, context, attempt, watched=watched)
         context.body.release()
-        if making.running.call.stream:
+        if running.call.call.stream:
             keep_alive_s = self._options.keep_alive_s
-            return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, items=making.told())
-        body = await while_connected(request.receive, making.whole)
-        return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
+            return EventStream(running.call, running.stream, keep_alive_s=keep_alive_s, items=running.items())
+        body = await while_connected(request.receive, running.whole)
+        return Response(body, media_type="application/json", headers=dict(running.call.call.headers))
 
     @_route(WEBSOCKET, "/v1/responses", access=INFERENCE)
     async def socket(self, websocket: WebSocket) -> None:
@@ -98,32 +97,32 @@ class ResponsesRoutes:
     async def compact(self, request: Request) -> Response:
         """Compact a conversation: keep the user's messages, and summarize all else."""
         data, context = await unkept_body(request), context_of(request.scope)
-        read = await self._reader.read(data, context.identity, is_compacting=True)
-        making = await self._maker.begin(read, context)
+        params = await self._reader.read(data, context.identity, is_compacting=True)
+        running = await self._maker.begin(params, context)
         context.body.release()
-        await while_connected(request.receive, making.whole)
-        response, (*items, _) = making.response, (one.item for one in (*read.earlier, *read.items))
-        said = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
+        await while_connected(request.receive, running.whole)
+        response, (*items, _) = running.response, (one.item for one in (*params.earlier, *params.items))
+        messages = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
         summary = [item for item in response.output if isinstance(item, CompactionItem)]
         compacted = CompactedResponse(
             id=response.id,
             created_at=response.created_at,
-            output=(*said, *summary),
+            output=(*messages, *summary),
             usage=response.usage,
         )
-        return json_response(compacted, headers=dict(making.running.call.headers))
+        return json_response(compacted, headers=dict(running.call.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a batch row. It is stored only on demand, because the output file contains it."""
-        read = await self._reader.read(data, context.identity, stores_unasked=False)
+        params = await self._reader.read(data, context.identity, stores_by_default=False)
         for name in ("stream", "background"):
-            if getattr(read.body, name):
+            if getattr(params.body, name):
                 raise not_in_batches(name)
-        making = await self._maker.begin(read, context)
+        running = await self._maker.begin(params, context)
         try:
-            return await making.whole()
+            return await running.whole()
         except GenerationFailed:
-            making.running.model.loaded()  # an engine that is gone takes its requests with it
+            running.call.model.loaded()  # an engine that is gone takes its requests with it
             raise
 
     @_route(
@@ -138,18 +137,18 @@ class ResponsesRoutes:
         """Count the prompt tokens of a response."""
         data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
-        asked, ignored = await off_loop(len(data), reading)
-        body, context = asked.as_response(), context_of(request.scope)
-        read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
+        counted_body, ignored = await off_loop(len(data), reading)
+        body, context = counted_body.as_response(), context_of(request.scope)
+        params = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
         await fetch(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         chosen.model.loaded()
-        box = await self._maker.opened(read.body, context.identity)
-        if box is not None:
-            await box.close()
-        ask = read.ask(box.functions if box is not None else ())
-        counted = await self._service.prompt_tokens(ask, chosen, context)
+        tools = await self._maker.open_tools(params.body, context.identity)
+        if tools is not None:
+            await tools.close()
+        generation = params.generation(tools.functions if tools is not None else ())
+        counted = await self._service.prompt_tokens(generation, chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
     @_route(
@@ -189,7 +188,7 @@ class ResponsesRoutes:
         """List the input items of a response."""
         return await self._stored.input_items(request)
 
-    async def _behind(self, request: Request, read: ResponseParams, background: Background) -> ASGIApp:
+    async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
         """The response outlives this request, except while approved calls are made: a client that leaves
         then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
@@ -198,11 +197,11 @@ class ResponsesRoutes:
         assert outer.lease is not None, "its route is metered"
         context = RequestContext(ticket, outer.sender, outer.lease)
         watched = partial(while_connected, request.receive)
-        making = await self._maker.begin(read, context, status=ResponseStatus.QUEUED, watched=watched)
-        live = LiveResponse(making, ticket, outer.lease)
-        headers, first = dict(making.running.call.headers), encoded(making.response)
+        running = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
+        live = LiveResponse(running, ticket, outer.lease)
+        headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
-        if making.running.call.stream:
+        if running.call.call.stream:
             return logged_stream(live.log.read(0), headers, keep_alive_s=self._options.keep_alive_s)
         return Response(first, media_type="application/json", headers=headers)
 

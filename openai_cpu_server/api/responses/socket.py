@@ -11,8 +11,8 @@ import msgspec
 
 from openai_cpu_server.api.generation.route import BufferedBody
 from openai_cpu_server.api.generation.running import chunks_of
-from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
-from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
+from openai_cpu_server.api.responses.reader import LastResponse, ResponseReader
+from openai_cpu_server.api.responses.running import ResponseMaker, RunningResponse
 from openai_cpu_server.errors import (
     BodiesFull,
     BodyTooLarge,
@@ -22,7 +22,7 @@ from openai_cpu_server.errors import (
     wrong_value,
 )
 from openai_cpu_server.http.body import off_loop
-from openai_cpu_server.http.context import RequestContext, RequestLog, ServedRequest
+from openai_cpu_server.http.context import RequestLog, ServedRequest
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import check_size
@@ -45,13 +45,17 @@ class ResponsesExchange:
         self._socket = socket
         self._waiting: deque[BufferedBody] = deque()
         self._is_serving = False
-        self._making: RunningResponse | None = None
+        self._running: RunningResponse | None = None
         self._recent: LastResponse | None = None
 
     async def take(self, data: bytes) -> None:
         """Queue a message. The number of waiting messages is limited, and their bytes to those of one."""
+        most, most_bytes = self._socket.options.max_socket_requests, self._socket.options.max_body_bytes
         try:
-            self._check_room(len(data))
+            if len(self._waiting) >= most:
+                raise too_many("requests at once", most)
+            if self._waiting and sum(len(one.data) for one in self._waiting) + len(data) > most_bytes:
+                raise too_many("bytes of requests that wait", most_bytes)
             self._waiting.append(BufferedBody(data, self._socket.held(len(data))))
         except (RequestsLimited, BodiesFull) as error:
             await self._refuse(error, self._socket.id)
@@ -61,34 +65,24 @@ class ResponsesExchange:
             self._socket.start(self._serve_all)
 
     def cancel(self) -> None:
-        if self._making is not None:
-            self._making.running.cancel()
+        if self._running is not None:
+            self._running.call.cancel()
         for message in self._waiting:
             message.release()
         self._waiting.clear()
 
-    def _check_room(self, num_bytes: int) -> None:
-        options = self._socket.options
-        if len(self._waiting) >= options.max_socket_requests:
-            raise too_many("requests at once", options.max_socket_requests)
-        if self._waiting and sum(len(one.data) for one in self._waiting) + num_bytes > options.max_body_bytes:
-            raise too_many("bytes of requests that wait", options.max_body_bytes)
-
     async def _serve_all(self) -> None:
         while self._waiting and self._socket.is_open:
-            await self._serve(self._waiting.popleft())
+            message, ticket = self._waiting.popleft(), self._socket.ticket()
+            async with self._socket.serving(ticket) as served:
+                try:
+                    await self._answer(message, ticket, served)
+                finally:
+                    message.release()
+            if served.error is not None:
+                await self._send_failure(served.error, ticket)
+            self._running = None
         self._is_serving = False
-
-    async def _serve(self, message: BufferedBody) -> None:
-        ticket = self._socket.ticket()
-        async with self._socket.serving(ticket) as served:
-            try:
-                await self._answer(message, ticket, served)
-            finally:
-                message.release()
-        if served.error is not None:
-            await self._tell_failure(served.error, ticket)
-        self._making = None
 
     async def _answer(self, message: BufferedBody, ticket: RequestLog, served: ServedRequest) -> None:
         context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
@@ -98,40 +92,35 @@ class ResponsesExchange:
         body, is_to_generate = await off_loop(len(data), partial(_body, data))
         del data
         await served.hold(context)
-        making = await self._begun(body, context, is_to_generate=is_to_generate)
-        del body  # nothing is kept of it while the response is told
-        message.release()
-        await (self._tell(making) if is_to_generate else self._warm(making))
-
-    async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> RunningResponse:
-        read = await self._reader.read(body, context.identity, self._recent)
-        if read.body.previous_response_id is not None:
+        params = await self._reader.read(body, context.identity, self._recent)
+        if params.body.previous_response_id is not None:
             self._recent = None  # an error in its middle leaves nothing to go on from
-        asked = read if is_to_generate else read.without_output()
-        return await self._maker.begin(asked, context)
+        params = params if is_to_generate else params.without_output()
+        running = await self._maker.begin(params, context)
+        del body, params  # frees the body while the response is sent
+        message.release()
+        if is_to_generate:
+            await self._send(running)
+        else:  # the token after the prompt is not shown
+            for chunk in await running.warmed():
+                await self._socket.send(chunk.json)
+        self._recent = running.recent()
 
-    async def _tell(self, making: RunningResponse) -> None:
-        self._making = making
+    async def _send(self, running: RunningResponse) -> None:
+        self._running = running
         if not self._socket.is_open:
-            making.running.cancel()
-        async with making.running:
-            async for said in making.told():
-                for chunk in chunks_of(said, making.stream):
+            running.call.cancel()
+        async with running.call:
+            async for item in running.items():
+                for chunk in chunks_of(item, running.stream):
                     await self._socket.send(chunk.json)
-        self._recent = making.recent()
 
-    async def _warm(self, making: RunningResponse) -> None:
-        """The token after the prompt is not shown."""
-        for chunk in await making.warmed():
-            await self._socket.send(chunk.json)
-        self._recent = making.recent()
-
-    async def _tell_failure(self, error: Exception, ticket: RequestLog) -> None:
+    async def _send_failure(self, error: Exception, ticket: RequestLog) -> None:
         """A response that has begun ends with an event of its own."""
-        if self._making is None:
+        if self._running is None:
             await self._refuse(error, ticket.id)
             return
-        for chunk in self._making.stream.error(error_object(error, request_id=ticket.id)):
+        for chunk in self._running.stream.error(error_object(error, request_id=ticket.id)):
             await self._socket.send(chunk.json)
 
     async def _refuse(self, error: Exception, ticket_id: str) -> None:

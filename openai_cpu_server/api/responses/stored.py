@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import anyio
 import msgspec
@@ -15,7 +17,6 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.generation.renderer import events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source
 from openai_cpu_server.api.parts import page_ends
-from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
     ItemList,
@@ -24,16 +25,22 @@ from openai_cpu_server.api.responses.objects import (
     cancelled,
     failed,
 )
-from openai_cpu_server.api.responses.stream import encoded
-from openai_cpu_server.api.responses.turns import NO_DATABASE
-from openai_cpu_server.api.responses.writing import EventNumbers
+from openai_cpu_server.api.responses.reader import NO_DATABASE
+from openai_cpu_server.api.responses.running import Background, LiveResponse
+from openai_cpu_server.api.responses.stream import EventNumbers, encoded
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, json_response, page_of
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.jobs.records import ResponseRecord, ResponseStatus
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.records import (
+    ConversationItem,
+    ItemRecord,
+    PageQuery,
+    ResponseRecord,
+    ResponseStatus,
+)
+from openai_cpu_server.jobs.responses import ResponseRepository
 
 _LISTED, _MAX_LISTED = 20, 100
 _POLL_S = 1.0
@@ -43,35 +50,31 @@ _IGNORED = ("include", "include[]", "include_obfuscation")
 _LEFT_BEHIND = "The server that made this response has ended."
 
 
+@dataclass(frozen=True)
 class StoredResponses:
-    """`kept`, `background`: None if responses are not stored."""
+    """Routes of stored responses. `repository` and `background` are None if none are stored."""
 
-    def __init__(
-        self, kept: KeptResponses | None, background: Background | None, options: ApiOptions
-    ) -> None:
-        self._kept = kept
-        self._background = background
-        self._options = options
+    repository: ResponseRepository | None
+    background: Background | None
+    options: ApiOptions
 
     async def one(self, request: Request) -> ASGIApp:
-        _check_known(request.query_params)
-        owner, response_id = _named(request)
-        after = _starting_after(request.query_params)
-        if _wants_stream(request.query_params):
-            told = await self._events(owner, response_id, after + 1)
-            return logged_stream(told, {}, keep_alive_s=self._options.keep_alive_s)
-        return _json(await self._shown(owner, response_id))
+        first, (owner, response_id) = _first_event(request.query_params), owner_and_id(request)
+        if first is None:
+            return _json(await self._shown(owner, response_id))
+        stored = await self._events(owner, response_id, first)
+        return logged_stream(stored, {}, keep_alive_s=self.options.keep_alive_s)
 
     async def delete(self, request: Request) -> Response:
-        kept, (owner, response_id) = self._there(), _named(request)
+        repository, (owner, response_id) = self._there(), owner_and_id(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
-        await kept.delete(owner, response_id)
+        await repository.delete(owner, response_id)
         return json_response(ResponseDeleted(response_id))
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a response. Repeating this is allowed. Raises InvalidRequest if the response has ended."""
-        kept, (owner, response_id) = self._there(), _named(request)
+        repository, (owner, response_id) = self._there(), owner_and_id(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
@@ -86,43 +89,38 @@ class StoredResponses:
                 raise _has_ended(status)
             return _json(encoded(live.response))
         ended = cancelled(_object(record), _object(record).output)
-        if not await kept.end(_with(record, ended)):
+        if not await repository.end(_with(record, ended)):
             return _json(await self._shown(owner, response_id))
         return _json(encoded(ended))
 
     async def input_items(self, request: Request) -> Response:
-        names = frozenset({"limit", "after", "order", "include", "include[]"})
-        page = page_of(request.query_params, names=names, default=_LISTED, most=_MAX_LISTED)
-        items, has_more = await self._there().inputs(*_named(request), page)
-        told = [msgspec.Raw(item.content) for item in items]
-        listed = ItemList(data=told, **page_ends(items), has_more=has_more)
-        size = sum(len(item.content) for item in items)
-        return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
+        items, has_more = await self._there().inputs(*owner_and_id(request), item_page(request))
+        return await listed_items(items, has_more=has_more)
 
-    def _there(self) -> KeptResponses:
-        if self._kept is None:
+    def _there(self) -> ResponseRepository:
+        if self.repository is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
-        return self._kept
+        return self.repository
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:
-        return self._background.find(owner, response_id) if self._background else None
+        return self.background.find(owner, response_id) if self.background else None
 
     async def _shown(self, owner: str, response_id: str) -> bytes:
         if (live := self._live(owner, response_id)) is not None:
             if not ResponseStatus(live.response.status).has_ended:
                 return encoded(live.response)
-            await live.log.ended()  # whoever sees its end may go on from it, so it is stored by then
+            await live.log.ended()  # a client that sees the end may continue it, so it must be stored
         return (await self._record(owner, response_id)).response
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
         """A response whose server has died has failed."""
-        kept = self._there()
-        record = await kept.get(owner, response_id)
-        if not kept.is_left_behind(record):
+        repository = self._there()
+        record = await repository.get(owner, response_id)
+        if not repository.is_left_behind(record):
             return record
         error = ErrorObject(ErrorBody(_LEFT_BEHIND, SERVER_ERROR, None, SERVER_ERROR))
         ended = _with(record, failed(_object(record), _object(record).output, error))
-        return ended if await kept.end(ended) else await kept.get(owner, response_id)
+        return ended if await repository.end(ended) else await repository.get(owner, response_id)
 
     async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
         if (live := self._live(owner, response_id)) is not None:
@@ -134,28 +132,47 @@ class StoredResponses:
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
         """A response of another server is replayed once it has ended."""
-        kept = self._there()
+        repository = self._there()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
             record = await self._record(record.owner, record.id)
-        stored = await kept.events(record.id)
-        if stored is None:  # who made it could not write its end
+        stored = await repository.events(record.id)
+        if stored is None:  # its server could not write the end
             yield events([EventNumbers(first).event("response.failed", {"response": _object(record)})])
             return
         for event in stored[first:]:
             yield event
 
 
-def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float) -> ASGIApp:
-    return event_source(told, {**NO_STORE_HEADERS, **headers}, keep_alive_s=keep_alive_s)
+def logged_stream(
+    stored: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float
+) -> ASGIApp:
+    return event_source(stored, {**NO_STORE_HEADERS, **headers}, keep_alive_s=keep_alive_s)
+
+
+def owner_and_id(request: Request) -> tuple[str, str]:
+    return context_of(request.scope).owner, request.path_params["id"]
+
+
+def item_page(request: Request) -> PageQuery:
+    fields = frozenset({"limit", "after", "order", "include", "include[]"})
+    return page_of(request.query_params, names=fields, default=_LISTED, most=_MAX_LISTED)
+
+
+async def listed_items(
+    items: Sequence[ItemRecord | ConversationItem],
+    headers: Mapping[str, str] = MappingProxyType({}),
+    *,
+    has_more: bool,
+) -> Response:
+    content = [msgspec.Raw(item.content) for item in items]
+    page = ItemList(data=content, **page_ends(items), has_more=has_more)
+    body = await off_loop(sum(map(len, content)), partial(msgspec.json.encode, page))
+    return Response(body, media_type="application/json", headers=dict(headers))
 
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-def _named(request: Request) -> tuple[str, str]:
-    return context_of(request.scope).owner, request.path_params["id"]
 
 
 _response = msgspec.json.Decoder(ResponseObject)
@@ -174,23 +191,16 @@ def _has_ended(status: ResponseStatus) -> InvalidRequest:
     return wrong(f"Cannot cancel a response that is {status.value}.", "id")
 
 
-def _check_known(query: QueryParams) -> None:
+def _first_event(query: QueryParams) -> int | None:
+    """Return the number of the first event to stream, or None for the object."""
     for name in query:
         if name not in ("stream", "starting_after", *_IGNORED):
             raise unknown_parameter(name)
-
-
-def _wants_stream(query: QueryParams) -> bool:
-    given = query.get("stream", "false")
-    if given not in ("true", "false"):
-        raise wrong_value("stream", "'true' or 'false'")
-    return given == "true"
-
-
-def _starting_after(query: QueryParams) -> int:
-    given = query.get("starting_after")
-    if given is None:
-        return -1
-    if not (given.isascii() and given.isdecimal() and len(given) < 10):
+    after, stream = query.get("starting_after"), query.get("stream", "false")
+    if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 10):
         raise wrong_value("starting_after", "the number of an event")
-    return int(given)
+    if stream not in ("true", "false"):
+        raise wrong_value("stream", "'true' or 'false'")
+    if stream == "false":
+        return None
+    return 0 if after is None else int(after) + 1

@@ -1,12 +1,14 @@
-"""One response: parts of the output become events of items, and an object at the end."""
+"""One response as events: parts of the output become events of items, and an object at the end."""
 
 from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
@@ -14,12 +16,32 @@ from openai_cpu_server.api.generation.renderer import (
     ContentScores,
     NewId,
     Renderer,
+    TokenEntry,
     chat_logprobs,
     finish_reason,
+    json_text,
     new_tool_call_id,
+    one_line,
     progress_field,
 )
-from openai_cpu_server.api.responses.items import new_item_id
+from openai_cpu_server.api.responses.items import (
+    IN_NAMESPACE,
+    OWN_SUMMARY,
+    ApprovalRequestItem,
+    CallItem,
+    CompactionItem,
+    CustomCallItem,
+    FunctionCallItem,
+    McpCallItem,
+    McpListItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    new_item_id,
+)
+from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool, ToolListing
 from openai_cpu_server.api.responses.objects import (
     ResponseObject,
     ResponseUsage,
@@ -28,9 +50,8 @@ from openai_cpu_server.api.responses.objects import (
     ended,
     failed,
 )
-from openai_cpu_server.api.responses.toolbox import McpTools
-from openai_cpu_server.api.responses.writing import EventNumbers, ItemWriting, NewItemId
-from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.figures import Figures, of_rounds
+from openai_cpu_server.contract.mcp import McpAnswer
 from openai_cpu_server.contract.messages import (
     FinishReason,
     ModelLoading,
@@ -41,7 +62,373 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import ShownPieces
-from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
+from openai_cpu_server.prompt.tool_formats import (
+    CallArguments,
+    CallBegin,
+    CallText,
+    Content,
+    Part,
+    ThinkingText,
+)
+
+NewItemId = Callable[[type], str]
+_ADDED, _DONE = "response.output_item.added", "response.output_item.done"
+_PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.done"
+
+
+class EventNumbers:
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+
+    def event(self, kind: str, fields: Mapping[str, object]) -> Chunk:
+        body = {"type": kind, "sequence_number": self._take(), **fields}
+        return Chunk(one_line(msgspec.json.encode(body)), kind)
+
+    def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
+        """`place`: fields before the text. `tail`: end of the object after it."""
+        head = b'{"type":"%b","sequence_number":%d,' % (kind.encode(), self._take())
+        return Chunk(head + place + b',"delta":' + json_text(text) + tail, kind)
+
+    def _take(self) -> int:
+        number = self._next
+        self._next += 1
+        return number
+
+
+class _ItemPlace:
+    def __init__(self, numbers: EventNumbers, item_id: str, index: int) -> None:
+        self.id = item_id
+        self._numbers = numbers
+        self._index = index
+        self._fields = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
+
+    def item(self, kind: str, item: OutputItem) -> Chunk:
+        return self._numbers.event(kind, {"output_index": self._index, "item": item})
+
+    def event(self, kind: str, **fields: object) -> Chunk:
+        return self._numbers.event(kind, {"item_id": self.id, "output_index": self._index, **fields})
+
+    def delta(self, kind: str, text: str) -> Chunk:
+        return self._numbers.delta(kind, self._fields, text, b"}")
+
+    def part_delta(self, kind: str, text: str, tail: bytes = b"}") -> Chunk:
+        return self._numbers.delta(kind, self._fields + b',"content_index":0', text, tail)
+
+
+class _OpenItem:
+    """Item that the model is writing. Without `delta_event` it is sent without deltas."""
+
+    delta_event: ClassVar[str] = ""
+
+    def __init__(self, place: _ItemPlace) -> None:
+        self.place = place
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def item(self, status: str) -> OutputItem:
+        raise NotImplementedError
+
+    def begin(self) -> list[Chunk]:
+        return [self.place.item(_ADDED, self.item("in_progress"))]
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        return [self.place.delta(self.delta_event, text)] if self.delta_event else []
+
+    def end(self, status: str) -> list[Chunk]:
+        return [self.place.item(_DONE, self.item(status))]
+
+
+class _OpenMessage(_OpenItem):
+    """Message with one part."""
+
+    text_event: ClassVar[str] = "response.output_text"
+
+    def __init__(self, place: _ItemPlace) -> None:
+        super().__init__(place)
+        self._scores: list[TokenEntry] = []
+
+    def part(self) -> OutputText | ReasoningText:
+        return OutputText(self.text, logprobs=tuple(self._scores))
+
+    def item(self, status: str) -> OutputItem:
+        part = self.part()
+        assert isinstance(part, OutputText)
+        return MessageItem(id=self.place.id, status=status, role="assistant", content=(part,))
+
+    def begin(self) -> list[Chunk]:
+        item = msgspec.structs.replace(self.item("in_progress"), content=())
+        added = self.place.item(_ADDED, item)
+        return [added, self.place.event(_PART_ADDED, content_index=0, part=self.part())]
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        self._scores += scores
+        tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}"
+        return [self.place.part_delta(f"{self.text_event}.delta", text, tail)]
+
+    def end(self, status: str) -> list[Chunk]:
+        part = self.part()
+        fields = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
+        return [
+            self.place.event(f"{self.text_event}.done", content_index=0, text=part.text, **fields),
+            self.place.event(_PART_DONE, content_index=0, part=part),
+            *super().end(status),
+        ]
+
+
+class _OpenReasoning(_OpenMessage):
+    text_event = "response.reasoning_text"
+
+    def part(self) -> ReasoningText:
+        return ReasoningText(self.text)
+
+    def item(self, status: str) -> OutputItem:
+        return ReasoningItem(id=self.place.id, status=status, content=(self.part(),))
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        return [self.place.part_delta(f"{self.text_event}.delta", text)]
+
+
+class _OpenSummary(_OpenItem):
+    def item(self, status: str) -> OutputItem:
+        return CompactionItem(id=self.place.id, encrypted_content=OWN_SUMMARY + self.text)
+
+
+class _OpenFunctionCall(_OpenItem):
+    delta_event = "response.function_call_arguments.delta"
+
+    def __init__(self, place: _ItemPlace, call_id: str, name: str) -> None:
+        super().__init__(place)
+        namespace, _, own_name = name.rpartition(IN_NAMESPACE)
+        self._fields: dict[str, Any] = {"call_id": call_id, "name": own_name, "namespace": namespace or UNSET}
+
+    def item(self, status: str) -> CallItem:
+        return FunctionCallItem(id=self.place.id, status=status, arguments=self.text, **self._fields)
+
+    def end(self, status: str) -> list[Chunk]:
+        fields = {"name": self._fields["name"], "arguments": self.text}
+        done = self.place.event("response.function_call_arguments.done", **fields)
+        return [done, *super().end(status)]
+
+
+class _OpenCustomCall(_OpenFunctionCall):
+    delta_event = "response.custom_tool_call_input.delta"
+
+    def item(self, status: str) -> CallItem:
+        return CustomCallItem(id=self.place.id, status=status, input=self.text, **self._fields)
+
+    def end(self, status: str) -> list[Chunk]:
+        done = self.place.event("response.custom_tool_call_input.done", input=self.text)
+        return [done, self.place.item(_DONE, self.item(status))]
+
+
+class _OpenMcpCall(_OpenItem):
+    """Call that this server makes, done once it has a result."""
+
+    delta_event = "response.mcp_call_arguments.delta"
+
+    def __init__(self, place: _ItemPlace, tool: OfferedTool, approval_id: str | None = None) -> None:
+        super().__init__(place)
+        self.tool = tool
+        self._approval_id = approval_id
+
+    def begin(self) -> list[Chunk]:
+        return [*super().begin(), self.place.event("response.mcp_call.in_progress")]
+
+    def end(self, status: str) -> list[Chunk]:
+        done = self.place.event("response.mcp_call_arguments.done", arguments=self.text)
+        return [done] if status == "completed" else [done, *super().end(status)]
+
+    def answered(self, answer: McpAnswer) -> tuple[McpCallItem, list[Chunk]]:
+        status = "failed" if answer.is_error else "completed"
+        result = {"error": answer.text} if answer.is_error else {"output": answer.text}
+        item = msgspec.structs.replace(self.item(status), **result)
+        took = {} if answer.duration_ms is None else {"duration_ms": answer.duration_ms}
+        event = self.place.event(f"response.mcp_call.{status}", **took)
+        return item, [event, self.place.item(_DONE, item)]
+
+    def item(self, status: str) -> McpCallItem:
+        return McpCallItem(
+            id=self.place.id,
+            status=status,
+            server_label=self.tool.label,
+            name=self.tool.tool.name,
+            arguments=self.text,
+            approval_request_id=self._approval_id,
+        )
+
+
+class _OpenApproval(_OpenItem):
+    def __init__(self, place: _ItemPlace, tool: OfferedTool) -> None:
+        super().__init__(place)
+        self._tool = tool
+
+    def begin(self) -> list[Chunk]:
+        return []
+
+    def end(self, status: str) -> list[Chunk]:
+        return [self.place.item(_ADDED, self.item(status)), *super().end(status)]
+
+    def item(self, status: str) -> OutputItem:
+        label, name = self._tool.label, self._tool.tool.name
+        return ApprovalRequestItem(id=self.place.id, server_label=label, name=name, arguments=self.text)
+
+
+class PendingCall(NamedTuple):
+    position: int
+    call: _OpenMcpCall
+
+
+_FOR_CLIENTS = (FunctionCallItem, CustomCallItem, ApprovalRequestItem)
+
+
+class OutputWriter:
+    """Writes items in order; one is open at a time."""
+
+    def __init__(
+        self,
+        numbers: EventNumbers,
+        new_call_id: Callable[[], str],
+        new_id: NewItemId,
+        *,
+        offered: Mapping[str, OfferedTool],
+        is_compacting: bool,
+    ):
+        """`offered`: MCP tools by the names that the model sees. `is_compacting`: thoughts are dropped."""
+        self._offered = offered
+        self._is_compacting = is_compacting
+        self._numbers = numbers
+        self._new_call_id = new_call_id
+        self._new_id = new_id
+        self._open: _OpenItem | None = None
+        self._done: list[OutputItem] = []
+        self._num_earlier = 0
+        """Items that existed before any output."""
+        self._round_start = 0
+        self._pending: list[PendingCall] = []
+
+    @property
+    def pending(self) -> Sequence[PendingCall]:
+        return tuple(self._pending)
+
+    @property
+    def waits_for_client(self) -> bool:
+        return any(isinstance(item, _FOR_CLIENTS) for item in self._done)
+
+    @property
+    def of_round(self) -> Sequence[OutputItem]:
+        return self._done[self._round_start :]
+
+    def start_round(self) -> None:
+        self._round_start = len(self._done)
+
+    def write_summary(self, item: CompactionItem) -> list[Chunk]:
+        place = _ItemPlace(self._numbers, item.id, len(self._done))
+        self._done.append(item)
+        self._num_earlier += 1
+        return [place.item(_ADDED, item), place.item(_DONE, item)]
+
+    def write_listing(self, listing: ToolListing) -> list[Chunk]:
+        place = self._place(McpListItem)
+        empty = McpListItem(id=place.id, server_label=listing.label, tools=())
+        tools = tuple(
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "input_schema": tool.input_schema,
+                "annotations": tool.annotations,
+            }
+            for tool in listing.tools
+        )
+        item = msgspec.structs.replace(empty, tools=tools, error=listing.error)
+        self._done.append(item)
+        self._num_earlier += 1
+        return [
+            place.item(_ADDED, empty),
+            place.event("response.mcp_list_tools.in_progress"),
+            place.event(f"response.mcp_list_tools.{'failed' if listing.error else 'completed'}"),
+            place.item(_DONE, item),
+        ]
+
+    def write_call(
+        self, tool: OfferedTool, arguments: str, approval_id: str | None, answer: McpAnswer
+    ) -> list[Chunk]:
+        chunks = self._begun(_OpenMcpCall(self._place(McpCallItem), tool, approval_id))
+        chunks += self._more(arguments) + self.close("completed")
+        return chunks + self.write_answer(self._pending[-1], answer)
+
+    def write_answer(self, pending: PendingCall, answer: McpAnswer) -> list[Chunk]:
+        self._pending.remove(pending)
+        self._done[pending.position], chunks = pending.call.answered(answer)
+        return chunks
+
+    def write(self, part: Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
+        if self._is_compacting:
+            text = part.text if isinstance(part, Content) else ""
+            return [*self._opened(_OpenSummary, CompactionItem), *self._more(text)]
+        match part:
+            case Content(text):
+                return [*self._opened(_OpenMessage, MessageItem), *self._more(text, scores)]
+            case ThinkingText(text):
+                return [*self._opened(_OpenReasoning, ReasoningItem), *self._more(text)]
+            case CallBegin(name, takes_text):
+                return self._begun(self._open_call(name, takes_text=takes_text))
+            case CallArguments(text) | CallText(text):
+                return self._more(text)
+
+    def close(self, status: str) -> list[Chunk]:
+        if self._open is None:
+            return []
+        item, self._open = self._open, None
+        if isinstance(item, _OpenMcpCall) and status == "completed":
+            self._pending.append(PendingCall(len(self._done), item))
+            self._done.append(item.item("incomplete"))  # until it was made
+        else:
+            self._done.append(item.item(status))
+        return item.end(status)
+
+    def end(self, status: str) -> list[Chunk]:
+        """End the last item. A response without output has an empty message."""
+        chunks: list[Chunk] = []
+        if self._open is None and len(self._done) == self._num_earlier:
+            is_summary = self._is_compacting
+            opening, kind = (_OpenSummary, CompactionItem) if is_summary else (_OpenMessage, MessageItem)
+            chunks = self._begun(opening(self._place(kind)))
+        return chunks + self.close(status)
+
+    def items(self, status: str = "incomplete") -> list[OutputItem]:
+        return self._done + ([self._open.item(status)] if self._open is not None else [])
+
+    def _opened(self, opening: type[_OpenItem], kind: type[OutputItem]) -> list[Chunk]:
+        return [] if type(self._open) is opening else self._begun(opening(self._place(kind)))
+
+    def _begun(self, item: _OpenItem) -> list[Chunk]:
+        before = self.close("completed")
+        self._open = item
+        return before + item.begin()
+
+    def _more(self, text: str, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
+        assert self._open is not None, "arguments belong to a call"
+        return self._open.more(text, scores)
+
+    def _open_call(self, name: str, *, takes_text: bool) -> _OpenItem:
+        tool = self._offered.get(name)
+        if tool is None and takes_text:
+            return _OpenCustomCall(self._place(CustomCallItem), self._new_call_id(), name)
+        if tool is None:
+            return _OpenFunctionCall(self._place(FunctionCallItem), self._new_call_id(), name)
+        if tool.needs_approval:
+            return _OpenApproval(self._place(ApprovalRequestItem), tool)
+        return _OpenMcpCall(self._place(McpCallItem), tool)
+
+    def _place(self, kind: type) -> _ItemPlace:
+        index = len(self._done) + (self._open is not None)
+        return _ItemPlace(self._numbers, self._new_id(kind), index)
 
 
 class StreamStage(enum.Enum):
@@ -67,19 +454,16 @@ class ResponseStream(Renderer):
         new_item_id: NewItemId = new_item_id,
         is_compacting: bool = False,
         summary: WrittenSummary | None = None,
-        box: McpTools | None = None,
+        tools: McpTools | None = None,
     ) -> None:
         self.response = response
         self._call = call
         self._pieces = pieces
         self._reader = call.reader()
         self._numbers = EventNumbers()
-        self.writing = ItemWriting(
-            self._numbers,
-            new_call_id,
-            new_item_id,
-            offered=box.offered if box else {},
-            is_compacting=is_compacting,
+        offered = tools.offered if tools else {}
+        self.output = OutputWriter(
+            self._numbers, new_call_id, new_item_id, offered=offered, is_compacting=is_compacting
         )
         self._summary = summary
         self._now = now
@@ -107,6 +491,10 @@ class ResponseStream(Renderer):
     @property
     def is_silent(self) -> bool:
         return self._stage is not StreamStage.SPEAKING
+
+    @property
+    def _end_status(self) -> str:
+        return "completed" if self.is_whole else "incomplete"
 
     def begin(self) -> Sequence[Chunk]:
         """Only a background response is known to wait."""
@@ -144,24 +532,31 @@ class ResponseStream(Renderer):
         if self._call.shown_logprobs is not None:
             self._content_scores.hear(event)
         if event.finish is not None:
-            finish_reason(event.finish)  # raises for what is nobody's result
+            finish_reason(event.finish)  # raises for reasons that are no result
             self.is_whole = event.finish.reason is FinishReason.STOP
         for part in self._reader.read(event):
-            chunks += self._part(part)
+            self._has_reasoned |= isinstance(part, ThinkingText)
+            scores = self._content_scores.take()
+            is_shown = scores and isinstance(part, Content)
+            entries = chat_logprobs(scores, self._pieces).content if is_shown else ()
+            chunks += self.output.write(part, entries)
         return chunks
 
-    def go_on(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
+    def start_round(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
         self._call, self._pieces, self._reader = call, pieces, call.reader()
         self._content_scores, self._tokens, self._has_reasoned = ContentScores(), [], False
         self._num_rounds += 1
-        self.writing.start_round()
+        self.output.start_round()
+
+    def end_round(self) -> Sequence[Chunk]:
+        return self.output.close(self._end_status)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
-        chunks = self.writing.end(is_whole=self.is_whole)
-        items, now_s = self.writing.items(is_whole=self.is_whole), int(self._now())
-        usage = ResponseUsage.of(figures)
+        chunks = self.output.end(self._end_status)
+        items, now_s = self.output.items(self._end_status), int(self._now())
         if self._summary is not None:
-            usage += self._summary.usage
+            figures = of_rounds([self._summary.figures, figures])
+        usage = ResponseUsage.of(figures)
         self.response = ended(self.response, items, usage, is_whole=self.is_whole, now_s=now_s)
         return [*chunks, self._about(f"response.{self.response.status}")]
 
@@ -172,17 +567,17 @@ class ResponseStream(Renderer):
         return [*chunks, self._about("response.completed")]
 
     def failed(self, error: ErrorObject) -> ResponseObject:
-        return failed(self.response, self.writing.items(), error)
+        return failed(self.response, self.output.items(), error)
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         self.response = self.failed(error)
         body = error.error
-        told = {"code": body.code or body.type, "message": body.message, "param": body.param}
-        return [self._numbers.event("error", told), self._about("response.failed")]
+        fields = {"code": body.code or body.type, "message": body.message, "param": body.param}
+        return [self._numbers.event("error", fields), self._about("response.failed")]
 
     def cancel(self) -> Sequence[Chunk]:
         """Return the last event of a cancelled response. OpenAI has no event for this."""
-        self.response = cancelled(self.response, self.writing.items())
+        self.response = cancelled(self.response, self.output.items())
         return [self._about("response.failed")]
 
     def _started(self) -> Sequence[Chunk]:
@@ -190,13 +585,7 @@ class ResponseStream(Renderer):
             return ()
         chunks = () if self._stage is StreamStage.IN_PROGRESS else self.lives()
         self._stage = StreamStage.SPEAKING
-        return chunks if self._summary is None else [*chunks, *self.writing.give(self._summary.item)]
-
-    def _part(self, part: Part) -> list[Chunk]:
-        self._has_reasoned |= isinstance(part, ThinkingText)
-        known = self._content_scores.take()
-        is_shown = known and isinstance(part, Content)
-        return self.writing.write(part, chat_logprobs(known, self._pieces).content if is_shown else ())
+        return chunks if self._summary is None else [*chunks, *self.output.write_summary(self._summary.item)]
 
     def _about(self, kind: str, status: ResponseStatus | None = None) -> Chunk:
         if status is not None:

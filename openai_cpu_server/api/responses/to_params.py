@@ -1,25 +1,28 @@
-"""Conversion of a body, with all that it continues, to a `GenerationParams`. Pure."""
+"""Conversion of a body, with its items and all that it continues, to a `GenerationParams`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from pydantic import JsonValue
 
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
+    AttachmentKind,
+    AttachmentSource,
     ConversationParam,
     FormParam,
     FunctionParam,
     GenerationParams,
     LimitParam,
     MessageParam,
-    ReasoningParam,
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.generation.schema import ForeignKind
+from openai_cpu_server.api.generation.schema import ForeignKind, words_in
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
@@ -31,20 +34,31 @@ from openai_cpu_server.api.generation.to_params import (
     shared_forms,
     shared_params,
 )
-from openai_cpu_server.api.responses.body import (
-    AllowedToolsChoice,
-    FunctionTool,
-    GrammarFormat,
-    McpServerTool,
-    NamedFunction,
-    NamedMcpTool,
-    NamespaceTool,
-    ResponsesBody,
-    TextFormat,
-    TextTool,
+from openai_cpu_server.api.responses import schema
+from openai_cpu_server.api.responses.conversation import trigger_item
+from openai_cpu_server.api.responses.items import (
+    BY_TYPE,
+    IN_NAMESPACE,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputAudio,
+    InputFile,
+    InputImage,
+    InputText,
+    Item,
+    ItemWithSource,
+    MessageItem,
+    OutputText,
+    Part,
+    ReasoningText,
+    RefusalText,
+    SummaryText,
+    named_for_models,
+    new_item_id,
 )
-from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
-from openai_cpu_server.errors import missing, wrong, wrong_value
+from openai_cpu_server.api.responses.schema import ResponsesBody
+from openai_cpu_server.errors import InvalidRequest, missing, wrong, wrong_value
+from openai_cpu_server.prompt.template import to_json
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
@@ -64,14 +78,16 @@ _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
 
-def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | TextTool | ForeignKind]]:
+def _places(
+    body: ResponsesBody,
+) -> Iterator[tuple[str, str, schema.FunctionTool | schema.TextTool | ForeignKind]]:
     for index, tool in enumerate(body.tools or ()):
         at = f"tools[{index}]"
-        if isinstance(tool, NamespaceTool):
+        if isinstance(tool, schema.NamespaceTool):
             yield from (
                 (f"{at}.tools[{i}]", f"{tool.name}{IN_NAMESPACE}", x) for i, x in enumerate(tool.tools)
             )
-        elif not isinstance(tool, McpServerTool):
+        elif not isinstance(tool, schema.McpServerTool):
             yield at, "", tool
 
 
@@ -83,65 +99,55 @@ def check_supported(body: ResponsesBody) -> None:
     """Reject unsupported values. Raises InvalidRequest."""
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
-            known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
-            raise wrong_value(f"include[{index}]", f"one of {known}")
+            values = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
+            raise wrong_value(f"include[{index}]", f"one of {values}")
     check_stream_options(body.stream_options, stream=body.stream)
 
 
-def response_ask(
+def to_params(
     body: ResponsesBody, messages: Sequence[MessageParam], offered: Sequence[FunctionParam] = ()
 ) -> GenerationParams:
     """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
     if not messages:
         raise missing(_PATH)
     conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
-    ask = shared_params(
+    params = shared_params(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
     )
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     limit = body.max_output_tokens
     return msgspec.structs.replace(
-        ask,
+        params,
         service_tier=_TIERS.get(body.service_tier or ""),
         max_tokens=None if limit is None else LimitParam(limit, "max_output_tokens"),
         logprobs=(body.top_logprobs or 0) if has_scores else None,
         tools=_tools(body, offered),
-        thinking=_thinking(body),
+        thinking=reasoning_param(
+            efforts=sent_fields(body, "reasoning.effort"),
+            switches=sent_fields(body, "enable_thinking"),
+            budgets=sent_fields(body, "thinking_budget"),
+            variables=body.chat_template_kwargs,
+        ),
         template=body.chat_template,
     )
 
 
-def _thinking(body: ResponsesBody) -> ReasoningParam:
-    return reasoning_param(
-        efforts=sent_fields(body, "reasoning.effort"),
-        switches=sent_fields(body, "enable_thinking"),
-        budgets=sent_fields(body, "thinking_budget"),
-        variables=body.chat_template_kwargs,
-    )
-
-
 def _forms(body: ResponsesBody) -> Iterator[FormParam]:
-    if body.text is not None and body.text.format is not None:
-        yield from _of_format(body.text.format)
-    yield from shared_forms(body)
-
-
-def _of_format(given: TextFormat) -> Iterator[FormParam]:
-    at = "text.format"
-    if given.type == "json_object":
+    form, at = None if body.text is None else body.text.format, "text.format"
+    if form is not None and form.type == "json_object":
         yield any_object(at)
-    if given.type != "json_schema":
-        return
-    if given.name is None:
-        raise missing(f"{at}.name")
-    if given.json_schema is None:
-        raise missing(f"{at}.schema")
-    yield schema_form(given.json_schema, f"{at}.schema", strict=given.strict is not False, field=at)
+    if form is not None and form.type == "json_schema":
+        if form.name is None:
+            raise missing(f"{at}.name")
+        if form.json_schema is None:
+            raise missing(f"{at}.schema")
+        yield schema_form(form.json_schema, f"{at}.schema", strict=form.strict is not False, field=at)
+    yield from shared_forms(body)
 
 
 def _tools(body: ResponsesBody, offered: Sequence[FunctionParam]) -> ToolsParam | None:
     places = _places(body)
-    functions = [_asked(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
+    functions = [_function(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
     functions += offered
     if not functions:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
@@ -153,16 +159,19 @@ def _tools(body: ResponsesBody, offered: Sequence[FunctionParam]) -> ToolsParam 
     return ToolsParam(functions=tuple(functions), use=use, chosen=chosen, several=several)
 
 
-def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
     match body.tool_choice:
-        case NamedFunction(name=name, namespace=namespace):
-            return ToolUse.NAMED, (_meant(name, namespace, known),)
-        case NamedMcpTool(server_label=label, name=str(name)):
+        case schema.NamedFunction(name=name, namespace=namespace):
+            return ToolUse.NAMED, (_meant(name, namespace, all_names),)
+        case schema.NamedMcpTool(server_label=label, name=str(name)):
             return ToolUse.NAMED, (label + IN_NAMESPACE + named_for_models(name),)
-        case NamedMcpTool(server_label=label):
-            return ToolUse.REQUIRED, _of_server(label, known)
-        case AllowedToolsChoice(mode=mode, tools=tools):
-            return ToolUse(mode), _allowed(tools, known)
+        case schema.NamedMcpTool(server_label=label):
+            names = _below(label, all_names)
+            if not names:
+                raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
+            return ToolUse.REQUIRED, tuple(names)
+        case schema.AllowedToolsChoice(mode=mode, tools=tools):
+            return ToolUse(mode), _allowed(tools, all_names)
         case "none":
             return None, None
         case "required":
@@ -171,50 +180,162 @@ def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, 
             return ToolUse.AUTO, None
 
 
-def _meant(name: str, namespace: object, known: Sequence[str]) -> str:
+def _meant(name: str, namespace: object, all_names: Sequence[str]) -> str:
     """A tool of a namespace may be named without it, if no other tool has the name."""
     if isinstance(namespace, str):
         return namespace + IN_NAMESPACE + name
-    found = [each for each in known if each.rpartition(IN_NAMESPACE)[2] == name]
+    found = [each for each in all_names if each.rpartition(IN_NAMESPACE)[2] == name]
     return found[0] if len(found) == 1 else name
 
 
-def _allowed(tools: Sequence[Mapping[str, JsonValue]], known: Sequence[str]) -> tuple[str, ...]:
+def _allowed(tools: Sequence[Mapping[str, JsonValue]], all_names: Sequence[str]) -> tuple[str, ...]:
     """Unsupported tools are left out. A namespace stands for all of its tools."""
     named: list[str] = []
     for tool in tools:
         name = tool.get("name")
         if tool.get("type") == "namespace":
-            named += _below(name, known)
+            named += _below(name, all_names)
         elif tool.get("type") == "mcp":
             label = tool.get("server_label")
             named += (
                 [f"{label}{IN_NAMESPACE}{named_for_models(name)}"]
                 if isinstance(name, str)
-                else _below(label, known)
+                else _below(label, all_names)
             )
         elif tool.get("type") in ("function", "custom") and isinstance(name, str):
-            named.append(_meant(name, tool.get("namespace"), known))
+            named.append(_meant(name, tool.get("namespace"), all_names))
     if not named:
         raise wrong("'tool_choice.tools' names no function.", "tool_choice.tools")
     return tuple(named)
 
 
-def _below(stem: object, known: Sequence[str]) -> list[str]:
-    return [each for each in known if each.startswith(f"{stem}{IN_NAMESPACE}")]
+def _below(stem: object, all_names: Sequence[str]) -> list[str]:
+    return [each for each in all_names if each.startswith(f"{stem}{IN_NAMESPACE}")]
 
 
-def _of_server(label: str, known: Sequence[str]) -> tuple[str, ...]:
-    found = _below(label, known)
-    if not found:
-        raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
-    return tuple(found)
-
-
-def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> FunctionParam:
+def _function(tool: schema.FunctionTool | schema.TextTool, path: str, stem: str) -> FunctionParam:
     name = stem + tool.name
-    if isinstance(tool, TextTool):
-        grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
+    if isinstance(tool, schema.TextTool):
+        grammar = tool.format if isinstance(tool.format, schema.GrammarFormat) else None
         return custom_tool(name, tool.description, grammar, path, f"{path}.format")
     at = f"{path}.parameters"
     return FunctionParam(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))
+
+
+_CALL, _OUTPUT = "_call", "_call_output"
+_CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
+_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
+
+
+def new_items(
+    sent: str | Sequence[schema.InputItem] | None, referenced: Mapping[str, Item]
+) -> list[ItemWithSource]:
+    """Return the body's items. `referenced`: items by id. Raises InvalidRequest."""
+    if isinstance(sent, str):
+        text = (InputText(sent),)
+        return [ItemWithSource(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
+    return [
+        ItemWithSource(item, param)
+        for param, one in ((f"input[{index}]", one) for index, one in enumerate(sent or ()))
+        for item in (_foreign(one) if isinstance(one, ForeignKind) else [_item(one, param, referenced)])
+    ]
+
+
+def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
+    names: list[str] = []
+    for index, one in enumerate(() if sent is None or isinstance(sent, str) else sent):
+        content = getattr(one, "output" if isinstance(one, _OUTPUTS) else "content", None)
+        parts = content if isinstance(content, list) else ()
+        kinds = [
+            (one, f"input[{index}]"),
+            *((part, f"input[{index}].content[{at}]") for at, part in enumerate(parts)),
+        ]
+        foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
+        names += [part.named(at) for part, at in foreign if not _is_medium(part.attachment)]
+    return names
+
+
+def _is_medium(source: AttachmentSource | None) -> bool:
+    return source is not None and source.kind is not AttachmentKind.DOCUMENT
+
+
+def references(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
+    if sent is None or isinstance(sent, str):
+        return []
+    return [one.id for one in sent if isinstance(one, schema.ItemReference)]
+
+
+def _foreign(sent: ForeignKind) -> list[Item]:
+    """A call of another tool becomes a function call, a call that a service made itself becomes text.
+    Other items are dropped."""
+    fields, kind = sent.fields, sent.type
+    call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
+    if kind.endswith(_OUTPUT) and isinstance(call_id, str):
+        item_id = new_item_id(FunctionCallOutputItem)
+        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=sent.words)]
+    if not kind.endswith(_CALL):
+        return []
+    name = str(fields.get("name") or kind.removesuffix(_CALL))
+    arguments = to_json({field: fields[field] for field in _CALL_FIELDS if fields.get(field)})
+    if isinstance(call_id, str):
+        item_id = new_item_id(FunctionCallItem)
+        return [FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=arguments)]
+    text = "\n".join(filter(None, (f"[{name}: {arguments}]", words_in(fields))))
+    return [MessageItem(id=new_item_id(MessageItem), role="assistant", content=(OutputText(text),))]
+
+
+def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) -> Item:
+    """Fields of the same name have the same value, but for those that are converted here."""
+    match sent:
+        case schema.CompactionTrigger():
+            return trigger_item()
+        case schema.ItemReference(id=item_id):
+            if item_id not in referenced:
+                message = f"Item with id '{item_id}' not found."
+                raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
+            return referenced[item_id]
+    assert not isinstance(sent, ForeignKind), "the caller converts these"
+    kind = BY_TYPE[sent.type or "message"]
+    fields: dict[str, Any] = {
+        name: getattr(sent, name) for name in kind.__struct_fields__ if name in type(sent).model_fields
+    }
+    fields["id"] = sent.id or new_item_id(kind)
+    match sent:
+        case schema.SentMessageItem():
+            content = [sent.content] if isinstance(sent.content, str) else sent.content
+            fields["content"] = _parts(content, is_output=sent.role == "assistant")
+        case schema.SentFunctionCall() | schema.SentCustomCall():
+            fields["namespace"] = sent.namespace or UNSET
+        case schema.SentFunctionOutput() | schema.SentCustomOutput() if not isinstance(sent.output, str):
+            fields["output"] = _parts(sent.output, is_output=False)
+        case schema.SentReasoning():
+            fields["summary"] = tuple(SummaryText(part.text) for part in sent.summary or ())
+            fields["content"] = tuple(ReasoningText(part.text) for part in sent.content or ())
+            fields["encrypted_content"] = None
+        case schema.SentMcpList():
+            fields["tools"] = tuple(dict(tool) for tool in sent.tools or ())
+    if not isinstance(fields.get("error"), (str, type(None))):
+        fields["error"] = to_json(fields["error"])  # OpenAI's own servers send objects
+    return kind(**fields)
+
+
+def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[Part, ...]:
+    kind = OutputText if is_output else InputText
+    parts: list[Part] = []
+    for one in sent:
+        match one:
+            case str():
+                parts.append(kind(one))
+            case schema.ItemTextPart():
+                parts.append(kind(one.text))
+            case schema.RefusalPart():
+                parts.append(RefusalText(one.refusal))
+            case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.DOCUMENT) as document):
+                parts.append(InputFile.of(document))
+            case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.PICTURE) as picture):
+                parts.append(InputImage.of(picture))
+            case ForeignKind(attachment=AttachmentSource() as sound):
+                parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
+            case ForeignKind():
+                parts.append(kind(one.words))
+    return tuple(parts)

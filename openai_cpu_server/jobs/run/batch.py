@@ -17,7 +17,6 @@ from openai_cpu_server.jobs.run.rows import (
     InputCheck,
     InputLine,
     LineSplitter,
-    RowAnswer,
     RunRow,
     answered,
     expired,
@@ -26,27 +25,6 @@ from openai_cpu_server.jobs.run.rows import (
 from openai_cpu_server.jobs.store.batches import BatchLedger, LeaseLost
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.storage import StorageRoom
-from openai_cpu_server.storage.database import DatabaseThreads
-
-
-class FileReader:
-    def __init__(self, files: FileStore, threads: DatabaseThreads) -> None:
-        self._files = files
-        self._threads = threads
-
-    async def parts(self, file_id: str) -> AsyncIterator[bytes]:
-        last = 0
-        while found := await self._threads.read(self._files.parts, file_id, last):
-            for _, content in found:
-                yield content
-            last = found[-1][0]
-
-    async def lines(self, file_id: str) -> AsyncIterator[list[InputLine]]:
-        splitter = LineSplitter()
-        async for part in self.parts(file_id):
-            yield await anyio.to_thread.run_sync(splitter.feed, part)
-        yield splitter.end()
-
 
 Commit = Callable[[Sequence[RowResult]], Awaitable[None]]
 
@@ -63,12 +41,9 @@ class RowRecorder:
         """Return when the result is committed."""
         self._waiting.append(result)
         async with self._lock:
-            if self._waiting and self._holds(result):
+            if any(waiting is result for waiting in self._waiting):
                 taken, self._waiting = self._waiting, []
                 await self._commit(taken)
-
-    def _holds(self, result: RowResult) -> bool:
-        return any(waiting is result for waiting in self._waiting)
 
 
 _EXPIRED_AT_ONCE = 500
@@ -97,8 +72,6 @@ class BatchPaused(ServerError):
 class BatchParts(NamedTuple):
     files: FileStore
     ledger: BatchLedger
-    reader: FileReader
-    threads: DatabaseThreads
     storage: StorageRoom
     options: JobOptions
     clock: Callable[[], float]
@@ -112,7 +85,7 @@ class BatchRun:
     ) -> None:
         self._batch = batch
         self._parts = parts
-        self._ledger, self._threads, self._clock = parts.ledger, parts.threads, parts.clock
+        self._ledger = parts.ledger
         self._run_row = run_row
         self._slots = slots
         self._scope = anyio.CancelScope()
@@ -133,13 +106,15 @@ class BatchRun:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
                 ending = await self._overdue()
-            return None if ending is None else await self._finish(ending)
+            if ending is None:
+                return None
+            return await self._ledger.finish(self._batch.id, ending, errors=self._errors)
         except LeaseLost:
             return None
 
     async def _until_stopped(self) -> BatchStatus | None:
         ending = BatchStatus.EXPIRED  # what is left if the time runs out
-        self._scope.deadline = anyio.current_time() + self._batch.expires_at - self._clock()
+        self._scope.deadline = anyio.current_time() + self._batch.expires_at - self._parts.clock()
         with self._scope:
             ending = await self._work()
         if self._stop is StopReason.LEASE_LOST:
@@ -154,12 +129,12 @@ class BatchRun:
             num_rows, self._errors = await self._checked()
             if self._errors:
                 return BatchStatus.FAILED
-            begin = partial(self._ledger.begin, batch_id, num_rows=num_rows, now_s=self._clock())
-            if not await self._threads.write(begin):
+            begun = BatchStatus.IN_PROGRESS
+            if not await self._ledger.move(batch_id, status, begun, total=num_rows):
                 return BatchStatus.CANCELLED
         if status is not BatchStatus.FINALIZING:
             await self._run_rows()
-            await self._threads.write(self._ledger.begin_end, batch_id, now_s=self._clock())
+            await self._ledger.move(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
         return BatchStatus.COMPLETED
 
     async def _checked(self) -> tuple[int, list[LineError]]:
@@ -168,7 +143,7 @@ class BatchRun:
             max_rows=self._parts.options.max_rows,
             max_line_bytes=self._parts.options.max_line_bytes,
         )
-        async for lines in self._parts.reader.lines(self._batch.input_file_id):
+        async for lines in self._lines():
             await anyio.to_thread.run_sync(check.feed, lines)
         return check.num_rows, check.errors()
 
@@ -194,16 +169,26 @@ class BatchRun:
                     return
                 group.start_soon(self._row, row)
 
+    async def _lines(self) -> AsyncIterator[list[InputLine]]:
+        splitter = LineSplitter()
+        async for part in self._parts.files.content(self._batch.input_file_id):
+            yield await anyio.to_thread.run_sync(splitter.feed, part)
+        yield splitter.end()
+
     async def _open_rows(self) -> AsyncGenerator[BatchRow, None]:
-        ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
-        async for lines in self._parts.reader.lines(self._batch.input_file_id):
+        ended = await self._ledger.ended_rows(self._batch.id)
+        async for lines in self._lines():
             for line in lines:
                 if line.number not in ended:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: BatchRow) -> None:
+        """Retry while the row is not to blame: the queue is full, or the engine restarts."""
         try:
-            answer = await self._answer(row)
+            answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
+            while answer.retry_after_s is not None and not answer.pauses:
+                await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
+                answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
             if answer.pauses:
                 self._pause_s = answer.retry_after_s
                 self._put_back.append(row)
@@ -213,24 +198,16 @@ class BatchRun:
         finally:
             self._slots.release()
 
-    async def _answer(self, row: BatchRow) -> RowAnswer:
-        """Retry while the row is not to blame: the queue is full, or the engine restarts."""
-        while True:
-            answer = await self._run_row(self._batch.endpoint, row.body, self._batch.owner)
-            if answer.retry_after_s is None or answer.pauses:
-                return answer
-            await anyio.sleep(min(answer.retry_after_s, _LONGEST_RETRY_S))
-
     async def _commit(self, results: Sequence[RowResult]) -> None:
         try:
-            await self._threads.write(self._ledger.record, self._batch, results)
+            await self._ledger.record(self._batch, results)
             self._parts.storage.grew(self._batch.owner, sum(len(row.content) for row in results))
         except LeaseLost:
             self.stop(StopReason.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
         """The committed state decides, because the window may end in the middle of a move."""
-        status = await self._threads.read(self._ledger.status, self._batch.id)
+        status = await self._ledger.status(self._batch.id)
         if status is BatchStatus.FINALIZING:
             return BatchStatus.COMPLETED
         if status is BatchStatus.CANCELLING:
@@ -244,16 +221,10 @@ class BatchRun:
         async for row in self._open_rows():
             results.append(expired(self._batch.id, row))
             if len(results) == _EXPIRED_AT_ONCE:
-                await self._threads.write(self._ledger.record, self._batch, results)
+                await self._ledger.record(self._batch, results)
                 results = []
         if results:
-            await self._threads.write(self._ledger.record, self._batch, results)
-
-    async def _finish(self, ending: BatchStatus) -> BatchStatus:
-        finish = partial(
-            self._ledger.finish, self._batch.id, ending, now_s=self._clock(), errors=self._errors
-        )
-        return await self._threads.write(finish)
+            await self._ledger.record(self._batch, results)
 
 
 async def _off_loop(num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

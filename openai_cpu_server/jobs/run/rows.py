@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Union
 
 import msgspec
@@ -79,24 +79,6 @@ class BadLine(ServerError):
         self.param = param
 
 
-class _Response(msgspec.Struct, frozen=True):
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
-class _Error(msgspec.Struct, frozen=True):
-    code: str
-    message: str
-
-
-class _OutputLine(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    custom_id: str
-    response: _Response | None = None
-    error: _Error | None = None
-
-
 class _CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
@@ -128,7 +110,14 @@ def parse_row(line: InputLine, endpoint: str) -> BatchRow:
     if url != endpoint:
         message = f"The 'url' of this request is '{url[:64]}', but the batch's endpoint is '{endpoint}'."
         raise BadLine("mismatched_endpoint", message, "url")
-    return BatchRow(line.number, _custom_id(fields), _body(fields))
+    custom_id = _text(fields, "custom_id")
+    if not 0 < len(custom_id) <= _MAX_ID_CHARS:
+        message = f"Invalid value for 'custom_id': expected 1 to {_MAX_ID_CHARS} characters."
+        raise BadLine("invalid_value", message, "custom_id")
+    body = _required(fields, "body")
+    if not body.startswith(b"{"):
+        raise BadLine("invalid_value", "Invalid value for 'body': expected an object.", "body")
+    return BatchRow(line.number, custom_id, body)
 
 
 def url_of(line: InputLine) -> str:
@@ -139,13 +128,17 @@ def url_of(line: InputLine) -> str:
 def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
     """2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
-    response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.request_id,
+        "body": msgspec.Raw(answer.body),
+    }
     usage = (_answer.decode(answer.body).usage if is_ok else None) or _Usage()
     details = usage.prompt_tokens_details or usage.input_tokens_details
     return RowResult(
         line=row.line,
         is_ok=is_ok,
-        content=_encoded(_OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, response=response)),
+        content=_output_line(batch_id, row, response=response),
         input_tokens=usage.prompt_tokens or usage.input_tokens,
         cached_tokens=details.cached_tokens if details else 0,
         output_tokens=usage.completion_tokens or usage.output_tokens,
@@ -153,11 +146,27 @@ def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
 
 
 def expired(batch_id: str, row: BatchRow) -> RowResult:
-    error = _Error(
-        "batch_expired", "This request could not be executed before the completion window expired."
-    )
-    line = _OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, error=error)
-    return RowResult(line=row.line, is_ok=False, content=_encoded(line))
+    message = "This request could not be executed before the completion window expired."
+    content = _output_line(batch_id, row, error={"code": "batch_expired", "message": message})
+    return RowResult(line=row.line, is_ok=False, content=content)
+
+
+def _output_line(
+    batch_id: str,
+    row: BatchRow,
+    *,
+    response: Mapping[str, object] | None = None,
+    error: Mapping[str, str] | None = None,
+) -> bytes:
+    """The id stays the same if the row is computed again."""
+    digest = hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
+    line = {
+        "id": f"batch_req_{digest}",
+        "custom_id": row.custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(line) + b"\n"
 
 
 def _fields(content: bytes) -> dict[str, msgspec.Raw]:
@@ -178,7 +187,7 @@ def _fields(content: bytes) -> dict[str, msgspec.Raw]:
     return fields
 
 
-def _given(fields: dict[str, msgspec.Raw], name: str) -> bytes:
+def _required(fields: dict[str, msgspec.Raw], name: str) -> bytes:
     raw = bytes(fields.get(name, b"null")).strip()
     if raw == b"null":
         raise BadLine("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
@@ -187,33 +196,9 @@ def _given(fields: dict[str, msgspec.Raw], name: str) -> bytes:
 
 def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
     try:
-        return msgspec.json.decode(_given(fields, name), type=str)
+        return msgspec.json.decode(_required(fields, name), type=str)
     except msgspec.DecodeError:
         raise BadLine("invalid_value", f"Invalid value for '{name}': expected a string.", name) from None
-
-
-def _custom_id(fields: dict[str, msgspec.Raw]) -> str:
-    custom_id = _text(fields, "custom_id")
-    if not 0 < len(custom_id) <= _MAX_ID_CHARS:
-        message = f"Invalid value for 'custom_id': expected 1 to {_MAX_ID_CHARS} characters."
-        raise BadLine("invalid_value", message, "custom_id")
-    return custom_id
-
-
-def _body(fields: dict[str, msgspec.Raw]) -> bytes:
-    body = _given(fields, "body")
-    if not body.startswith(b"{"):
-        raise BadLine("invalid_value", "Invalid value for 'body': expected an object.", "body")
-    return body
-
-
-def _row_id(batch_id: str, row: BatchRow) -> str:
-    """Stable if the row is computed again."""
-    return "batch_req_" + hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
-
-
-def _encoded(line: _OutputLine) -> bytes:
-    return msgspec.json.encode(line) + b"\n"
 
 
 MAX_ERRORS = 100

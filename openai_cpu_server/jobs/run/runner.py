@@ -13,8 +13,7 @@ from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
 from openai_cpu_server.jobs.run.batch import BatchParts, BatchPaused, BatchRun, StopReason
 from openai_cpu_server.jobs.run.rows import RunRow
-from openai_cpu_server.jobs.store.database import away
-from openai_cpu_server.jobs.store.files import prune
+from openai_cpu_server.jobs.store.database import away as reason_away
 from openai_cpu_server.storage.breaker import CircuitBreaker
 
 logger = logging.getLogger(__name__)
@@ -29,12 +28,12 @@ _AFTER_FAILURE_S = 5.0
 class BatchRunner:
     def __init__(self, parts: BatchParts) -> None:
         self._parts = parts
-        self._files, self._ledger, self._threads = parts.files, parts.ledger, parts.threads
+        self._files, self._ledger = parts.files, parts.ledger
         self._options, self._clock = parts.options, parts.clock
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
         self._breaker = CircuitBreaker(
-            fails="the jobs database is away: %s", back="the jobs database is back", failure=away
+            fails="the jobs database is away: %s", back="the jobs database is back", failure=reason_away
         )
         self._news = anyio.Event()
 
@@ -42,8 +41,9 @@ class BatchRunner:
         """Run batches until cancelled. Then they can be resumed, by other processes after `release`."""
         slots = anyio.Semaphore(self._options.concurrency)
         async with anyio.create_task_group() as group:
-            group.start_soon(self._repeat, self._renew, self._renewal_s)
-            group.start_soon(self._repeat, self._sweep, _SWEEP_S)
+            renewal_s = min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
+            group.start_soon(self._repeat, self._renew, renewal_s)
+            group.start_soon(self._repeat, self._files.prune_expired, _SWEEP_S)
             while True:
                 self._news = anyio.Event()
                 await self._attempt(lambda: self._start_all(group, run_row, slots))
@@ -67,19 +67,15 @@ class BatchRunner:
     async def release(self) -> None:
         """Give up the leases. The others end with this process."""
         for batch_id in list(self._runs):
-            await self._attempt(partial(self._threads.write, self._ledger.release, batch_id))
+            await self._attempt(partial(self._ledger.release, batch_id))
             del self._runs[batch_id]
 
-    @property
-    def _renewal_s(self) -> float:
-        return min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)
-
     async def _start_all(self, group: TaskGroup, run_row: RunRow, slots: anyio.Semaphore) -> None:
-        found = await self._threads.read(self._ledger.unfinished, self._options.model, self._clock())
+        found = await self._ledger.unfinished(self._options.model)
         for batch in found:
             if batch.id in self._runs or not self._has_room_for(batch):
                 continue
-            if await self._threads.write(self._ledger.claim, batch, self._clock()):
+            if await self._ledger.claim(batch):
                 run = self._runs[batch.id] = BatchRun(batch, self._parts, run_row, slots)
                 group.start_soon(self._run_to_end, batch, run)
 
@@ -95,35 +91,31 @@ class BatchRunner:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
         except BatchPaused as paused:
-            self._pause(batch, paused.wait_s)
-            await self._attempt(lambda: self._threads.write(self._ledger.release, batch.id))
+            logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
+            now_s, until_s = self._clock(), self._clock() + min(paused.wait_s, _LONGEST_PAUSE_S)
+            still = {name: end_s for name, end_s in self._paused_until.items() if end_s > now_s}
+            self._paused_until = {**still, batch.id: until_s}
+            await self._attempt(lambda: self._ledger.release(batch.id))
         except Exception as error:
-            _log_stop(batch, error)
+            if (away := _database_away(error)) is None:
+                logger.error("batch %s stopped; it is tried again", batch.id, exc_info=error)
+            else:
+                logger.error("batch %s stopped, and is tried again: %s", batch.id, away.reason)
             await anyio.sleep(_AFTER_FAILURE_S)
-            await self._attempt(lambda: self._threads.write(self._ledger.release, batch.id))
+            await self._attempt(lambda: self._ledger.release(batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
 
-    def _pause(self, batch: BatchRecord, wait_s: float) -> None:
-        logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
-        now_s = self._clock()
-        still = {batch_id: until_s for batch_id, until_s in self._paused_until.items() if until_s > now_s}
-        self._paused_until = {**still, batch.id: now_s + min(wait_s, _LONGEST_PAUSE_S)}
-
     async def _renew(self) -> None:
         """Others may have cancelled batches that run here, or taken them while this process slept."""
-        held = await self._threads.write(self._ledger.renew, self._clock())
+        held = await self._ledger.renew()
         for batch_id in held.keys() - self._runs.keys():  # its release failed
-            await self._threads.write(self._ledger.release, batch_id)
+            await self._ledger.release(batch_id)
         for batch_id, run in list(self._runs.items()):
             if batch_id not in held:
                 run.stop(StopReason.LEASE_LOST)
             elif held[batch_id] is BatchStatus.CANCELLING:
                 run.stop(StopReason.CANCELLED)
-
-    async def _sweep(self) -> None:
-        for file_id in await self._threads.read(self._files.expired, self._clock()):
-            await prune(self._files, self._threads, file_id)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
@@ -135,14 +127,6 @@ class BatchRunner:
             await self._breaker.attempt(work)
         except Exception:
             logger.exception("the jobs database failed")
-
-
-def _log_stop(batch: BatchRecord, error: Exception) -> None:
-    away = _database_away(error)
-    if away is None:
-        logger.error("batch %s stopped; it is tried again", batch.id, exc_info=error)
-    else:
-        logger.error("batch %s stopped, and is tried again: %s", batch.id, away.reason)
 
 
 def _database_away(error: BaseException) -> JobsUnavailable | None:

@@ -6,14 +6,15 @@ import contextlib
 import os
 import platform
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import psutil
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
-from openai_cpu_server.errors import BatchConflict, JobObjectNotFound, ServerError
+from openai_cpu_server.errors import BatchConflict, ServerError
 from openai_cpu_server.jobs.records import (
     ACTIVE,
     BatchRecord,
@@ -24,9 +25,18 @@ from openai_cpu_server.jobs.records import (
     PageQuery,
     RowResult,
 )
-from openai_cpu_server.jobs.store.database import batches, files, page_of, parts, record_of, results
-from openai_cpu_server.jobs.store.files import file_not_found
-from openai_cpu_server.storage.database import Database
+from openai_cpu_server.jobs.store.database import (
+    OwnedTable,
+    Repository,
+    batches,
+    files,
+    parts,
+    reads,
+    record_of,
+    results,
+    writes,
+)
+from openai_cpu_server.jobs.store.files import FILES
 
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -67,200 +77,178 @@ def _node() -> str:
     return (platform.node() or "localhost").replace(" ", "_") + namespace
 
 
-class BatchStore:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+_BATCHES = OwnedTable(batches, BatchRecord, "No batch found with id '{id}'.", id_chars=128)
 
-    def create(self, batch: BatchRecord) -> BatchRecord:
+
+class BatchStore(Repository):
+    """Batches as their owners see them. Methods raise JobObjectNotFound for objects of other owners."""
+
+    @writes
+    def create(self, connection: Connection, batch: BatchRecord) -> BatchRecord:
         """Create a batch. Raises JobObjectNotFound if the owner has no such input file."""
         is_input = and_(
-            files.c.id == batch.input_file_id,
-            files.c.owner == batch.owner,
+            FILES.one(batch.owner, batch.input_file_id, batch.created_at),
             files.c.purpose == FilePurpose.BATCH.value,
-            or_(files.c.expires_at.is_(None), files.c.expires_at > batch.created_at),
         )
-        with self._database.write() as connection:
-            if connection.execute(select(files.c.id).where(is_input).with_for_update()).first() is None:
-                raise file_not_found(batch.input_file_id, param="input_file_id")
-            connection.execute(insert(batches).values(**msgspec.to_builtins(batch)))
+        if connection.execute(select(files.c.id).where(is_input).with_for_update()).first() is None:
+            raise FILES.not_found(batch.input_file_id, param="input_file_id")
+        connection.execute(insert(batches).values(**msgspec.to_builtins(batch)))
         return batch
 
-    def get(self, owner: str, batch_id: str) -> BatchRecord:
-        """Return one batch. Raises JobObjectNotFound."""
-        query = select(batches).where(batches.c.id == batch_id, batches.c.owner == owner)
-        with self._database.read() as connection:
-            row = connection.execute(query).mappings().first()
-        if row is None:
-            raise _not_found(batch_id)
-        return record_of(BatchRecord, row)
+    @reads
+    def get(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
+        return _BATCHES.get(connection, owner, batch_id, self.clock())
 
-    def page(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        """Return a page of batches, and True if there are more. Raises JobObjectNotFound."""
-        query = select(batches).where(batches.c.owner == owner)
-        last = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
-        with self._database.read() as connection:
-            found = page_of(connection, BatchRecord, query, batches.c.number, page, last)
-        if found is None:
-            raise _not_found(str(page.after), param="after")
-        return found
+    @reads
+    def page(self, connection: Connection, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
+        """Return a page of batches, and True if there are more."""
+        return _BATCHES.page(connection, owner, page)
 
-    def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
-        """Ask the runner to cancel. Raises JobObjectNotFound, or BatchConflict if it is too late."""
-        mine = and_(batches.c.id == batch_id, batches.c.owner == owner)
-        with self._database.write() as connection:
-            row = connection.execute(select(batches).where(mine).with_for_update()).mappings().first()
-            if row is None:
-                raise _not_found(batch_id)
-            batch = record_of(BatchRecord, row)
-            if batch.status is BatchStatus.CANCELLING:
-                return batch
-            if not batch.status.may_become(BatchStatus.CANCELLING):
-                raise BatchConflict(f"Cannot cancel a batch with status '{batch.status.value}'.")
-            moved = {"status": BatchStatus.CANCELLING, "cancelling_at": int(now_s)}
-            connection.execute(update(batches).where(mine).values(msgspec.to_builtins(moved)))
-        return msgspec.structs.replace(batch, status=BatchStatus.CANCELLING, cancelling_at=int(now_s))
-
-
-def _not_found(batch_id: str, *, param: str = "id") -> JobObjectNotFound:
-    return JobObjectNotFound(f"No batch found with id '{batch_id[:128]}'.", param=param)
+    @writes
+    def cancel(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
+        """Ask the runner to cancel. Raises BatchConflict if it is too late."""
+        batch = _BATCHES.get(connection, owner, batch_id, self.clock(), lock=True)
+        if batch.status is BatchStatus.CANCELLING:
+            return batch
+        if not batch.status.may_become(BatchStatus.CANCELLING):
+            raise BatchConflict(f"Cannot cancel a batch with status '{batch.status.value}'.")
+        moved = {"status": BatchStatus.CANCELLING, "cancelling_at": self.now_s}
+        own = batches.c.id == batch.id
+        connection.execute(update(batches).where(own).values(msgspec.to_builtins(moved)))
+        return msgspec.structs.replace(batch, **moved)
 
 
 class LeaseLost(ServerError):
     """Another process runs this batch now."""
 
 
-class BatchLedger:
-    """Writes raise LeaseLost if another process has the lease. `holder` comes from `new_holder`, and
-    others wait `lease_s` for a vanished host."""
+@dataclass(eq=False, kw_only=True)
+class BatchLedger(Repository):
+    """Batches as their runner sees them. Writes raise LeaseLost if another process has the lease, and others
+    wait `lease_s` for a vanished host."""
 
-    def __init__(self, database: Database, *, holder: str, lease_s: float) -> None:
-        self._database = database
-        self._holder = holder
-        self._lease_s = lease_s
+    lease_s: float
+    holder: str = field(default_factory=new_holder)
 
-    def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
+    @reads
+    def unfinished(self, connection: Connection, model: str) -> list[BatchRecord]:
         """Return free batches of this model, and any that only have to be ended, oldest first."""
+        now_s = self.clock()
         wanted = or_(
             batches.c.model == model,
             batches.c.expires_at <= now_s,
             batches.c.status == BatchStatus.CANCELLING.value,
         )
         query = select(batches).where(batches.c.status.in_(ACTIVE), wanted).order_by(batches.c.number)
-        with self._database.read() as connection:
-            found = [record_of(BatchRecord, row) for row in connection.execute(query).mappings()]
-        return [batch for batch in found if _is_free(batch, now_s)]
+        found = [record_of(BatchRecord, row) for row in connection.execute(query).mappings()]
+        return [
+            batch
+            for batch in found
+            if batch.lease_holder is None or is_left_behind(batch.lease_holder, batch.lease_until, now_s)
+        ]
 
-    def claim(self, batch: BatchRecord, now_s: float) -> bool:
+    @writes
+    def claim(self, connection: Connection, batch: BatchRecord) -> bool:
         """Take the lease. Returns False if the batch has ended or another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
-        lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}
-        with self._database.write() as connection:
-            return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
+        lease = {"lease_holder": self.holder, "lease_until": self.clock() + self.lease_s}
+        return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
 
-    def renew(self, now_s: float) -> dict[str, BatchStatus]:
+    @writes
+    def renew(self, connection: Connection) -> dict[str, BatchStatus]:
         """Return the states of the batches whose lease is still ours."""
-        ours = batches.c.lease_holder == self._holder
-        with self._database.write() as connection:
-            connection.execute(update(batches).where(ours).values(lease_until=now_s + self._lease_s))
-            found = connection.execute(select(batches.c.id, batches.c.status).where(ours))
-            return {batch_id: BatchStatus(status) for batch_id, status in found}
+        ours = batches.c.lease_holder == self.holder
+        lease_until = self.clock() + self.lease_s
+        connection.execute(update(batches).where(ours).values(lease_until=lease_until))
+        found = connection.execute(select(batches.c.id, batches.c.status).where(ours))
+        return {batch_id: BatchStatus(status) for batch_id, status in found}
 
-    def release(self, batch_id: str) -> None:
-        free = {"lease_holder": None, "lease_until": None}
-        with self._database.write() as connection:
-            connection.execute(update(batches).where(self._held(batch_id)).values(free))
+    @writes
+    def release(self, connection: Connection, batch_id: str) -> None:
+        connection.execute(update(batches).where(self._held(batch_id)).values(_FREE))
 
-    def begin(self, batch_id: str, *, num_rows: int, now_s: float) -> bool:
-        """Return False if the batch was cancelled. Raises LeaseLost."""
-        moved = {"status": "in_progress", "in_progress_at": int(now_s), "total": num_rows}
-        return self._move(batch_id, BatchStatus.VALIDATING, moved)
+    @writes
+    def move(
+        self, connection: Connection, /, batch_id: str, before: BatchStatus, after: BatchStatus, **values: int
+    ) -> bool:
+        """Return False if the batch was cancelled."""
+        held = self._held(batch_id)
+        moved = {"status": after.value, after.moment: self.now_s, **values}
+        change = update(batches).where(held, batches.c.status == before.value).values(moved)
+        if connection.execute(change).rowcount == 1:
+            return True
+        if connection.execute(select(batches.c.id).where(held)).first() is None:
+            raise LeaseLost(batch_id)
+        return False
 
-    def begin_end(self, batch_id: str, *, now_s: float) -> bool:
-        """Return False if the batch was cancelled. Raises LeaseLost."""
-        moved = {"status": "finalizing", "finalizing_at": int(now_s)}
-        return self._move(batch_id, BatchStatus.IN_PROGRESS, moved)
-
-    def status(self, batch_id: str) -> BatchStatus:
+    @reads
+    def status(self, connection: Connection, batch_id: str) -> BatchStatus:
         """Read the state. Raises LeaseLost."""
-        with self._database.read() as connection:
-            found = connection.execute(select(batches.c.status).where(self._held(batch_id))).scalar()
+        found = connection.execute(select(batches.c.status).where(self._held(batch_id))).scalar()
         if found is None:
             raise LeaseLost(batch_id)
         return BatchStatus(found)
 
-    def ended_rows(self, batch_id: str) -> set[int]:
-        with self._database.read() as connection:
-            query = select(results.c.line).where(results.c.batch_id == batch_id)
-            return set(connection.execute(query).scalars())
+    @reads
+    def ended_rows(self, connection: Connection, batch_id: str) -> set[int]:
+        query = select(results.c.line).where(results.c.batch_id == batch_id)
+        return set(connection.execute(query).scalars())
 
-    def record(self, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
-        """Commit results, only the first for each line. Raises LeaseLost."""
-        with self._database.write() as connection:
-            counted = connection.execute(update(batches).where(self._held(batch.id)).values(_counts(rows)))
-            if counted.rowcount != 1:
-                raise LeaseLost(batch.id)
-            connection.execute(insert(results), [{"batch_id": batch.id, "line": row.line} for row in rows])
-            connection.execute(insert(parts), [_part(batch, row) for row in rows])
-
-    def finish(
-        self, batch_id: str, ending: BatchStatus, *, now_s: float, errors: Sequence[LineError] = ()
-    ) -> BatchStatus:
-        """End the batch, or cancel it if requested, and publish its rows. Raises LeaseLost."""
-        with self._database.write() as connection:
-            query = select(batches).where(self._held(batch_id)).with_for_update()
-            row = connection.execute(query).mappings().first()
-            if row is None:
-                raise LeaseLost(batch_id)
-            batch = record_of(BatchRecord, row)
-            if batch.status is BatchStatus.CANCELLING:
-                ending = BatchStatus.CANCELLED
-            assert batch.status.may_become(ending), f"{batch.status.value} -> {ending.value}"
-            moved = {
-                "status": ending.value,
-                ending.moment: int(now_s),
-                "errors": msgspec.to_builtins(errors) or None,
+    @writes
+    def record(self, connection: Connection, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
+        """Commit results, only the first for each line."""
+        counts = {
+            "completed": batches.c.completed + sum(row.is_ok for row in rows),
+            "failed": batches.c.failed + sum(not row.is_ok for row in rows),
+            "input_tokens": batches.c.input_tokens + sum(row.input_tokens for row in rows),
+            "cached_tokens": batches.c.cached_tokens + sum(row.cached_tokens for row in rows),
+            "output_tokens": batches.c.output_tokens + sum(row.output_tokens for row in rows),
+        }
+        counted = connection.execute(update(batches).where(self._held(batch.id)).values(counts))
+        if counted.rowcount != 1:
+            raise LeaseLost(batch.id)
+        connection.execute(insert(results), [{"batch_id": batch.id, "line": row.line} for row in rows])
+        new_parts = [
+            {
+                "file_id": batch.output_id if row.is_ok else batch.error_id,
+                "number": row.line,
+                "content": row.content,
             }
-            free = {"lease_holder": None, "lease_until": None}
-            connection.execute(update(batches).where(batches.c.id == batch_id).values({**moved, **free}))
-            _publish(connection, batch, now_s)
-            connection.execute(delete(results).where(results.c.batch_id == batch_id))
+            for row in rows
+        ]
+        connection.execute(insert(parts), new_parts)
+
+    @writes
+    def finish(
+        self, connection: Connection, batch_id: str, ending: BatchStatus, *, errors: Sequence[LineError] = ()
+    ) -> BatchStatus:
+        """End the batch, or cancel it if requested, and publish its rows."""
+        batch = _BATCHES.find(connection, self._held(batch_id), lock=True)
+        if batch is None:
+            raise LeaseLost(batch_id)
+        if batch.status is BatchStatus.CANCELLING:
+            ending = BatchStatus.CANCELLED
+        assert batch.status.may_become(ending), f"{batch.status.value} -> {ending.value}"
+        values = {
+            "status": ending.value,
+            ending.moment: self.now_s,
+            "errors": msgspec.to_builtins(errors) or None,
+            **_FREE,
+        }
+        connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
+        _publish(connection, batch, self.now_s)
+        connection.execute(delete(results).where(results.c.batch_id == batch_id))
         return ending
 
-    def _move(self, batch_id: str, before: BatchStatus, moved: Mapping[str, object]) -> bool:
-        with self._database.write() as connection:
-            held = self._held(batch_id)
-            change = update(batches).where(held, batches.c.status == before.value).values(moved)
-            if connection.execute(change).rowcount == 1:
-                return True
-            if connection.execute(select(batches.c.id).where(held)).first() is None:
-                raise LeaseLost(batch_id)
-            return False
-
     def _held(self, batch_id: str) -> ColumnElement[bool]:
-        return and_(batches.c.id == batch_id, batches.c.lease_holder == self._holder)
+        return and_(batches.c.id == batch_id, batches.c.lease_holder == self.holder)
 
 
-def _is_free(batch: BatchRecord, now_s: float) -> bool:
-    return batch.lease_holder is None or is_left_behind(batch.lease_holder, batch.lease_until, now_s)
+_FREE = {"lease_holder": None, "lease_until": None}
 
 
-def _counts(rows: Sequence[RowResult]) -> dict[str, ColumnElement[int]]:
-    return {
-        "completed": batches.c.completed + sum(row.is_ok for row in rows),
-        "failed": batches.c.failed + sum(not row.is_ok for row in rows),
-        "input_tokens": batches.c.input_tokens + sum(row.input_tokens for row in rows),
-        "cached_tokens": batches.c.cached_tokens + sum(row.cached_tokens for row in rows),
-        "output_tokens": batches.c.output_tokens + sum(row.output_tokens for row in rows),
-    }
-
-
-def _part(batch: BatchRecord, row: RowResult) -> dict[str, object]:
-    file_id = batch.output_id if row.is_ok else batch.error_id
-    return {"file_id": file_id, "number": row.line, "content": row.content}
-
-
-def _publish(connection: Connection, batch: BatchRecord, now_s: float) -> None:
+def _publish(connection: Connection, batch: BatchRecord, now_s: int) -> None:
     outputs = ((batch.output_id, "output", batch.completed), (batch.error_id, "error", batch.failed))
     for file_id, kind, num_rows in outputs:
         if num_rows == 0:
@@ -273,7 +261,7 @@ def _publish(connection: Connection, batch: BatchRecord, now_s: float) -> None:
             purpose=FilePurpose.BATCH_OUTPUT,
             filename=f"{batch.id}_{kind}.jsonl",
             bytes=int(connection.execute(size).scalar_one()),
-            created_at=int(now_s),
-            expires_at=None if lifetime is None else int(now_s) + lifetime,
+            created_at=now_s,
+            expires_at=None if lifetime is None else now_s + lifetime,
         )
         connection.execute(insert(files).values(**msgspec.to_builtins(record)))

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeVar
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial, wraps
+from types import NoneType, UnionType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import ColumnElement
 from sqlalchemy.exc import (
     ArgumentError,
     IntegrityError,
@@ -19,11 +27,28 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from openai_cpu_server.config.folders import expanded
-from openai_cpu_server.errors import JobsUnavailable, StartupError
-from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of, sqlite_engine
+from openai_cpu_server.contract.figures import Amounts
+from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, StartupError
+from openai_cpu_server.jobs.records import (
+    BatchRecord,
+    ConversationItem,
+    ConversationRecord,
+    FileRecord,
+    ItemRecord,
+    PageQuery,
+    ResponseRecord,
+)
+from openai_cpu_server.storage.database import (
+    Database,
+    DatabaseThreads,
+    SqliteOptions,
+    cause_of,
+    sqlite_engine,
+)
 
 R = TypeVar("R", bound=msgspec.Struct)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SCHEMA_VERSION = 5
 """Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound. Older
@@ -37,157 +62,86 @@ schema_version = sa.Table(
     "schema_version", metadata, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False)
 )
 
-files = sa.Table(
-    "files",
-    metadata,
-    sa.Column("number", sa.Integer, primary_key=True),  # the order of creation, for listings
-    sa.Column("id", sa.String(64), nullable=False, unique=True),
-    sa.Column("owner", sa.String(128), nullable=False),
-    sa.Column("purpose", sa.String(32), nullable=False),
-    sa.Column("filename", sa.Text, nullable=False),
-    sa.Column("bytes", sa.BigInteger, nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("expires_at", sa.BigInteger),
-)
+_SQL_TYPES: Mapping[object, type[sa.types.TypeEngine[Any]]] = {
+    str: sa.Text,
+    int: sa.BigInteger,
+    float: sa.Float,
+    bool: sa.Boolean,
+    bytes: sa.LargeBinary,
+}
 
+
+def _table(name: str, record: type[msgspec.Struct], *indices: sa.Index) -> sa.Table:
+    """Return a table with a column for each field, numbered in the order of creation."""
+    number = sa.Column("number", sa.Integer, primary_key=True)
+    return sa.Table(name, metadata, number, *_columns(record), sa.UniqueConstraint("id"), *indices)
+
+
+def _numbered(parent: str) -> tuple[sa.Column[str], sa.Column[int]]:
+    """Return the key of a table of numbered items of each parent."""
+    number = sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
+    return sa.Column(parent, sa.Text, primary_key=True), number
+
+
+def _columns(record: type[msgspec.Struct]) -> Iterator[sa.Column[Any]]:
+    for field in msgspec.structs.fields(record):
+        is_union = get_origin(field.type) in (Union, UnionType)
+        kinds = get_args(field.type) if is_union else (field.type,)
+        (kind,) = (kind for kind in kinds if kind is not NoneType)
+        sql_type: Any = _SQL_TYPES.get(kind)
+        if sql_type is None:
+            sql_type = sa.JSON(none_as_null=True) if get_origin(kind) else sa.String(32)  # an enum's value
+        yield sa.Column(field.name, sql_type, nullable=NoneType in kinds)
+
+
+files = _table("files", FileRecord)
 parts = sa.Table(
-    "parts",
-    metadata,
-    sa.Column("file_id", sa.String(64), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("content", sa.LargeBinary, nullable=False),
+    "parts", metadata, *_numbered("file_id"), sa.Column("content", sa.LargeBinary, nullable=False)
 )
 """Parts of a file, in the order of the numbers. Content lives in the database, so that it and its record
 are one transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output
 file has a part per row, numbered by the input's line, so it is complete and in order without copying."""
-
-batches = sa.Table(
-    "batches",
-    metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("id", sa.String(64), nullable=False, unique=True),
-    sa.Column("owner", sa.String(128), nullable=False),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("endpoint", sa.String(64), nullable=False),
-    sa.Column("input_file_id", sa.String(64), nullable=False),
-    sa.Column("output_id", sa.String(64), nullable=False),
-    sa.Column("error_id", sa.String(64), nullable=False),
-    sa.Column("completion_window", sa.String(32), nullable=False),
-    sa.Column("metadata", sa.JSON(none_as_null=True)),
-    sa.Column("output_expires_s", sa.Integer),
-    sa.Column("status", sa.String(16), nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("expires_at", sa.BigInteger, nullable=False),
-    sa.Column("in_progress_at", sa.BigInteger),
-    sa.Column("finalizing_at", sa.BigInteger),
-    sa.Column("completed_at", sa.BigInteger),
-    sa.Column("failed_at", sa.BigInteger),
-    sa.Column("expired_at", sa.BigInteger),
-    sa.Column("cancelling_at", sa.BigInteger),
-    sa.Column("cancelled_at", sa.BigInteger),
-    sa.Column("total", sa.Integer, nullable=False),
-    sa.Column("completed", sa.Integer, nullable=False),
-    sa.Column("failed", sa.Integer, nullable=False),
-    sa.Column("input_tokens", sa.BigInteger, nullable=False),
-    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
-    sa.Column("output_tokens", sa.BigInteger, nullable=False),
-    sa.Column("errors", sa.JSON(none_as_null=True)),
-    sa.Column("lease_holder", sa.Text),  # who runs it now
-    sa.Column("lease_until", sa.Float),
-    sa.Index("batches_by_status", "status"),
-)
-
+batches = _table("batches", BatchRecord, sa.Index("batches_by_status", "status"))
 results = sa.Table(
     "results",
     metadata,
-    sa.Column("batch_id", sa.String(64), primary_key=True),
+    sa.Column("batch_id", sa.Text, primary_key=True),
     sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
 )
 """Finished rows of running batches. The key prevents a second result of a row."""
-
-responses = sa.Table(
-    "responses",
-    metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("id", sa.String(64), nullable=False, unique=True),
-    sa.Column("owner", sa.String(128), nullable=False),
-    sa.Column("previous_id", sa.String(64)),
-    sa.Column("status", sa.String(16), nullable=False),
-    sa.Column("is_background", sa.Boolean, nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("expires_at", sa.BigInteger, nullable=False),
-    sa.Column("response", sa.LargeBinary, nullable=False),  # the object as clients see it
-    sa.Column("written", sa.LargeBinary, nullable=False),  # the tokens of its output
-    sa.Column("vocabulary", sa.Text, nullable=False),  # the model whose tokens these are
-    sa.Column("lease_holder", sa.Text),  # who runs it in the background
-    sa.Column("lease_until", sa.Float),
-    sa.Index("responses_by_expiry", "expires_at"),
-)
-
+responses = _table("responses", ResponseRecord, sa.Index("responses_by_expiry", "expires_at"))
 response_items = sa.Table(
     "response_items",
     metadata,
-    sa.Column("response_id", sa.String(64), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("id", sa.String(64), nullable=False),
-    sa.Column("is_output", sa.Boolean, nullable=False),
-    sa.Column("content", sa.LargeBinary, nullable=False),
+    *_numbered("response_id"),
+    *_columns(ItemRecord),
     sa.Index("response_items_by_id", "id"),
 )
-
 response_events = sa.Table(
     "response_events",
     metadata,
-    sa.Column("response_id", sa.String(64), primary_key=True),
+    sa.Column("response_id", sa.Text, primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-
-conversations = sa.Table(
-    "conversations",
-    metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("id", sa.String(64), nullable=False, unique=True),
-    sa.Column("owner", sa.String(128), nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("expires_at", sa.BigInteger, nullable=False),
-    sa.Column("metadata", sa.JSON, nullable=False),
-    sa.Index("conversations_by_expiry", "expires_at"),
-)
-
+conversations = _table("conversations", ConversationRecord, sa.Index("conversations_by_expiry", "expires_at"))
 conversation_items = sa.Table(
     "conversation_items",
     metadata,
-    sa.Column("conversation_id", sa.String(64), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("id", sa.String(64), nullable=False),
-    sa.Column("content", sa.LargeBinary, nullable=False),
-    sa.Column("answer_id", sa.String(64)),  # the response that it came out of
-    sa.Column(
-        "written", sa.LargeBinary, nullable=False
-    ),  # the tokens of that one's output, at its first item
-    sa.Column("vocabulary", sa.Text, nullable=False),
+    *_numbered("conversation_id"),
+    *_columns(ConversationItem),
     sa.Index("conversation_items_by_id", "id"),
 )
 """Copies, because a conversation outlives responses."""
-
 usage = sa.Table(
     "usage",
     metadata,
     sa.Column("day", sa.String(10), primary_key=True),  # YYYY-MM-DD, in UTC
-    sa.Column("owner", sa.String(128), primary_key=True),  # the key's name
+    sa.Column("owner", sa.Text, primary_key=True),  # the key's name
     sa.Column("model", sa.Text, primary_key=True),
-    sa.Column("requests", sa.BigInteger, nullable=False),
-    sa.Column("input_tokens", sa.BigInteger, nullable=False),
-    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
-    sa.Column("output_tokens", sa.BigInteger, nullable=False),
-    sa.Column("cpu_ms", sa.Float(53), nullable=False),
-    sa.Column("recalled_requests", sa.BigInteger, nullable=False),
-    sa.Column("recalled_input_tokens", sa.BigInteger, nullable=False),
-    sa.Column("recalled_output_tokens", sa.BigInteger, nullable=False),
-    sa.Column("audio_seconds", sa.Float(53), nullable=False, server_default="0"),
+    *_columns(Amounts),
 )
 
-
+_PURGED_AT_ONCE = 500
 _learning = threading.Lock()
 _learned: set[type[msgspec.Struct]] = set()
 
@@ -212,28 +166,179 @@ def storable(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def storable_page(page: PageQuery) -> PageQuery:
-    return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))
+@dataclass(eq=False)
+class Repository:
+    """Objects in the database, for one event loop. Public methods are one transaction each, in a thread,
+    and raise JobsUnavailable while the database is away."""
+
+    database: Database
+    threads: DatabaseThreads
+    clock: Callable[[], float] = time.time
+
+    @property
+    def now_s(self) -> int:
+        return int(self.clock())
+
+    async def _read(self, work: Callable[[sa.Connection], T]) -> T:
+        return await self.threads.read(_transaction, self.database.read, work)
+
+    async def _write(self, work: Callable[[sa.Connection], T]) -> T:
+        return await self.threads.write(_transaction, self.database.write, work)
 
 
-def page_of(
-    connection: sa.Connection,
-    kind: type[R],
-    query: sa.Select[Any],
-    number: sa.Column[int],
-    page: PageQuery,
-    last: sa.Select[Any],
-) -> tuple[list[R], bool] | None:
-    """Return a page in the order of `number`, and True if there are more; or None if `page.after` is
-    unknown, whose number `last` selects."""
-    if page.after is not None:
-        after = connection.execute(last).scalar()
-        if after is None:
-            return None
-        query = query.where(number > after if page.is_ascending else number < after)
-    query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
-    found = [record_of(kind, row) for row in connection.execute(query).mappings()]
-    return found[: page.limit], len(found) > page.limit
+def _transaction(
+    begin: Callable[[], AbstractContextManager[sa.Connection]], work: Callable[[sa.Connection], T]
+) -> T:
+    with begin() as connection:
+        return work(connection)
+
+
+Own = TypeVar("Own", bound=Repository)
+Transaction = Callable[Concatenate[Own, sa.Connection, P], T]
+Method = Callable[Concatenate[Own, P], Coroutine[Any, Any, T]]
+
+
+def reads(work: Transaction[Own, P, T]) -> Method[Own, P, T]:
+    @wraps(work)
+    async def method(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(lambda connection: work(self, connection, *args, **kwargs))
+
+    return method
+
+
+def writes(work: Transaction[Own, P, T]) -> Method[Own, P, T]:
+    @wraps(work)
+    async def method(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._write(lambda connection: work(self, connection, *args, **kwargs))
+
+    return method
+
+
+@dataclass(frozen=True)
+class RecordTable(Generic[R]):
+    """Numbered rows, with columns for the fields of a record."""
+
+    table: sa.Table
+    record: type[R]
+
+    def find(self, connection: sa.Connection, *which: ColumnElement[bool], lock: bool = False) -> R | None:
+        """`lock`: until the end of the transaction."""
+        query = sa.select(self.table).where(*which)
+        row = connection.execute(query.with_for_update() if lock else query).mappings().first()
+        return None if row is None else record_of(self.record, row)
+
+    def page_of(
+        self,
+        connection: sa.Connection,
+        page: PageQuery,
+        own: ColumnElement[bool],
+        missing: Callable[[str], JobObjectNotFound],
+        *filters: ColumnElement[bool],
+    ) -> tuple[list[R], bool]:
+        """Return a page in the order of creation, and True if there are more. Raises `missing` if no row of
+        `own` has the id `page.after`."""
+        number = self.table.c.number
+        query = sa.select(self.table).where(own, *filters)
+        if page.after is not None:
+            last = sa.select(number).where(own, self.table.c.id == storable(page.after))
+            after = connection.execute(last).scalar()
+            if after is None:
+                raise missing(storable(page.after))
+            query = query.where(number > after if page.is_ascending else number < after)
+        query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
+        rows = [record_of(self.record, row) for row in connection.execute(query).mappings()]
+        return rows[: page.limit], len(rows) > page.limit
+
+
+@dataclass(frozen=True)
+class OwnedTable(RecordTable[R]):
+    """Objects that only their owner sees, while they live."""
+
+    missing: str
+    """Message about an unknown id."""
+    id_chars: int = 64
+    """Shown characters of an unknown id."""
+    is_live: Callable[[float], ColumnElement[bool]] | None = None
+    children: tuple[sa.Column[str], ...] = ()
+    """Columns of other tables with an object's id."""
+
+    def of(self, owner: str, now_s: float) -> ColumnElement[bool]:
+        is_own = self.table.c.owner == owner
+        return is_own if self.is_live is None else sa.and_(is_own, self.is_live(now_s))
+
+    def one(self, owner: str, object_id: str, now_s: float) -> ColumnElement[bool]:
+        return sa.and_(self.table.c.id == storable(object_id), self.of(owner, now_s))
+
+    def get(
+        self, connection: sa.Connection, owner: str, object_id: str, now_s: float, *, lock: bool = False
+    ) -> R:
+        """Return an object. Raises JobObjectNotFound."""
+        found = self.find(connection, self.one(owner, object_id, now_s), lock=lock)
+        if found is None:
+            raise self.not_found(object_id)
+        return found
+
+    def page(
+        self, connection: sa.Connection, owner: str, page: PageQuery, *filters: ColumnElement[bool]
+    ) -> tuple[list[R], bool]:
+        """Return a page of the owner's objects, and True if there are more. Raises JobObjectNotFound."""
+        own, missing = self.table.c.owner == owner, partial(self.not_found, param="after")
+        return self.page_of(connection, page, own, missing, *filters)
+
+    def purge(self, connection: sa.Connection, now_s: float) -> int:
+        """Delete some expired objects. Returns their number; call again while it is positive."""
+        table = self.table.c
+        expired = sa.select(table.id).where(table.expires_at <= now_s).limit(_PURGED_AT_ONCE)
+        ids = connection.execute(expired).scalars().all()
+        self.delete(connection, ids)
+        return len(ids)
+
+    def delete(self, connection: sa.Connection, ids: Sequence[str]) -> None:
+        for column in (*self.children, self.table.c.id):
+            connection.execute(sa.delete(column.table).where(column.in_(ids)))
+
+    def not_found(self, object_id: str, *, param: str = "id") -> JobObjectNotFound:
+        shown = storable(object_id)[: self.id_chars]
+        return JobObjectNotFound(self.missing.format(id=shown), param=param)
+
+
+@dataclass(frozen=True)
+class ItemTable(RecordTable[R]):
+    """Items of each object of another table."""
+
+    parents: OwnedTable[Any]
+    parent_id: sa.Column[str]
+
+    def read(self, connection: sa.Connection, *which: ColumnElement[bool]) -> dict[str, list[R]]:
+        """Return the items in order, by their parent."""
+        query = sa.select(self.table).where(*which).order_by(self.table.c.number)
+        found: dict[str, list[R]] = defaultdict(list)
+        for row in connection.execute(query).mappings():
+            found[row[self.parent_id.name]].append(record_of(self.record, row))
+        return found
+
+    def num_bytes(self, connection: sa.Connection, *which: ColumnElement[bool]) -> int:
+        size = sa.select(sa.func.sum(sa.func.length(self.table.c.content))).where(*which)
+        return connection.execute(size).scalar() or 0
+
+    def content_by_id(
+        self, connection: sa.Connection, owner: str, ids: Sequence[str], now_s: float
+    ) -> dict[str, bytes]:
+        """Return the items that exist in any live object of this owner."""
+        parents, items = self.parents.table, self.table.c
+        query = sa.select(items.id, items.content).join(parents, parents.c.id == self.parent_id)
+        query = query.where(self.parents.of(owner, now_s), items.id.in_([*map(storable, ids)]))
+        return {row.id: row.content for row in connection.execute(query)}
+
+    def add(self, connection: sa.Connection, parent_id: str, items: Sequence[R]) -> None:
+        last = sa.select(sa.func.max(self.table.c.number)).where(self.parent_id == parent_id)
+        first = connection.execute(last).scalar()
+        rows = [
+            {self.parent_id.name: parent_id, "number": number, **msgspec.structs.asdict(item)}
+            for number, item in enumerate(items, 0 if first is None else first + 1)
+        ]
+        if rows:
+            connection.execute(sa.insert(self.table), rows)
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
@@ -257,23 +362,25 @@ def open_database(where: str) -> Database:
     url = _url(where)
     shown = url.render_as_string(hide_password=True)
     try:
-        engine = _engine(url)
+        if url.get_backend_name() == "sqlite":
+            engine = sqlite_engine(url, _SQLITE)
+        else:
+            own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
+            engine = sa.create_engine(url, pool_pre_ping=True, connect_args=own)
         _prepare(engine)
     except ImportError as error:
         extra = "pip install 'openai-cpu-server[postgres]'"
         raise StartupError(f"cannot use {shown}: {error} ({extra})") from None
     except (SQLAlchemyError, OSError) as error:
         raise StartupError(f"cannot open the jobs database {shown}: {_reason(error)}") from None
-    return Database(engine, _named)
+    return Database(
+        engine, lambda error: JobsUnavailable(_reason(error)) if isinstance(error, _UNAVAILABLE) else None
+    )
 
 
 def away(error: Exception) -> str | None:
     """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
-
-
-def _named(error: SQLAlchemyError) -> JobsUnavailable | None:
-    return JobsUnavailable(_reason(error)) if isinstance(error, _UNAVAILABLE) else None
 
 
 def _url(where: str) -> sa.URL:
@@ -290,13 +397,6 @@ def _url(where: str) -> sa.URL:
     return url
 
 
-def _engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() == "sqlite":
-        return sqlite_engine(url, _SQLITE)
-    own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
-    return sa.create_engine(url, pool_pre_ping=True, connect_args=own)
-
-
 def _prepare(engine: sa.Engine) -> None:
     try:
         _create(engine)
@@ -305,19 +405,15 @@ def _prepare(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         found = connection.execute(sa.select(schema_version.c.version)).scalars().all()
         if len(found) == 1 and found[0] in OLDER:
-            _bring_forward(connection, found[0])
+            this = sa.update(schema_version).where(schema_version.c.version == found[0])
+            moved = connection.execute(this.values(version=SCHEMA_VERSION))
+            if moved.rowcount and found[0] in _LACK_SECONDS:
+                added = "audio_seconds FLOAT DEFAULT 0 NOT NULL"
+                connection.execute(sa.text(f"ALTER TABLE usage ADD COLUMN {added}"))
             found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:
         versions = ", ".join(map(str, found))
         raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")
-
-
-def _bring_forward(connection: sa.Connection, version: int) -> None:
-    this = schema_version.c.version == version
-    moved = connection.execute(sa.update(schema_version).where(this).values(version=SCHEMA_VERSION))
-    if moved.rowcount and version in _LACK_SECONDS:
-        added = "audio_seconds FLOAT DEFAULT 0 NOT NULL"
-        connection.execute(sa.text(f"ALTER TABLE usage ADD COLUMN {added}"))
 
 
 def _create(engine: sa.Engine) -> None:

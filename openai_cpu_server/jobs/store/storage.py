@@ -4,78 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
 from openai_cpu_server.jobs.store.database import (
+    Repository,
     batches,
     conversation_items,
     conversations,
     files,
     parts,
+    reads,
     response_events,
     response_items,
     responses,
 )
 from openai_cpu_server.jobs.store.files import is_there
-from openai_cpu_server.storage.database import Database, DatabaseThreads
-
-
-class SizeStore:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def stored(self, owner: str, now_s: float) -> StoredAmount:
-        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
-        with self._database.read() as connection:
-            num_files, file_bytes = connection.execute(own).one()
-            queries = (_results(owner), *_responses(owner, now_s), *_conversations(owner, now_s))
-            others = sum(int(connection.execute(query).scalar_one()) for query in queries)
-        return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
-
-
-def _results(owner: str) -> Select[Any]:
-    running = (batches.c.owner == owner, batches.c.status.in_(ACTIVE))
-    outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
-    of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
-    return select(_sum(func.length(parts.c.content))).where(of_these)
-
-
-def _responses(owner: str, now_s: float) -> list[Select[Any]]:
-    kept = (responses.c.owner == owner, responses.c.expires_at > now_s)
-    ids = select(responses.c.id).where(*kept)
-    items, events = response_items.c, response_events.c
-    return [
-        select(_sum(func.length(responses.c.response) + func.length(responses.c.written))).where(*kept),
-        select(_sum(func.length(items.content))).where(items.response_id.in_(ids)),
-        select(_sum(func.length(events.content))).where(events.response_id.in_(ids)),
-    ]
-
-
-def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
-    kept = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
-    ids, items = select(conversations.c.id).where(*kept), conversation_items.c
-    return [
-        select(func.count() * CONVERSATION_BYTES).where(*kept),
-        select(_sum(func.length(items.content) + func.length(items.written))).where(
-            items.conversation_id.in_(ids)
-        ),
-    ]
-
 
 CONVERSATION_BYTES = 1024
 """Counted per conversation, without its items."""
 
 
-def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
-    return func.coalesce(func.sum(what), 0)
+def _sum(size: ColumnElement[int]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(size), 0)
+
+
+def _length(first: ColumnElement[bytes], *others: ColumnElement[bytes]) -> ColumnElement[int]:
+    return _sum(sum(map(func.length, others), func.length(first)))
 
 
 _MIB = 1024 * 1024
@@ -103,53 +66,65 @@ def disk_space(folder: Path) -> DiskSpace:
     return DiskSpace(usage.total, usage.free)
 
 
-class StorageRoom:
-    """For one event loop."""
+@dataclass(eq=False)
+class StorageRoom(Repository):
+    space: Callable[[Path], DiskSpace] = disk_space
+    _figures: dict[str, _Figure] = field(default_factory=dict, init=False)
+    _coming: dict[str, StoredAmount] = field(default_factory=dict, init=False)
+    _left: tuple[float, int] | None = field(default=None, init=False)
+    """Time of the check, and bytes left for us."""
 
-    def __init__(
-        self,
-        database: Database,
-        threads: DatabaseThreads,
-        *,
-        clock: Callable[[], float] = time.time,
-        space: Callable[[Path], DiskSpace] = disk_space,
-    ) -> None:
-        self._folder = database.folder
-        self._sizes = SizeStore(database)
-        self._threads = threads
-        self._clock = clock
-        self._space = space
-        self._figures: dict[str, _Figure] = {}
-        self._coming: dict[str, StoredAmount] = {}
-        self._left: tuple[float, int] | None = None
-        """Time of the check, and bytes left for us."""
+    @reads
+    def stored(self, connection: Connection, owner: str) -> StoredAmount:
+        now_s = self.clock()
+        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
+        num_files, num_bytes = connection.execute(own).one()
+        running = batches.c.owner == owner, batches.c.status.in_(ACTIVE)
+        outputs, errors = (select(each).where(*running) for each in (batches.c.output_id, batches.c.error_id))
+        own_responses = responses.c.owner == owner, responses.c.expires_at > now_s
+        response_ids = select(responses.c.id).where(*own_responses)
+        own_conversations = conversations.c.owner == owner, conversations.c.expires_at > now_s
+        conversation_ids = select(conversations.c.id).where(*own_conversations)
+        items, turns, events = response_items.c, conversation_items.c, response_events.c
+        sizes = (
+            select(_length(parts.c.content)).where(
+                or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
+            ),
+            select(_length(responses.c.response, responses.c.written)).where(*own_responses),
+            select(_length(items.content)).where(items.response_id.in_(response_ids)),
+            select(_length(events.content)).where(events.response_id.in_(response_ids)),
+            select(func.count() * CONVERSATION_BYTES).where(*own_conversations),
+            select(_length(turns.content, turns.written)).where(turns.conversation_id.in_(conversation_ids)),
+        )
+        num_bytes += sum(int(connection.execute(size).scalar_one()) for size in sizes)
+        return StoredAmount(num_bytes=int(num_bytes), num_files=int(num_files))
 
-    async def check(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
+    async def check(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> None:
         """Check that so much more may be stored. Raises StorageFull, DiskFull."""
-        await self.check_disk(asked.num_bytes)
-        await self._check_limits(owner, limits, asked)
+        await self.check_disk(amount.num_bytes)
+        await self._check_limits(owner, limits, amount)
 
     async def check_disk(self, num_bytes: int = 0) -> None:
         """Check the database's disk, unless it is elsewhere. Raises DiskFull."""
-        if self._folder is None:
+        if (folder := self.database.folder) is None:
             return
-        if self._left is None or self._clock() - self._left[0] >= _DISK_S:
-            space = await asyncio.to_thread(self._space, self._folder)
-            self._left = self._clock(), space.free - int(min(_FREE_SHARE * space.total, _FREE_BYTES))
+        if self._left is None or self.clock() - self._left[0] >= _DISK_S:
+            space = await asyncio.to_thread(self.space, folder)
+            self._left = self.clock(), space.free - int(min(_FREE_SHARE * space.total, _FREE_BYTES))
         if self._left[1] < num_bytes:
             raise DiskFull
 
     @asynccontextmanager
-    async def reserved(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> AsyncIterator[None]:
+    async def reserved(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> AsyncIterator[None]:
         """Reserve room during the block. Raises StorageFull, DiskFull."""
         before = self._coming.get(owner, StoredAmount())
-        self._coming[owner] = before + asked  # before the first wait: who comes at once is seen
+        self._coming[owner] = before + amount  # before the first wait, so that concurrent uploads see it
         try:
-            await self.check_disk(asked.num_bytes)
+            await self.check_disk(amount.num_bytes)
             await self._check_limits(owner, limits, StoredAmount())
             yield
         finally:
-            self._coming[owner] -= asked
+            self._coming[owner] -= amount
             if self._coming[owner] == StoredAmount():
                 del self._coming[owner]
             self.changed(owner)
@@ -163,19 +138,46 @@ class StorageRoom:
         self._figures.pop(owner, None)
         self._left = None
 
-    async def _check_limits(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
+    async def _check_limits(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> None:
         if limits == NO_LIMITS:
             return
-        asked += self._coming.get(owner, StoredAmount())
-        if limits.excess(asked + await self._stored(owner, _OLD_S)) is None:
+        amount += self._coming.get(owner, StoredAmount())
+        if limits.excess(amount + await self._stored(owner, _OLD_S)) is None:
             return
-        excess = limits.excess(asked + await self._stored(owner, _FRESH_S))
+        excess = limits.excess(amount + await self._stored(owner, _FRESH_S))
         if excess is not None:
             raise StorageFull(excess)
 
     async def _stored(self, owner: str, oldest_s: float) -> StoredAmount:
         figure = self._figures.get(owner)
-        if figure is None or self._clock() - figure.counted_s >= oldest_s:
-            stored = await self._threads.read(self._sizes.stored, owner, self._clock())
-            figure = self._figures[owner] = _Figure(self._clock(), stored)
+        if figure is None or self.clock() - figure.counted_s >= oldest_s:
+            figure = self._figures[owner] = _Figure(self.clock(), await self.stored(owner))
         return figure.stored
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(eq=False, kw_only=True)
+class StoringRepository(Repository):
+    """Repository whose objects count for their owner's limits, and expire."""
+
+    storage: StorageRoom
+    lifetime_s: int
+
+
+Storing = TypeVar("Storing", bound=StoringRepository)
+OwnersMethod = Callable[Concatenate[Storing, str, P], Coroutine[Any, Any, T]]
+
+
+def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
+    """Forget the amount that is stored for the owner, the first argument, when the work is done."""
+
+    @wraps(work)
+    async def method(self: Storing, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = await work(self, owner, *args, **kwargs)
+        self.storage.changed(owner)
+        return result
+
+    return method

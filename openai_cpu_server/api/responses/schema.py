@@ -1,10 +1,10 @@
-"""The body of `POST /v1/responses`."""
+"""Schemas of `POST /v1/responses`: items, tools and the body."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation.schema import (
@@ -23,17 +23,12 @@ from openai_cpu_server.api.generation.schema import (
     Several,
     SharedBody,
     Syntax,
+    TextOrList,
     TopLogprobs,
     by_type,
     by_value,
 )
-from openai_cpu_server.api.responses.sent_items import (
-    CompactionTrigger,
-    EchoedBody,
-    Input,
-    SentMessageItem,
-    ToolName,
-)
+from openai_cpu_server.api.responses.items import BY_TYPE, OWN_SUMMARY
 from openai_cpu_server.http.ignored_params import (
     REASONING_REFUSALS,
     RESPONSES_HINTS,
@@ -42,6 +37,190 @@ from openai_cpu_server.http.ignored_params import (
     Refusals,
 )
 from openai_cpu_server.http.parse import Body
+
+MAX_ITEMS = 10_000
+
+
+class EchoedBody(Body):
+    """Object that clients send back as they received it, here or elsewhere. Further fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    is_open: ClassVar[bool] = True
+
+
+class ItemTextPart(EchoedBody):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(EchoedBody):
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _part_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("input_text", "output_text", "text"):
+        return "<text>"
+    return "<refusal>" if kind == "refusal" else "<other>"
+
+
+SentPart = Annotated[
+    Union[
+        Annotated[ItemTextPart, Tag("<text>")],
+        Annotated[RefusalPart, Tag("<refusal>")],
+        Annotated[ForeignKind, Tag("<other>")],
+    ],
+    Discriminator(_part_kind),
+]
+Content = TextOrList[ListOf[SentPart]]
+ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+"""NUL is excluded, because some databases cannot store it."""
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SentMessageItem(EchoedBody):
+    type: Literal["message"] | None = None
+    id: ItemId | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+ToolName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SentFunctionCall(EchoedBody):
+    type: Literal["function_call"]
+    id: ItemId | None = None
+    call_id: CallId
+    name: ToolName
+    namespace: ToolName | None = None
+    arguments: str
+
+
+class SentFunctionOutput(EchoedBody):
+    type: Literal["function_call_output"]
+    id: ItemId | None = None
+    call_id: CallId
+    output: Content
+
+
+class SentCustomCall(EchoedBody):
+    type: Literal["custom_tool_call"]
+    id: ItemId | None = None
+    call_id: CallId
+    name: ToolName
+    namespace: ToolName | None = None
+    input: str
+
+
+class SentCustomOutput(EchoedBody):
+    type: Literal["custom_tool_call_output"]
+    id: ItemId | None = None
+    call_id: CallId
+    output: Content
+
+
+class ReasoningPart(EchoedBody):
+    type: str
+    text: str
+
+
+class SentReasoning(EchoedBody):
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: ListOf[ReasoningPart] | None = None
+    content: ListOf[ReasoningPart] | None = None
+    encrypted_content: str | None = None
+    """Thoughts of other servers, which are unreadable here."""
+
+
+class SentCompaction(EchoedBody):
+    """Summary by this server. Those of other services are unreadable here."""
+
+    type: Literal["compaction"]
+    id: ItemId | None = None
+    encrypted_content: str
+
+
+class CompactionTrigger(EchoedBody):
+    """Last item, which asks for a summary of the others."""
+
+    type: Literal["compaction_trigger"]
+
+
+class ItemReference(EchoedBody):
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+class SentMcpList(EchoedBody):
+    type: Literal["mcp_list_tools"]
+    id: ItemId | None = None
+    server_label: str = ""
+    tools: ListOf[JsonObject] | None = None
+    error: JsonValue = None
+
+
+class SentMcpCall(EchoedBody):
+    type: Literal["mcp_call"]
+    id: ItemId | None = None
+    server_label: str = ""
+    name: ToolName
+    arguments: str
+    output: str | None = None
+    error: JsonValue = None
+    approval_request_id: ItemId | None = None
+
+
+class SentApprovalRequest(EchoedBody):
+    type: Literal["mcp_approval_request"]
+    id: ItemId
+    server_label: str
+    name: ToolName
+    arguments: str
+
+
+class SentApproval(EchoedBody):
+    type: Literal["mcp_approval_response"]
+    id: ItemId | None = None
+    approval_request_id: ItemId
+    approve: bool
+    reason: str | None = None
+
+
+def _item_kind(value: object) -> str:
+    fields = value if isinstance(value, dict) else {}
+    kind = fields.get("type")
+    if kind == "compaction" and not str(fields.get("encrypted_content")).startswith(OWN_SUMMARY):
+        return "<other>"
+    if kind is None:
+        return "<item_reference>" if set(fields) - {"type"} == {"id"} else "<message>"
+    is_ours = isinstance(kind, str) and kind in (*BY_TYPE, "compaction_trigger", "item_reference")
+    return f"<{kind}>" if is_ours else "<other>"
+
+
+InputItem = Annotated[
+    Union[
+        Annotated[SentMessageItem, Tag("<message>")],
+        Annotated[SentFunctionCall, Tag("<function_call>")],
+        Annotated[SentFunctionOutput, Tag("<function_call_output>")],
+        Annotated[SentCustomCall, Tag("<custom_tool_call>")],
+        Annotated[SentCustomOutput, Tag("<custom_tool_call_output>")],
+        Annotated[SentReasoning, Tag("<reasoning>")],
+        Annotated[SentCompaction, Tag("<compaction>")],
+        Annotated[CompactionTrigger, Tag("<compaction_trigger>")],
+        Annotated[ItemReference, Tag("<item_reference>")],
+        Annotated[SentMcpList, Tag("<mcp_list_tools>")],
+        Annotated[SentMcpCall, Tag("<mcp_call>")],
+        Annotated[SentApprovalRequest, Tag("<mcp_approval_request>")],
+        Annotated[SentApproval, Tag("<mcp_approval_response>")],
+        Annotated[ForeignKind, Tag("<other>")],
+    ],
+    Discriminator(_item_kind),
+]
+Input = TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
 
 
 class FunctionTool(EchoedBody):
@@ -274,8 +453,8 @@ class TurnFields(Body):
 
     @property
     def conversation_id(self) -> str | None:
-        given = self.conversation
-        return given.id if isinstance(given, ConversationName) else given
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named
 
     @property
     def is_compacting(self) -> bool:
@@ -304,8 +483,9 @@ class ResponsesBody(SharedBody, TurnFields):
     prompt_cache_key: str | None = None
 
     def compacting(self) -> ResponsesBody:
-        given = self.input or []
-        items = [SentMessageItem(role="user", content=given)] if isinstance(given, str) else given
+        items = self.input or []
+        if isinstance(items, str):
+            items = [SentMessageItem(role="user", content=items)]
         trigger = CompactionTrigger(type="compaction_trigger")
         alone = {"store": False, "stream": None, "background": None, "stream_options": None}
         alone["context_management"] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -17,7 +18,6 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import adapted_names
-from openai_cpu_server.api.responses.body import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
     ApprovedCall,
     approved_calls,
@@ -25,27 +25,28 @@ from openai_cpu_server.api.responses.conversation import (
     current,
     listed_servers,
     summed_up,
+    to_messages,
     trigger_item,
-    turns,
     with_instructions,
 )
 from openai_cpu_server.api.responses.items import Item, ItemWithSource, decoded
 from openai_cpu_server.api.responses.objects import ConversationRef, WrittenSummary
-from openai_cpu_server.api.responses.sent_items import new_items, references, told_in_words
-from openai_cpu_server.api.responses.to_params import check_supported, left_out, response_ask
+from openai_cpu_server.api.responses.schema import McpServerTool, ResponsesBody
+from openai_cpu_server.api.responses.to_params import (
+    check_supported,
+    left_out,
+    new_items,
+    references,
+    to_params,
+    unsupported_names,
+)
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse
-from openai_cpu_server.jobs.records import (
-    ChainedResponse,
-    KeptItem,
-    ResponseStatus,
-    StorageLimits,
-    StoredAmount,
-)
-from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.records import ResponseStatus, StorageLimits, StoredAmount
+from openai_cpu_server.jobs.responses import ResponseRepository
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
 _MANAGEMENT = "context_management"
@@ -75,29 +76,30 @@ class ResponseParams(msgspec.Struct, frozen=True):
     def listed(self) -> frozenset[str]:
         return listed_servers((*self.earlier, *self.items))
 
-    def ask(
-        self, offered: Sequence[FunctionParam] = (), said: Sequence[MessageParam] = ()
+    def generation(
+        self, offered: Sequence[FunctionParam] = (), results: Sequence[MessageParam] = ()
     ) -> GenerationParams:
-        """`offered`: tools of MCP servers. `said`: results of approved calls."""
+        """`offered`: tools of MCP servers. `results`: of approved calls."""
         return msgspec.structs.replace(
-            response_ask(self.body, (*self.messages, *said), offered),
+            to_params(self.body, (*self.messages, *results), offered),
             num_bytes=self.num_bytes,
             ignored=self.ignored,
             attached=self.attached,
         )
 
-    def summing_up(self) -> ResponseParams:
+    def compacting(self) -> ResponseParams:
+        """Return the request for a summary of this one's conversation."""
         body = self.body.compacting().model_copy(update={"truncation": "auto"})
-        asked = ItemWithSource(trigger_item(), _MANAGEMENT)
-        shown = [*current([*self.earlier, *self.items]), asked]
-        messages = with_instructions(turns(shown), body.instructions)
+        trigger = ItemWithSource(trigger_item(), _MANAGEMENT)
+        shown = [*current([*self.earlier, *self.items]), trigger]
+        messages = with_instructions(to_messages(shown), body.instructions)
         return msgspec.structs.replace(self, body=body, messages=tuple(messages), is_stored=False)
 
-    def summed_up(self, summary: WrittenSummary) -> ResponseParams:
+    def with_summary(self, summary: WrittenSummary) -> ResponseParams:
         shown = summed_up([*self.earlier, *self.items], ItemWithSource(summary.item, _MANAGEMENT))
         return msgspec.structs.replace(
             self,
-            messages=tuple(with_instructions(turns(shown), self.body.instructions)),
+            messages=tuple(with_instructions(to_messages(shown), self.body.instructions)),
             attached=tuple(attached_in(shown)),
             summary=summary,
         )
@@ -114,17 +116,22 @@ class LastResponse(msgspec.Struct, frozen=True):
     items: tuple[ItemWithSource, ...]
 
 
-class _OfConversation(msgspec.Struct, frozen=True):
+class _StoredConversation(msgspec.Struct, frozen=True):
     conversation: ConversationRef | msgspec.UnsetType = UNSET
 
 
+@dataclass(frozen=True)
 class ResponseReader:
-    """`kept`: None if responses are not stored. `has_mcp`: False to leave out MCP tools."""
+    repository: ResponseRepository | None
+    """Stored responses, or None if this server stores none."""
+    options: ApiOptions
+    has_mcp: bool = False
+    """False to leave out MCP tools."""
 
-    def __init__(self, kept: KeptResponses | None, options: ApiOptions, *, has_mcp: bool = False) -> None:
-        self._kept = kept
-        self._has_mcp = has_mcp
-        self._options = options
+    @property
+    def _max_bytes(self) -> int:
+        """Most bytes of earlier items."""
+        return 2 * self.options.max_body_bytes
 
     async def read(
         self,
@@ -132,19 +139,19 @@ class ResponseReader:
         identity: Identity,
         recent: LastResponse | None = None,
         *,
-        stores_unasked: bool = True,
+        stores_by_default: bool = True,
         is_compacting: bool = False,
     ) -> ResponseParams:
         """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
-        StorageFull and DiskFull. `stores_unasked`: default of `store`."""
-        reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
+        StorageFull and DiskFull."""
+        reading = partial(parse, ResponsesBody, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:
             body = body.compacting()
-        if body.store is None and not stores_unasked:
+        if body.store is None and not stores_by_default:
             body = body.model_copy(update={"store": False})
-        read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
-        return await self._with_room(read, identity.storage, len(data))
+        params = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
+        return await self._with_room(params, identity.storage, len(data))
 
     async def of_body(
         self,
@@ -157,7 +164,7 @@ class ResponseReader:
     ) -> ResponseParams:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
-        if not self._has_mcp:
+        if not self.has_mcp:
             body = _without_mcp(body)
         is_stored = self._is_stored(body)
         if body.conversation is not None and body.previous_response_id is not None:
@@ -166,110 +173,123 @@ class ResponseReader:
             )
             raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
         earlier = await self._earlier(body, owner, recent)
-        found = await self._found(references(body.input), owner, earlier)
+        referenced = {one.item.id: one.item for one in earlier}
+        ids = [item_id for item_id in references(body.input) if item_id not in referenced]
+        referenced |= await self.items_by_id(ids, owner)
         size += sum(len(one.param) for one in earlier) * 64
-        messages, items, attached, approved = await off_loop(
-            size, partial(_conversation, body, earlier, found)
-        )
-        told = [*left_out(body), *told_in_words(body.input)]
-        return ResponseParams(
-            body=body,
-            messages=messages,
-            earlier=earlier,
-            items=items,
-            approved=() if body.is_compacting else approved,
-            attached=attached,
-            ignored=Ignored((*ignored.names, *adapted_names(told, messages).names)),
-            num_bytes=size,
-            owner=owner,
-            is_stored=is_stored,
-        )
 
-    async def _with_room(self, read: ResponseParams, limits: StorageLimits, num_bytes: int) -> ResponseParams:
+        def convert() -> ResponseParams:
+            items = new_items(body.input, referenced)
+            shown = current([*earlier, *items])
+            messages = with_instructions(to_messages(shown), body.instructions)
+            approved = approved_calls(earlier, items)
+            names = [*left_out(body), *unsupported_names(body.input)]
+            return ResponseParams(
+                body=body,
+                messages=tuple(messages),
+                earlier=earlier,
+                items=tuple(items),
+                approved=() if body.is_compacting else tuple(approved),
+                attached=tuple(attached_in(shown)),
+                ignored=Ignored((*ignored.names, *adapted_names(names, messages).names)),
+                num_bytes=size,
+                owner=owner,
+                is_stored=is_stored,
+            )
+
+        return await off_loop(size, convert)
+
+    async def items_by_id(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
+        if not ids or self.repository is None:
+            return {}
+        stored = await self.repository.conversations.content_by_id(owner, ids)
+        stored |= await self.repository.content_by_id(owner, [each for each in ids if each not in stored])
+        size = sum(map(len, stored.values()))
+        return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
+
+    async def _with_room(
+        self, params: ResponseParams, limits: StorageLimits, num_bytes: int
+    ) -> ResponseParams:
         """On a nearly full disk, a response that is stored only by default is not stored."""
-        if self._kept is None or not (read.is_stored or read.adds_to):
-            return read
+        if self.repository is None or not (params.is_stored or params.adds_to):
+            return params
         try:
-            await self._kept.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
+            await self.repository.storage.check(params.owner, limits, StoredAmount(num_bytes=num_bytes))
         except DiskFull:
-            if read.body.store or read.body.background or read.adds_to:
+            if params.body.store or params.body.background or params.adds_to:
                 raise
-            return msgspec.structs.replace(read, is_stored=False)
-        return read
+            return msgspec.structs.replace(params, is_stored=False)
+        return params
 
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
             raise wrong("'background' needs a stored response: 'store' must not be false.", "store")
-        if self._kept is None and (body.background or body.store):
+        if self.repository is None and (body.background or body.store):
             param = "background" if body.background else "store"
             raise InvalidRequest(
                 f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
             )
-        return self._kept is not None and body.store is not False
+        return self.repository is not None and body.store is not False
 
     async def _earlier(
         self, body: ResponsesBody, owner: str, recent: LastResponse | None
     ) -> tuple[ItemWithSource, ...]:
-        wanted = body.previous_response_id
         if body.conversation_id is not None:
-            return await self._of_conversation(body.conversation_id, owner)
-        if wanted is None:
+            return await self._in_conversation(body.conversation_id, owner)
+        previous_id = body.previous_response_id
+        if previous_id is None:
             return ()
-        if recent is not None and recent.id == wanted:
+        if recent is not None and recent.id == previous_id:
             return recent.items
-        if self._kept is None:
+        return await self._chained(previous_id, owner)
+
+    async def _chained(self, previous_id: str, owner: str) -> tuple[ItemWithSource, ...]:
+        if self.repository is None:
             raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
         try:
-            links = await self._kept.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
+            links = await self.repository.chain(owner, previous_id, max_bytes=self._max_bytes)
         except JobObjectNotFound as error:
             raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
-        if links[-1].record.status not in USABLE:
-            status = links[-1].record.status.value
-            raise _no_previous(f"The response '{wanted}' cannot be gone on from: it is {status}.")
-        if msgspec.json.decode(links[-1].record.response, type=_OfConversation).conversation is not UNSET:
+        last = links[-1].record
+        if last.status not in USABLE:
             raise _no_previous(
-                f"The response '{wanted}' is one of a conversation: go on with 'conversation'."
+                f"The response '{previous_id}' cannot be gone on from: it is {last.status.value}."
             )
-        size = sum(len(item.content) for link in links for item in link.items)
-        return await off_loop(size, lambda: tuple(one for link in links for one in _of_link(link)))
+        if msgspec.json.decode(last.response, type=_StoredConversation).conversation is not UNSET:
+            raise _no_previous(
+                f"The response '{previous_id}' is one of a conversation: go on with 'conversation'."
+            )
 
-    async def _of_conversation(self, conversation_id: str, owner: str) -> tuple[ItemWithSource, ...]:
-        if self._kept is None:
+        def decode() -> Iterator[ItemWithSource]:
+            for link in links:
+                answer = _answer(link.record.written, link.record.vocabulary)
+                for item in link.items:
+                    own_answer = answer if item.is_output else None
+                    yield ItemWithSource(decoded(item.content), "previous_response_id", own_answer)
+
+        size = sum(len(item.content) for link in links for item in link.items)
+        return await off_loop(size, lambda: tuple(decode()))
+
+    async def _in_conversation(self, conversation_id: str, owner: str) -> tuple[ItemWithSource, ...]:
+        if self.repository is None:
             message = f"'conversation' is not possible: {NO_DATABASE}."
             raise InvalidRequest(message, param="conversation", code="unsupported_parameter")
-        most_bytes = 2 * self._options.max_body_bytes
+        conversations = self.repository.conversations
         try:
-            items = await self._kept.conversations.items(owner, conversation_id, max_bytes=most_bytes)
+            items = await conversations.items(owner, conversation_id, max_bytes=self._max_bytes)
         except JobObjectNotFound as error:
             raise JobObjectNotFound(str(error), param="conversation") from None
+
+        def decode() -> Iterator[ItemWithSource]:
+            """Items of one answer share its tokens."""
+            answers: dict[str | None, EarlierAnswer | None] = {None: None}
+            for item in items:
+                if item.answer_id not in answers:
+                    answers[item.answer_id] = _answer(item.written, item.vocabulary)
+                yield ItemWithSource(decoded(item.content), "conversation", answers[item.answer_id])
+
         size = sum(len(item.content) for item in items)
-        return await off_loop(size, lambda: tuple(_of_items(items)))
-
-    async def found(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
-        if not ids or self._kept is None:
-            return {}
-        stored = await self._kept.conversations.found(owner, ids)
-        stored |= await self._kept.items(owner, [item_id for item_id in ids if item_id not in stored])
-        size = sum(map(len, stored.values()))
-        return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
-
-    async def _found(
-        self, ids: Sequence[str], owner: str, earlier: Sequence[ItemWithSource]
-    ) -> dict[str, Item]:
-        found = {one.item.id: one.item for one in earlier}
-        return found | await self.found([item_id for item_id in ids if item_id not in found], owner)
-
-
-def _conversation(
-    body: ResponsesBody, earlier: Sequence[ItemWithSource], found: dict[str, Item]
-) -> tuple[
-    tuple[MessageParam, ...], tuple[ItemWithSource, ...], tuple[Attachment, ...], tuple[ApprovedCall, ...]
-]:
-    items = new_items(body.input, found)
-    everything = current([*earlier, *items])
-    messages = with_instructions(turns(everything), body.instructions)
-    approved = approved_calls(earlier, items)
-    return tuple(messages), tuple(items), tuple(attached_in(everything)), tuple(approved)
+        return await off_loop(size, lambda: tuple(decode()))
 
 
 def _without_mcp(body: ResponsesBody) -> ResponsesBody:
@@ -280,24 +300,6 @@ def _without_mcp(body: ResponsesBody) -> ResponsesBody:
         for tool in body.tools or ()
     ]
     return body.model_copy(update={"tools": tools})
-
-
-def _of_link(link: ChainedResponse) -> list[ItemWithSource]:
-    answer = _answer(link.record.written, link.record.vocabulary)
-    return [
-        ItemWithSource(decoded(item.content), "previous_response_id", answer if item.is_output else None)
-        for item in link.items
-    ]
-
-
-def _of_items(items: Sequence[KeptItem]) -> Iterator[ItemWithSource]:
-    """Items of one answer share its tokens."""
-    answers: dict[str, EarlierAnswer | None] = {}
-    for item in items:
-        if item.answer_id is not None and item.answer_id not in answers:
-            answers[item.answer_id] = _answer(item.written, item.vocabulary)
-        answer = None if item.answer_id is None else answers[item.answer_id]
-        yield ItemWithSource(decoded(item.content), "conversation", answer)
 
 
 def _answer(written: bytes, vocabulary: str) -> EarlierAnswer | None:

@@ -1,0 +1,213 @@
+"""Tools of MCP servers that one response may call: listed, filtered and named for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from openai_cpu_server.api.generation.params import FunctionParam
+from openai_cpu_server.api.generation.schema import MAX_TOOLS
+from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
+from openai_cpu_server.api.responses.schema import (
+    ApprovalRule,
+    McpServerTool,
+    RequiredApproval,
+    ResponsesBody,
+    ToolFilter,
+)
+from openai_cpu_server.contract.mcp import (
+    McpLimits,
+    McpServer,
+    McpServers,
+    McpTool,
+    McpUnavailable,
+)
+from openai_cpu_server.errors import InvalidRequest, wrong
+from openai_cpu_server.http.keys import Identity
+
+_MOST_SERVERS = 16
+
+
+class OfferedTool(NamedTuple):
+    label: str
+    tool: McpTool
+    server: McpServer
+    needs_approval: bool
+
+
+class ToolListing(NamedTuple):
+    label: str
+    tools: tuple[McpTool, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class McpTools:
+    offered: Mapping[str, OfferedTool]
+    """Tools by the names that the model sees."""
+    functions: Sequence[FunctionParam]
+    listings: Sequence[ToolListing]
+    own_servers: Sequence[McpServer]
+    """Servers of this request only, which are closed with it."""
+    limits: McpLimits
+
+    def find(self, label: str, tool: str) -> OfferedTool | None:
+        """`tool`: name that the server uses."""
+        found = (one for one in self.offered.values() if (one.label, one.tool.name) == (label, tool))
+        return next(found, None)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self.own_servers))
+
+
+async def open_tools(servers: McpServers, body: ResponsesBody, identity: Identity) -> McpTools | None:
+    """Return the tools, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
+    wanted = [
+        (f"tools[{index}]", tool)
+        for index, tool in enumerate(body.tools or ())
+        if isinstance(tool, McpServerTool)
+    ]
+    if not wanted:
+        return None
+    _check_labels(wanted)
+    chosen = [_server(servers, at, tool, identity) for at, tool in wanted]
+    own = [server for (_, tool), server in zip(wanted, chosen, strict=True) if tool.server_url]
+    try:
+        lists = await asyncio.gather(*map(_listed, chosen))
+        offered: dict[str, OfferedTool] = {}
+        functions: list[FunctionParam] = []
+        listings: list[ToolListing] = []
+        for (at, tool), server, found in zip(wanted, chosen, lists, strict=True):
+            label = tool.server_label
+            if isinstance(found, McpUnavailable):
+                listings.append(ToolListing(label, (), str(found)))
+                continue
+            scope = _of_url(tool.server_url) if tool.server_url else label
+            allowed = tuple(
+                one for one in found if is_allowed(tool, one) and identity.may_call(scope, one.name)
+            )
+            listings.append(ToolListing(label, allowed))
+            for one in allowed:
+                name = _free_name(label, one.name, offered)
+                offered[name] = OfferedTool(label, one, server, needs_approval(tool.require_approval, one))
+                parameters = {"type": "object", **one.input_schema}  # which not all servers say
+                functions.append(FunctionParam(name, at, at, one.description, parameters))
+        if len(functions) > MAX_TOOLS:
+            message = (
+                f"The MCP servers have {len(functions)} tools, and {MAX_TOOLS} may be asked for: choose some."
+            )
+            raise wrong(message, f"{wanted[0][0]}.allowed_tools")
+        return McpTools(offered, functions, listings, own, servers.limits)
+    except BaseException:
+        await asyncio.shield(asyncio.gather(*(server.close() for server in own)))
+        raise
+
+
+async def _listed(server: McpServer) -> Sequence[McpTool] | McpUnavailable:
+    try:
+        return await server.tools()
+    except McpUnavailable as error:
+        return error
+
+
+def _server(servers: McpServers, at: str, tool: McpServerTool, identity: Identity) -> McpServer:
+    _check_form(at, tool)
+    if tool.server_url is not None:
+        return _server_at_url(servers, f"{at}.server_url", tool, tool.server_url, identity)
+    names = [name for name in servers.names if identity.may_call(name)]
+    if tool.server_label not in names:
+        choices = ", ".join(f"'{name}'" for name in names) or "none"
+        message = f"There is no MCP server '{tool.server_label}' for you; there are: {choices}."
+        raise InvalidRequest(message, param=f"{at}.server_label", code="unknown_mcp_server")
+    return servers.named(tool.server_label)
+
+
+def _server_at_url(
+    servers: McpServers, param: str, tool: McpServerTool, url: str, identity: Identity
+) -> McpServer:
+    headers = dict(tool.headers or {})
+    if tool.authorization is not None:
+        headers["Authorization"] = f"Bearer {tool.authorization}"
+    try:
+        server = servers.at_url(url, headers)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"'{param}': {error}.", param=param, code="mcp_url_not_allowed") from None
+    if not identity.may_call(_of_url(url)):
+        message = f"Your key may use no MCP server at this URL ('{_of_url(url)}')."
+        raise InvalidRequest(message, param=param, code="mcp_url_not_allowed")
+    return server
+
+
+def _check_labels(wanted: Sequence[tuple[str, McpServerTool]]) -> None:
+    if len(wanted) > _MOST_SERVERS:
+        raise wrong(f"A response may use {_MOST_SERVERS} MCP servers.", "tools")
+    seen: set[str] = set()
+    for at, tool in wanted:
+        if tool.server_label in seen:
+            message = f"There are several MCP servers of the label '{tool.server_label}'."
+            raise wrong(message, f"{at}.server_label")
+        seen.add(tool.server_label)
+
+
+_ELSEWHERE = "there are no services of OpenAI's here: name a server of the configuration, or a 'server_url'"
+_CONFIGURED = "how it is reached stands in this server's configuration"
+
+
+def _check_form(at: str, tool: McpServerTool) -> None:
+    callers, is_configured = tool.allowed_callers, tool.server_url is None
+    refusals = (
+        ("connector_id", tool.connector_id is not None, _ELSEWHERE),
+        ("tunnel_id", tool.tunnel_id is not None, _ELSEWHERE),
+        ("defer_loading", bool(tool.defer_loading), "a model sees all tools from the beginning"),
+        (
+            "allowed_callers",
+            callers is not None and "direct" not in callers,
+            "a model calls tools itself",
+        ),
+        ("headers", is_configured and tool.headers is not None, _CONFIGURED),
+        ("authorization", is_configured and tool.authorization is not None, _CONFIGURED),
+    )
+    for name, is_refused, why in refusals:
+        if is_refused:
+            message = f"'{at}.{name}' is not supported: {why}."
+            raise InvalidRequest(message, param=f"{at}.{name}", code="unsupported_parameter")
+
+
+def _of_url(url: str) -> str:
+    return f"url:{(urllib.parse.urlsplit(url).hostname or '').lower()}"
+
+
+def _free_name(label: str, tool: str, taken: Collection[str]) -> str:
+    """Names that models cannot write may become equal."""
+    name = stem = label + IN_NAMESPACE + named_for_models(tool)
+    number = 2
+    while name in taken:
+        name, number = f"{stem}_{number}", number + 1
+    return name
+
+
+def is_allowed(wanted: McpServerTool, tool: McpTool) -> bool:
+    allowed = wanted.allowed_tools
+    if isinstance(allowed, ToolFilter):
+        return _matches(allowed, tool)
+    return allowed is None or tool.name in allowed
+
+
+def needs_approval(rule: RequiredApproval | None, tool: McpTool) -> bool:
+    """Return True if both filters match, or neither of two. A filter for `always` alone frees other tools."""
+    if not isinstance(rule, ApprovalRule):
+        return rule != "never"
+    if rule.always is not None and _matches(rule.always, tool):
+        return True
+    if rule.never is not None:
+        return not _matches(rule.never, tool)
+    return rule.always is None
+
+
+def _matches(wanted: ToolFilter, tool: McpTool) -> bool:
+    if wanted.tool_names is not None and tool.name not in wanted.tool_names:
+        return False
+    return wanted.read_only is None or wanted.read_only == tool.is_read_only
