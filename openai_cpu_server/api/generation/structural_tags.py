@@ -90,8 +90,17 @@ class _SeparatedTags(_Tags):
 
 
 _KINDS = (
-    "const_string json_schema any_text grammar regex sequence or tag triggered_tags tags_with_separator"
-).split()
+    "const_string",
+    "json_schema",
+    "any_text",
+    "grammar",
+    "regex",
+    "sequence",
+    "or",
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+)
 _Format = Annotated[
     Union[
         Annotated[_ConstString, Tag("<const_string>")],
