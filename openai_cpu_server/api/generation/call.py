@@ -71,9 +71,6 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     """Parameters that stand in the output as raw text, by callable function."""
     custom: frozenset[str] = frozenset()
 
-    def reader(self) -> OutputReader:
-        return self.form.reader(self.functions, at_start=self.at_start)
-
 
 class CallThinking(msgspec.Struct, frozen=True):
     form: ReasoningFormat
@@ -81,14 +78,6 @@ class CallThinking(msgspec.Struct, frozen=True):
     is_hidden: bool = False
     ending: Constraint | None = None
     """Constraint that ends the reasoning on request, or None if that is impossible."""
-
-    def channels(self, answer: OutputReader) -> OutputReader:
-        """Return a reader for an output in channels. Readers of calls in channels read reasoning
-        themselves."""
-        reader: OutputReader = HarmonyReader() if isinstance(answer, TextReader) else answer
-        if self.stage is ThinkingStage.WITHIN:
-            reader.feed(self.form.begin)  # the prompt has it already
-        return reader
 
     @property
     def marks(self) -> OutputMarks:
@@ -172,11 +161,16 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     def reader(self) -> PartsReader:
-        thinking = self.thinking
-        answer = TextReader() if self.tool_calls is None else self.tool_calls.reader()
+        style, thinking = self.tool_calls, self.thinking
+        answer: OutputReader = TextReader()
+        if style is not None:
+            answer = style.form.reader(style.functions, at_start=style.at_start)
         if thinking is not None and thinking.form.has_channels:
-            answer = thinking.channels(answer)
-        custom = () if self.tool_calls is None else self.tool_calls.custom
+            # Readers of calls in channels read reasoning themselves.
+            answer = HarmonyReader() if isinstance(answer, TextReader) else answer
+            if thinking.stage is ThinkingStage.WITHIN:
+                answer.feed(thinking.form.begin)  # the prompt has it already
+        custom = () if style is None else style.custom
         is_hidden = thinking is not None and thinking.is_hidden
         return PartsReader(answer, custom=custom, hides_thoughts=is_hidden)
 

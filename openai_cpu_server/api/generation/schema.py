@@ -69,12 +69,18 @@ def _prompt_kind(value: object) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-def by_type(*types: str, tag: str | None = None) -> Discriminator:
-    def kind(value: object) -> str:
-        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"<{tag or name}>" if name in types else "<other>"
+def by_type(
+    *types: str, tag: str | None = None, error: str | None = None, message: str | None = None
+) -> Discriminator:
+    """Choose by the field `type`. Other types have the tag `<other>`, unless there is an `error` for them."""
 
-    return Discriminator(kind)
+    def kind(value: object) -> str | None:
+        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        if name in types:
+            return f"<{tag or name}>"
+        return "<other>" if error is None else None
+
+    return Discriminator(kind, custom_error_type=error, custom_error_message=message)
 
 
 TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array", text=str, list=list)
@@ -253,15 +259,11 @@ class OpenBody(Body):
     is_open: ClassVar[bool] = True
 
 
-def _format_kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in ("grammar", "text") else None
-
-
-CUSTOM_FORMAT = Discriminator(
-    _format_kind,
-    custom_error_type="custom_format",
-    custom_error_message="Input should be an object with the type 'grammar' or 'text'",
+CUSTOM_FORMAT = by_type(
+    "grammar",
+    "text",
+    error="custom_format",
+    message="Input should be an object with the type 'grammar' or 'text'",
 )
 
 

@@ -4,10 +4,10 @@ Formats that cannot be enforced are rejected by their path."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from openai_cpu_server.api.generation.params import FormParam
 from openai_cpu_server.api.generation.schema import (
@@ -16,6 +16,7 @@ from openai_cpu_server.api.generation.schema import (
     NonEmptyList,
     TagStructure,
     TextOrList,
+    by_type,
 )
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, parse_fields
@@ -88,25 +89,18 @@ class _SeparatedTags(_Tags):
     separator: str
 
 
-_KINDS: Mapping[str, type[Body]] = {
-    "const_string": _ConstString,
-    "json_schema": _Schema,
-    "any_text": _AnyText,
-    "grammar": _Grammar,
-    "regex": _Regex,
-    "sequence": _Several,
-    "or": _Several,
-    "tag": _Tag,
-    "triggered_tags": _TriggeredTags,
-    "tags_with_separator": _SeparatedTags,
-}
-
-
-def _kind(value: object) -> str | None:
-    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{name}>" if isinstance(name, str) and name in _KINDS else None
-
-
+_KINDS = (
+    "const_string",
+    "json_schema",
+    "any_text",
+    "grammar",
+    "regex",
+    "sequence",
+    "or",
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+)
 _Format = Annotated[
     Union[
         Annotated[_ConstString, Tag("<const_string>")],
@@ -120,10 +114,10 @@ _Format = Annotated[
         Annotated[_TriggeredTags, Tag("<triggered_tags>")],
         Annotated[_SeparatedTags, Tag("<tags_with_separator>")],
     ],
-    Discriminator(
-        _kind,
-        custom_error_type="tag_format",
-        custom_error_message=f"Input should be an object whose 'type' is one of {', '.join(_KINDS)}",
+    by_type(
+        *_KINDS,
+        error="tag_format",
+        message=f"Input should be an object whose 'type' is one of {', '.join(_KINDS)}",
     ),
 ]
 
