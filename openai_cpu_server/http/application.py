@@ -1,4 +1,4 @@
-"""ASGI application of a server's routes, behind the gates."""
+"""ASGI application of a server's routes, behind the gates, and their OpenAPI 3.1 document."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class RequestLog:
         path: str | None = None,
         has_headers: bool = False,
     ) -> RequestLog:
-        """Return the ticket of a call within this request, with its own log line in the same trace."""
+        """Return the log of a call within this request, with a line of its own in the same trace."""
         return RequestLog(
             id or new_request_id(),
             "POST",

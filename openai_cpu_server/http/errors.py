@@ -21,6 +21,8 @@ class Failure(msgspec.Struct, frozen=True):
     type: str
     code: str | None = None
     param: str | None = None
+    may_retry: bool = True
+    """False: a header forbids clients to send the request again."""
 
 
 CLIENT_GONE = 499
@@ -37,7 +39,7 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     errors.RouterNotModel: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     errors.TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
-    errors.ConstraintFailed: Failure(400, "invalid_request_error", "grammar_failed"),
+    errors.ConstraintFailed: Failure(400, "invalid_request_error", "grammar_failed", may_retry=False),
     errors.Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
     errors.Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
     errors.AdapterNotAllowed: Failure(403, "invalid_request_error", "adapter_not_allowed", "path"),
@@ -48,13 +50,13 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.JobObjectNotFound: Failure(404, "invalid_request_error"),
     errors.McpServerNotFound: Failure(404, "invalid_request_error", "mcp_server_not_found", "name"),
     errors.BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
-    errors.DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
+    errors.DeadlineExceeded: Failure(408, "server_error", "request_timeout", may_retry=False),
     errors.ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
-    errors.ModelInUse: Failure(409, "invalid_request_error", "model_in_use", "id"),
+    errors.ModelInUse: Failure(409, "invalid_request_error", "model_in_use", "id", may_retry=False),
     errors.RequestEnded: Failure(409, "invalid_request_error", "request_ended", "id"),
     errors.NotThinking: Failure(409, "invalid_request_error", "not_thinking", "action"),
-    errors.FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
-    errors.BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
+    errors.FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id", may_retry=False),
+    errors.BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id", may_retry=False),
     errors.BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
     errors.EncodingNotSupported: Failure(415, "invalid_request_error", "unsupported_encoding"),
     errors.HostRefused: Failure(421, "invalid_request_error", "host_not_allowed"),
@@ -66,15 +68,15 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
     errors.EmbeddingFailed: Failure(500, "server_error", "generation_failed"),
     errors.GenerationFailed: Failure(500, "server_error", "generation_failed"),
-    errors.NativePanic: Failure(500, "server_error", "internal_error"),
+    errors.NativePanic: Failure(500, "server_error", "internal_error", may_retry=False),
     errors.ReaderLost: Failure(500, "server_error", "reader_lost"),
-    errors.ModelNotLoaded: Failure(503, "server_error", "model_not_loaded"),
-    errors.ModelTooLarge: Failure(503, "server_error", "model_does_not_fit", "model"),
+    errors.ModelNotLoaded: Failure(503, "server_error", "model_not_loaded", may_retry=False),
+    errors.ModelTooLarge: Failure(503, "server_error", "model_does_not_fit", "model", may_retry=False),
     errors.EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
     errors.AnswersUnavailable: Failure(503, "server_error", "answers_unavailable"),
     errors.JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
     errors.DiskFull: Failure(503, "server_error", "disk_full"),
-    errors.StorageFull: Failure(507, "invalid_request_error", "storage_quota_exceeded"),
+    errors.StorageFull: Failure(507, "invalid_request_error", "storage_quota_exceeded", may_retry=False),
     errors.BodiesFull: Failure(503, "server_error", "too_many_bodies"),
     errors.TooManyConnections: Failure(503, "server_error", "too_many_connections"),
     errors.TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
@@ -103,17 +105,17 @@ def failure_of(error: Exception) -> Failure:
     if failure is INTERNAL:
         return INTERNAL
     code, param = getattr(error, "code", None), getattr(error, "param", None)
-    return Failure(failure.status, failure.type, failure.code or code, param or failure.param)
+    return msgspec.structs.replace(failure, code=failure.code or code, param=param or failure.param)
 
 
 def is_ours(error: Exception) -> bool:
     """Return True for an internal failure, whose details go to the log and not to the client."""
-    return failure_of(error) == INTERNAL
+    return failure_of(error).code == INTERNAL.code
 
 
 def error_object(error: Exception, *, request_id: str) -> ErrorObject:
     failure = failure_of(error)
-    if failure == INTERNAL:
+    if failure.code == INTERNAL.code:
         message = f"The server had an error while processing the request (request id {request_id})."
     else:
         message = error.detail if isinstance(error, HTTPException) else str(error)
@@ -219,17 +221,6 @@ _ALWAYS: Mapping[type[Exception], dict[str, str]] = {
     errors.TooManyConnections: _CLOSE,
     errors.BodiesFull: _CLOSE,
 }
-_NO_RETRY = (
-    errors.DeadlineExceeded,
-    errors.FileInUse,
-    errors.BatchConflict,
-    errors.ModelTooLarge,
-    errors.ModelNotLoaded,
-    errors.ModelInUse,
-    errors.StorageFull,
-    errors.ConstraintFailed,
-    errors.NativePanic,
-)
 
 
 def headers_of(error: Exception) -> dict[str, str]:
@@ -238,7 +229,7 @@ def headers_of(error: Exception) -> dict[str, str]:
     match error:
         case errors.RateLimited(retry_after_s=None) | errors.GenerationFailed(may_retry=False):
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
-    if isinstance(error, _NO_RETRY):
+    if not failure_of(error).may_retry:
         return {"x-should-retry": "false"}
     retry_after_s = getattr(error, "retry_after_s", None) if isinstance(error, errors.ServerError) else None
     return {

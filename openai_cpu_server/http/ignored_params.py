@@ -10,7 +10,7 @@ import msgspec
 
 class IgnoredParam(msgspec.Struct, frozen=True):
     why: str
-    heeded: tuple[object, ...] = ()
+    accepted: tuple[object, ...] = ()
     """Values that are honoured or ask for nothing, and are not reported."""
 
 

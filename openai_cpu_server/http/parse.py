@@ -124,7 +124,7 @@ class Body(BaseModel):
         return reference
 
 
-class Unheeded(NamedTuple):
+class IgnoredField(NamedTuple):
     path: str
     """`messages[3].colour`."""
     kind: str
@@ -133,16 +133,16 @@ class Unheeded(NamedTuple):
     refusal: UnsupportedParam | None
 
 
-def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
+def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[IgnoredField]:
     """Yield the fields, at any depth, that are outside the schema or have no effect with their value."""
     for name, value in body.extra.items():
         if not _has_no_effect(body, name, value):
             is_harmless = body.is_open or name in body.hints
-            yield Unheeded(at + name, kind + name, is_harmless, body.refusals.get(name))
+            yield IgnoredField(at + name, kind + name, is_harmless, body.refusals.get(name))
     for name in type(body).model_fields:
         value = getattr(body, name)
         if name in body.hints and value is not None and not _has_no_effect(body, name, value):
-            yield Unheeded(at + name, kind + name, is_harmless=True, refusal=None)
+            yield IgnoredField(at + name, kind + name, is_harmless=True, refusal=None)
         elif isinstance(value, Body):
             yield from ignored_params(value, f"{at}{name}.", f"{kind}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
@@ -152,9 +152,8 @@ def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[Unheede
 
 
 def _has_no_effect(body: Body, name: str, value: object) -> bool:
-    refusal, hint = body.refusals.get(name), body.hints.get(name)
-    accepted = refusal.accepted if refusal is not None else hint.heeded if hint is not None else ()
-    return is_one_of(value, accepted)
+    rule = body.refusals.get(name) or body.hints.get(name)
+    return rule is not None and is_one_of(value, rule.accepted)
 
 
 B = TypeVar("B", bound=Body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -30,8 +31,6 @@ from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.observe.ended import RequestOrigin
 
-_RETRY_S = 1.0
-
 
 class Exchange(Protocol):
     async def take(self, data: bytes) -> None:
@@ -49,26 +48,20 @@ class SocketParts(NamedTuple):
     options: ApiOptions
 
 
+@dataclass(frozen=True)
 class SocketServer:
     """Errors of the handshake are ordinary HTTP responses."""
 
-    def __init__(
-        self,
-        exchange: Callable[[OpenSocket], Exchange],
-        parts: SocketParts,
-        *,
-        subprotocol: str | None = None,
-    ) -> None:
-        self._exchange = exchange
-        self._parts = parts
-        self._subprotocol = subprotocol
+    exchange: Callable[[OpenSocket], Exchange]
+    parts: SocketParts
+    subprotocol: str | None = None
 
     async def serve(self, websocket: WebSocket) -> None:
-        socket = OpenSocket(websocket, self._parts)
+        socket = OpenSocket(websocket, self.parts)
         socket.sender(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
-        offered = self._subprotocol in websocket.scope["subprotocols"]
-        await websocket.accept(subprotocol=self._subprotocol if offered else None)
-        await socket.run(self._exchange(socket))
+        is_offered = self.subprotocol in websocket.scope["subprotocols"]
+        await websocket.accept(subprotocol=self.subprotocol if is_offered else None)
+        await socket.run(self.exchange(socket))
 
 
 class OpenSocket:
@@ -143,4 +136,4 @@ class OpenSocket:
 
 
 def too_many(what: str, limit: int) -> RequestsLimited:
-    return RequestsLimited(f"{what} on one WebSocket: Limit {limit}", retry_after_s=_RETRY_S)
+    return RequestsLimited(f"{what} on one WebSocket: Limit {limit}", retry_after_s=1.0)

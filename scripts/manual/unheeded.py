@@ -31,7 +31,7 @@ _WHERE: Mapping[str, type[Body]] = {
 
 def ignored_table() -> str:
     rows = (
-        (f"`{name}`", where, _values(hint.heeded) or "-", f"{_sentence(hint.why)}")
+        (f"`{name}`", where, _values(hint.accepted) or "-", f"{_sentence(hint.why)}")
         for where, body in _WHERE.items()
         for name, hint in body.hints.items()
     )

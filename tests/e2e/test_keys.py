@@ -1,6 +1,6 @@
 """Keys of a real server: a file that changes while it serves, isolation of usage, TLS, a log without secrets.
 
-The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_key_file.py.
+The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_keys.py.
 """
 
 from __future__ import annotations

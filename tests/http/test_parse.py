@@ -311,7 +311,7 @@ def ignored_of(**fields: object) -> tuple[str, ...]:
 @pytest.mark.parametrize(("name", "hint"), GENERATION_HINTS.items())
 def test_hints_are_accepted_and_named(name: str, hint: IgnoredParam) -> None:
     assert ignored_of(**{name: "any-name"}) == (name,)
-    assert [value for value in hint.heeded if ignored_of(**{name: value})] == []
+    assert [value for value in hint.accepted if ignored_of(**{name: value})] == []
 
 
 @pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())

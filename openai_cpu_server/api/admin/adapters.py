@@ -121,7 +121,7 @@ def _source(body: AdapterBody) -> AdapterSource:
     if body.scale == 0:
         raise wrong("Invalid value for 'scale': 0 is the model without the adapter.", "scale")
     path = body.path if body.source is None else body.source
-    assert path is not None, "one of the two is given"
+    assert path is not None, "one of the two is set"
     if body.source is None and path.startswith("hf:"):
         raise wrong("Give a file of the hub as 'source'.", "path")
     return AdapterSource(body.name, path, 1.0 if body.scale is None else body.scale)

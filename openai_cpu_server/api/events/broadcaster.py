@@ -77,11 +77,11 @@ def _quantiles(parts: list[Distribution]) -> Quantiles:
     whole = Distribution()
     for part in parts:
         whole.merge(part)
-    return Quantiles(count=whole.num, p50=_ms(whole.quantile_s(0.5)), p95=_ms(whole.quantile_s(0.95)))
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 2)
+    p50, p95 = (
+        None if seconds is None else round(1000 * seconds, 2)
+        for seconds in (whole.quantile_s(0.5), whole.quantile_s(0.95))
+    )
+    return Quantiles(count=whole.num, p50=p50, p95=p95)
 
 
 MOST_LISTENERS = 32
@@ -89,9 +89,9 @@ FOR_ADMINISTRATORS = 8
 """Listeners reserved for administrators."""
 MOST_OF_ONE = 4
 MOST_OF_ADMINISTRATOR = 8
-_KEPT_STEPS = 1000
+_MAX_STEPS = 1000
 """Buffered steps, about 4 KiB each with 16 sequences. Older ones are dropped."""
-_FEW = 100
+_MAX_READ_AT_ONCE = 100
 """Live requests up to which all are read for each new request; with more, ten times a second."""
 _LOOK_S = 0.1
 
@@ -129,7 +129,7 @@ class StepBroadcaster:
         self._clock = clock
         self._listeners: list[Subscriber] = []
         self._watched: list[ServedModel] = []
-        self._steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
+        self._steps: deque[SeenStep] = deque(maxlen=_MAX_STEPS)
         self.position = 0
         self._states: dict[str, ShownState] = {}
         self.pace = RateWindow(clock())
@@ -140,28 +140,28 @@ class StepBroadcaster:
         self._looked_s = 0.0
         self._live: dict[str, _LiveRequests] = {}
 
-    def check_room(self, watcher: Subscriber) -> None:
+    def check_room(self, subscriber: Subscriber) -> None:
         """Check the limits for listeners. Raises TooManyWatchers."""
-        num_own = self._listeners.count(watcher)
-        if num_own >= (MOST_OF_ADMINISTRATOR if watcher.is_administrator else MOST_OF_ONE):
+        num_own = self._listeners.count(subscriber)
+        if num_own >= (MOST_OF_ADMINISTRATOR if subscriber.is_administrator else MOST_OF_ONE):
             raise TooManyWatchers
         num_others = sum(not one.is_administrator for one in self._listeners)
-        is_full = not watcher.is_administrator and num_others >= MOST_LISTENERS - FOR_ADMINISTRATORS
+        is_full = not subscriber.is_administrator and num_others >= MOST_LISTENERS - FOR_ADMINISTRATORS
         if is_full or len(self._listeners) >= MOST_LISTENERS:
             raise TooManyWatchers
 
     @contextmanager
-    def listening(self, watcher: Subscriber) -> Iterator[None]:
+    def listening(self, subscriber: Subscriber) -> Iterator[None]:
         """Record steps while the context is entered. Raises TooManyWatchers."""
-        self.check_room(watcher)
+        self.check_room(subscriber)
         if not self._listeners:
             self.pace = RateWindow(self._clock())
             self.look_for_models()
-        self._listeners.append(watcher)
+        self._listeners.append(subscriber)
         try:
             yield
         finally:
-            self._listeners.remove(watcher)
+            self._listeners.remove(subscriber)
             if not self._listeners:
                 self._end()
 
@@ -197,9 +197,9 @@ class StepBroadcaster:
             self._watched.remove(former)
             former.engine.hide_steps()
         self._watched.append(model)
-        model.engine.show_steps(partial(self._see, model))
+        model.engine.show_steps(partial(self._add_step, model))
 
-    def _see(self, model: ServedModel, figures: StepFigures | None, shown: StepTrace) -> None:
+    def _add_step(self, model: ServedModel, figures: StepFigures | None, shown: StepTrace) -> None:
         if model not in self._watched:
             return  # it was replaced, and this step was on its way
         now_s = self._clock()
@@ -214,16 +214,16 @@ class StepBroadcaster:
             self.pace.computed(now_s, tokens=figures.tokens, output=output)
             for part in shown.parts:
                 if part.output:
-                    self._came(model, part, now_s)
+                    self._add_output(model, part, now_s)
 
-    def _came(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
+    def _add_output(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
         """The first output is a first token, unless the request had output before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s
         if last_s is not None:
             self.pace.tokens(now_s, part.priority, now_s - last_s, part.output)
             return
-        if len(self._ages) < _FEW or now_s - self._looked_s >= _LOOK_S:
+        if len(self._ages) < _MAX_READ_AT_ONCE or now_s - self._looked_s >= _LOOK_S:
             self._look_at_requests(now_s)
         submitted_s, had_output = self._ages.get(part.id, (self._looked_s, False))
         if not had_output:

@@ -501,14 +501,14 @@ class EventRoutes:
     async def stream(self, request: Request) -> ASGIApp:
         """Stream what the scheduler does, as server-sent events."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
-        self._hub.check_room(_watcher(identity))
+        self._hub.check_room(_subscriber(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
         return partial(self._tell, kinds)
 
     async def _tell(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
         identity, parts = context_of(scope).identity, self._parts
-        with self._hub.listening(_watcher(identity)):
+        with self._hub.listening(_subscriber(identity)):
             listener = EventListener(
                 self._hub,
                 parts.models,
@@ -532,7 +532,7 @@ class EventRoutes:
                 checked_s = time.monotonic()
                 try:
                     if context.identity_now(self._parts.keys) != context.identity:
-                        return  # its rights are others now: who connects again sees what they allow
+                        return  # a new connection sees what the changed key allows
                 except ServerError as error:
                     failure = error_object(error, request_id=context.ticket.id)
                     yield events([Chunk(msgspec.json.encode(failure), "error")])
@@ -551,7 +551,7 @@ def _kinds(request: Request) -> frozenset[str]:
     return kinds
 
 
-def _watcher(identity: Identity) -> Subscriber:
+def _subscriber(identity: Identity) -> Subscriber:
     return Subscriber(Client.of(identity, None).label, identity.may(Scope.ADMIN))
 
 

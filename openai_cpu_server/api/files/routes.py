@@ -292,7 +292,7 @@ class BatchRoutes:
     @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, answer=FileObject, errors=(400,))
     async def create_file(self, request: Request) -> Response:
         """Upload a file, such as the input of a batch."""
-        self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
+        self._models.check_not_ending()  # before the upload is read
         context = context_of(request.scope)
         owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))

@@ -57,10 +57,9 @@ from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, fetch
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
@@ -68,27 +67,13 @@ _CHEAPER = 16
 """Speed of formatting bytes of a vector against parsing a body: 32 KiB of vectors take a millisecond."""
 
 
-class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
+@dataclass(frozen=True)
+class PoolingRoute(Generic[B]):
+    parts: AppState
     schema: type[B]
     ability: Ability
     resolve: Callable[[B, ResolveContext], PoolingCall]
     """Runs in any thread. Raises errors of `http/errors.py`."""
-
-
-EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
-LLAMA_SERVER = PoolingFamily(LlamaEmbedBody, Ability.EMBED, resolve_llama_embedding)
-SCORING = PoolingFamily(ScoreBody, Ability.RERANK, resolve_scores)
-CLASSIFYING = PoolingFamily(ClassifyBody, Ability.CLASSIFY, resolve_classes)
-RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
-OLLAMA = PoolingFamily(OllamaEmbedBody, Ability.EMBED, resolve_ollama_embeddings)
-OLLAMA_OLD = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, resolve_ollama_embedding)
-
-
-@dataclass(frozen=True)
-class PoolingRoute(Generic[B]):
-    family: PoolingFamily[B]
-    models: ModelRegistry
-    options: ApiOptions
 
     async def create(self, request: Request) -> Response:
         data, context = await unkept_body(request), context_of(request.scope)
@@ -116,15 +101,15 @@ class PoolingRoute(Generic[B]):
         return await _written(call, rows, working.figures)
 
     async def _resolved(self, data: bytes, sender: Caller) -> tuple[PoolingCall, ChosenModel]:
-        reading = partial(parse, self.family.schema, data, lenient=self.options.lenient)
+        reading = partial(parse, self.schema, data, lenient=self.parts.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
-        await fetch(self.models, body.model, allowed)
-        chosen = choose_able(self.models, body.model, allowed, self.family.ability)
-        context = ResolveContext(chosen, chosen.model.loaded(), sender, self.options)
+        await fetch(self.parts.models, body.model, allowed)
+        chosen = choose_able(self.parts.models, body.model, allowed, self.ability)
+        context = ResolveContext(chosen, chosen.model.loaded(), sender, self.parts.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
-        is_slow = self.family.ability is not Ability.EMBED or len(data) > LONG_BODY
-        resolving = partial(self.family.resolve, body, context)
+        is_slow = self.ability is not Ability.EMBED or len(data) > LONG_BODY
+        resolving = partial(self.resolve, body, context)
         call = await in_thread(resolving, is_slow=is_slow)
         return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
@@ -139,7 +124,7 @@ class PoolingRoute(Generic[B]):
                 return call, submit(call, chosen.model.engine), chosen
             except ServerError:
                 await context.refund()
-                if self.models.is_current(chosen.model):
+                if self.parts.models.is_current(chosen.model):
                     raise
 
 
@@ -178,14 +163,14 @@ _ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
 
 class PoolingRoutes:
     def __init__(self, parts: AppState) -> None:
-        route = partial(PoolingRoute, models=parts.models, options=parts.options)
-        self.embedding = route(EMBEDDINGS)
-        self.reranking = route(RERANKING)
-        self._scoring = route(SCORING)
-        self._classifying = route(CLASSIFYING)
-        self._llama_server = route(LLAMA_SERVER)
-        self._ollama = route(OLLAMA)
-        self._ollama_old = route(OLLAMA_OLD)
+        embed, rank = Ability.EMBED, Ability.RERANK
+        self.embedding = PoolingRoute(parts, EmbeddingBody, embed, resolve_embeddings)
+        self.reranking = PoolingRoute(parts, RerankBody, rank, resolve_ranking)
+        self._scoring = PoolingRoute(parts, ScoreBody, rank, resolve_scores)
+        self._classifying = PoolingRoute(parts, ClassifyBody, Ability.CLASSIFY, resolve_classes)
+        self._llama_server = PoolingRoute(parts, LlamaEmbedBody, embed, resolve_llama_embedding)
+        self._ollama = PoolingRoute(parts, OllamaEmbedBody, embed, resolve_ollama_embeddings)
+        self._ollama_old = PoolingRoute(parts, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
 
     @_route(
         "/v1/embeddings",
