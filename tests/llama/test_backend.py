@@ -23,13 +23,13 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
 )
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
     AbortSwitch,
     Context,
     ContextOptions,
     DecodeFailed,
     DecodeOutcome,
+    TokenBatch,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
