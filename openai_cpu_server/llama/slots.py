@@ -48,8 +48,7 @@ from openai_cpu_server.llama.cells.block_store import (
     write_cache_file,
 )
 from openai_cpu_server.llama.cells.context import Context, Logits, PlacedRows
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
-from openai_cpu_server.llama.grammar.constraints import Constraints
+from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput, Constraints
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch

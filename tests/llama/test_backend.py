@@ -32,7 +32,7 @@ from openai_cpu_server.llama.cells.context import (
     TokenBatch,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
+from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput
 from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
