@@ -10,8 +10,7 @@ import numpy as np
 
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.cells.batch import TokenBatch
-from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull
+from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull, TokenBatch
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 

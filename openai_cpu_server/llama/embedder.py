@@ -16,11 +16,11 @@ from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
     AbortSwitch,
     DecodeOutcome,
     OwnedContext,
+    TokenBatch,
     common_params,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes

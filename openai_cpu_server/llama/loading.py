@@ -18,8 +18,7 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import AdapterFailed, StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
-from openai_cpu_server.llama.cells.batch import TokenBatch
-from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions
+from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions, TokenBatch
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader

@@ -109,8 +109,9 @@ class _Encoding:
         self._thread.join()
         if self._error is not None:
             raise EncodingFailed(str(self._error)) from self._error
-        assert self._rows is not None, "it was given up"
-        return self._rows
+        rows, self._rows = self._rows, None
+        assert rows is not None, "it was given up"
+        return rows
 
     # -- the encoder's -----------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ from openai_cpu_server.contract.step import (
     Verb,
     num_right,
 )
-from openai_cpu_server.llama.cells.batch import PlacedRows
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
@@ -48,9 +47,8 @@ from openai_cpu_server.llama.cells.block_store import (
     read_cache_file,
     write_cache_file,
 )
-from openai_cpu_server.llama.cells.context import Context, Logits
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
-from openai_cpu_server.llama.grammar.constraints import Constraints
+from openai_cpu_server.llama.cells.context import Context, Logits, PlacedRows
+from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput, Constraints
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch

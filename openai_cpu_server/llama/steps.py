@@ -14,8 +14,15 @@ import numpy as np
 from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
-from openai_cpu_server.llama.cells.batch import OutputRows, PlacedRows, RowBatch, TokenBatch
-from openai_cpu_server.llama.cells.context import DecodeOutcome, Logits, PoolFull
+from openai_cpu_server.llama.cells.context import (
+    DecodeOutcome,
+    Logits,
+    OutputRows,
+    PlacedRows,
+    PoolFull,
+    RowBatch,
+    TokenBatch,
+)
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters

@@ -9,8 +9,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import ConstraintFailed
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
-from openai_cpu_server.llama.grammar.constraints import CompiledGrammars
+from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.api.fake_tokenizer import FakeTokenizer
 

@@ -23,16 +23,16 @@ from openai_cpu_server.contract.step import (
     TokenLogprob,
 )
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
     AbortSwitch,
     Context,
     ContextOptions,
     DecodeFailed,
     DecodeOutcome,
+    TokenBatch,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
+from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput
 from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model

@@ -433,5 +433,6 @@ def test_another_split_device_or_wish_has_times_of_its_own(tmp_path: Path, key: 
     for full in (some_split(12, experts=20), some_split(33, experts=31)):  # far fewer layers, or experts
         times = race(key, tmp_path, CANDIDATES | {SplitKind.FULL: full}).times
         assert times.keys() == {SplitKind.DENSE, SplitKind.CPU}
-    for change in ({"device": "other"}, {"driver": "new"}, {"asked": Offload(gpu_layers=1)}, {"threads": 99}):
+    changes = ({"device": "other"}, {"driver": "new"}, {"offload": Offload(gpu_layers=1)}, {"threads": 99})
+    for change in changes:
         assert race(msgspec.structs.replace(key, **change), tmp_path).times == {}

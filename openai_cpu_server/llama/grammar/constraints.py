@@ -1,4 +1,5 @@
-"""Engine's side of grammars: compiled for a vocabulary, cached, and computed by threads beside a step."""
+"""Engine's side of grammars: compiled for a vocabulary, cached, followed by outputs, and computed by threads
+beside a step."""
 
 from __future__ import annotations
 
@@ -6,22 +7,285 @@ import contextlib
 import ctypes
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.request import Constraint, ReasoningTracker
+from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed, InvalidRequest
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.grammar.constrained import MOST_FORCED, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.grammar.grammar_check import PARSER_LIMITS
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+class TriggerSearch:
+    """Searches streamed text for triggers, which may span pieces."""
+
+    def __init__(self, triggers: Sequence[str]) -> None:
+        """`triggers`: at least one. Raises `ConstraintFailed`."""
+        if not all(triggers):
+            raise ConstraintFailed("A trigger is empty.")
+        self._triggers = [trigger.encode() for trigger in triggers]
+        self._keep = max(map(len, self._triggers)) - 1
+        self._tail = b""
+
+    def rest_behind(self, piece: bytes) -> bytes | None:
+        """Return the text behind the first trigger that the piece completes, or None."""
+        text = self._tail + piece
+        ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
+        return text[min(ends) :] if ends else None
+
+    def push(self, piece: bytes) -> None:
+        """Add a piece that completes no trigger."""
+        text = self._tail + piece
+        self._tail = text[max(0, len(text) - self._keep) :]
+
+
+Allowed = npt.NDArray[np.bool_]
+"""(vocabulary,): True for allowed tokens."""
+
+_PATIENCE_S = 2.0
+"""CPU seconds for one output: ten times those of a long output under a large schema."""
+MOST_FORCED = 128
+"""Forced tokens that are read at once. Reading one takes longer, the more are forced behind it."""
+
+
+class ModelTokens:
+    def __init__(self, vocabulary: Vocabulary, tokenizer: LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.size = vocabulary.vocab_size
+        self.ends = vocabulary.end_tokens
+        self.end = vocabulary.eos if vocabulary.eos in self.ends else min(self.ends)
+        self._vocabulary = vocabulary
+
+    def text_of(self, token: int) -> bytes:
+        """Control tokens appear by name."""
+        return self._vocabulary.piece(token, special=True)
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Return tokens with exactly these bytes, or None."""
+        tokens = self.tokenizer.tokenize_bytes(text)
+        return tokens if self.tokenizer.decode_bytes(tokens) == text else None
+
+
+class ConstrainedOutput:
+    """Tracks one output: thoughts, then the opening, then free text until a trigger, then the grammar, each
+    optional.
+
+    Forced tokens are found immediately after each token, so the result is the same for sampled, forced and
+    replayed tokens. Not thread-safe. Methods raise `ConstraintFailed` when the grammar's limits are reached.
+    """
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        matcher: LLMatcher | None,
+        tokens: ModelTokens,
+        *,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        """`matcher`: at the grammar's start, or None. `patience_s`: CPU time for the whole output."""
+        self._patience_s = patience_s
+        self._matcher = matcher
+        self._tokens = tokens
+        self._constraint = constraint
+        self._thoughts = _thoughts(constraint)
+        """Parser of thoughts; None once the answer has begun."""
+        self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
+        """Search for a trigger; None once the grammar has begun."""
+        self._forced: deque[int] = deque()
+        """Tokens not in the output yet, but already consumed by matcher and search."""
+        self._allowed: Allowed | None = None
+        """Mask of the next token, if computed."""
+        self._spent_s = 0.0
+        if self._thoughts is None:
+            self._begin_answer(b"")
+        elif constraint.thinking is not None:
+            self._force(constraint.thinking.opening)
+        self._find_forced()
+
+    @property
+    def is_forced(self) -> bool:
+        return bool(self._forced)
+
+    def take_forced(self) -> tuple[int, ...]:
+        """Return the forced tokens, which are now in the output."""
+        forced = tuple(self._forced)
+        self._forced.clear()
+        return forced
+
+    def take_one_forced(self) -> int:
+        """Return the first forced token, which is now in the output."""
+        return self._forced.popleft()
+
+    def allowed(self) -> Allowed | None:
+        """Return the mask of the next token, or None for all. No token may be forced."""
+        assert not self._forced, "the next token is forced"
+        matcher = self._active_matcher
+        if matcher is None:
+            return None
+        if self._allowed is None:
+            with self._charged():
+                self._allowed = self._mask(matcher)
+        return self._allowed
+
+    def takes(self, token: int) -> bool:
+        """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
+        or ends the output before a required answer."""
+        if self._matcher is None or self._active_matcher is not None:
+            return True
+        if token in self._tokens.ends:
+            return self._search is not None
+        answer: bytes | None = self._tokens.text_of(token)
+        if self._thoughts is not None and answer is not None:
+            answer = copy(self._thoughts).read(answer)
+        if answer is None:
+            return True
+        if self._search is None:
+            return not answer.strip()
+        rest = self._search.rest_behind(answer)
+        if not rest:
+            return True
+        spelling = self._tokens.spell(rest)
+        return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens may come next. In free text all may, because a token that ends a
+        trigger is checked only when it comes."""
+        must = num_right(tokens, self._forced)
+        if must < min(len(tokens), len(self._forced)):
+            return must
+        rest = list(tokens[must:])
+        matcher = self._active_matcher
+        if matcher is None or not rest:
+            return len(tokens)
+        with self._charged():
+            num_valid: int = matcher.validate_tokens(rest)
+            return must + num_valid
+
+    def accept(self, token: int) -> None:
+        assert not self._forced, "the next token is forced"
+        if token in self._tokens.ends:
+            return
+        with self._charged():
+            self._read_token(token)
+            self._find_forced()
+
+    def replay(self, output: Iterable[int]) -> None:
+        """Consume a resumed request's output, which may end within forced tokens."""
+        for token in output:
+            if not self._forced:
+                self.accept(token)
+            elif self.take_one_forced() != token:
+                raise ConstraintFailed("The output so far does not begin as its constraint demands.")
+
+    @property
+    def _active_matcher(self) -> LLMatcher | None:
+        return self._matcher if self._thoughts is None and self._search is None else None
+
+    def _force(self, tokens: Sequence[int]) -> None:
+        self._forced.extend(tokens)
+        for token in tokens:
+            self._read_token(token)
+
+    def _read_token(self, token: int) -> None:
+        matcher = self._active_matcher
+        if matcher is not None:
+            self._consume(matcher, [token])
+        elif self._thoughts is None:
+            self._search_trigger(self._tokens.text_of(token))
+        elif (answer := self._thoughts.read(self._tokens.text_of(token))) is not None:
+            self._thoughts = None
+            self._begin_answer(answer)
+
+    def _begin_answer(self, begun: bytes) -> None:
+        """`begun`: text of the answer in the same token. It is white space unless a free part comes first."""
+        self._search_trigger(begun)
+        self._forced.extend(self._constraint.opening)
+        for token in self._constraint.opening:
+            self._search_trigger(self._tokens.text_of(token))
+
+    def _search_trigger(self, piece: bytes) -> None:
+        if self._search is None:
+            return
+        rest = self._search.rest_behind(piece)
+        if rest is None:
+            self._search.push(piece)
+            return
+        spelling = self._tokens.spell(rest)
+        if spelling is None:
+            raise ConstraintFailed("What stands behind the trigger cannot be spelt in tokens.")
+        self._search = None
+        if self._matcher is not None:
+            self._consume(self._matcher, spelling)
+
+    def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
+        self._allowed = None
+        if tokens and not matcher.consume_tokens(tokens):
+            raise _failure(matcher)
+
+    def _find_forced(self) -> None:
+        if self._thoughts is not None and self._thoughts.is_used_up and self._constraint.thinking is not None:
+            self._force(self._constraint.thinking.closing)
+            if self._thoughts is not None:
+                raise ConstraintFailed("This model's tokens cannot end its thoughts.")
+        matcher = self._active_matcher
+        if matcher is None:
+            return
+        forced = matcher.compute_ff_tokens()[:MOST_FORCED]  # the mask leads to the others
+        self._consume(matcher, forced)
+        self._forced.extend(forced)
+        if matcher.is_error():
+            raise _failure(matcher)
+        if matcher.is_stopped():
+            self._forced.append(self._tokens.end)
+
+    def _mask(self, matcher: LLMatcher) -> Allowed:
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise _failure(matcher)
+        allowed = np.unpackbits(bits, bitorder="little", count=self._tokens.size).view(np.bool_)
+        if not allowed.any():
+            raise ConstraintFailed("The grammar leads to where no token of this model can continue.")
+        return allowed
+
+    @contextmanager
+    def _charged(self) -> Iterator[None]:
+        """A slow grammar must not delay other requests' steps for long."""
+        started = time.thread_time()
+        yield
+        self._spent_s += time.thread_time() - started
+        if self._spent_s > self._patience_s:
+            raise ConstraintFailed("The grammar is too ambiguous: to follow it takes too much time.")
+
+
+def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
+    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
+    ambiguous."""
+    thinking = constraint.thinking
+    if thinking is None:
+        return None
+    is_ruled_at_once = constraint.grammar is not None and not constraint.triggers
+    if is_ruled_at_once and thinking.begin and not thinking.opening:
+        raise ConstraintFailed("Thoughts that may be there or not stand in front of a grammar.")
+    return ReasoningTracker(thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at)
+
+
+def _failure(matcher: LLMatcher) -> ConstraintFailed:
+    logger.debug("llguidance: %s", matcher.get_error())
+    return ConstraintFailed("The grammar could not be followed further: it is too complex here.")
+
 
 _SPECIAL = b"\xff"
 """Marks tokens that occur in no text."""

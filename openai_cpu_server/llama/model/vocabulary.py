@@ -257,9 +257,11 @@ class Vocabulary(Closable):
         return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        longest = len(text) if len(text) <= LONGEST_WORD else max(map(len, text.split()), default=0)
         # Every WordPiece tokenizer splits short words of ASCII alike.
-        pieces = None if text.isascii() and longest <= LONGEST_WORD else self._word_pieces
+        is_plain = text.isascii() and (
+            len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD
+        )
+        pieces = None if is_plain else self._word_pieces
         if pieces is not None:
             around = _tokenized(self.native, "", add_special=add_special, parse_special=False)
             return [*around[:1], *pieces.encode(text, parse_special=parse_special), *around[1:]]

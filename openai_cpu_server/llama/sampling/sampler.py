@@ -14,7 +14,7 @@ from openai_cpu_server.contract.step import Open, TokenLogprob
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
-from openai_cpu_server.llama.grammar.constrained import Allowed
+from openai_cpu_server.llama.grammar.constraints import Allowed
 from openai_cpu_server.llama.model.native import NativeObject
 from openai_cpu_server.llama.sampling.adjustments import Adjustments, Spelling
 
