@@ -139,10 +139,13 @@ def confine(
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 
     def restricted_files() -> str:
-        drivers, gpus = (driver_files(), _gpus()) if computes_on_gpu else ([], [])
+        drivers = driver_files() if computes_on_gpu else []
+        gpus = [path for pattern in _GPUS for path in Path("/dev").glob(pattern)] if computes_on_gpu else []
         sinks = [*_SINKS, _THREADS] if computes_on_gpu else _SINKS  # CUDA names its threads, or gives up
         version = restrict_files([*_SYSTEM, *_code(), *drivers, *read], [*sinks, *write], gpus)
-        return f"v{version}{_of_threads()}"
+        # Landlock does not restrict threads that a library has already started.
+        others = sum(1 for _ in _THREADS.iterdir()) - 1
+        return f"v{version} but for {others} threads" if others else f"v{version}"
 
     holds, lacks = [], []
     for what, restrict in (
@@ -173,25 +176,11 @@ def _named_drivers() -> Iterator[Path]:
                     yield manifest.parent / library
 
 
-def _gpus() -> list[Path]:
-    return [path for pattern in _GPUS for path in Path("/dev").glob(pattern)]
-
-
 def _code() -> list[Path]:
     """The working directory and an editable checkout are left out, because they may contain anything."""
-    anything = {_PACKAGE.parent, Path(), *_working_directory()}
+    anything = {_PACKAGE.parent, Path()}
+    with contextlib.suppress(OSError):  # it may be gone
+        anything.add(Path.cwd())
     searched = [path for path in map(Path, sys.path) if path not in anything]
     installed = (sys.prefix, sys.base_prefix, *site.getsitepackages(), *library_folders())
     return [_PACKAGE, *searched, *map(Path, installed)]
-
-
-def _working_directory() -> list[Path]:
-    with contextlib.suppress(OSError):  # it may be gone
-        return [Path.cwd()]
-    return []
-
-
-def _of_threads() -> str:
-    """Landlock does not restrict threads that a library has already started."""
-    others = sum(1 for _ in _THREADS.iterdir()) - 1
-    return f" but for {others} threads" if others else ""

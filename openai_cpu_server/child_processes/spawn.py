@@ -36,7 +36,12 @@ _SET = {"GGML_NO_BACKTRACE": "1"}
 def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """`inherited`: None for this process's environment."""
     variables = os.environ if inherited is None else inherited
-    return {name: value for name, value in variables.items() if _may_pass(name)} | _SET
+    passed = {
+        name: value
+        for name, value in variables.items()
+        if (name in _NAMES or name.startswith(_BEGINNINGS)) and not _TELLS_A_SECRET.search(name.upper())
+    }
+    return passed | _SET
 
 
 def keep_shaders_in(folder: Path) -> None:
@@ -55,11 +60,6 @@ def driver_manifests() -> list[Path]:
     names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
     lists = (os.environ.get(name, "") for name in names)
     return [Path(path) for paths in lists for path in paths.split(os.pathsep) if path]
-
-
-def _may_pass(name: str) -> bool:
-    is_known = name in _NAMES or name.startswith(_BEGINNINGS)
-    return is_known and _TELLS_A_SECRET.search(name.upper()) is None
 
 
 class SpawnOptions(TypedDict):

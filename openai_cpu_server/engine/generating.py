@@ -88,7 +88,7 @@ class EngineCore(Core[Step]):
         self._planned = Step()
         self._opened: list[Sequence] = []
         """Sequences that have a slot and have been in no step since."""
-        self._preemptions_told = 0
+        self._preemptions_reported = 0
         self._tracer = StepTracer(clock)
 
     @property
@@ -265,8 +265,8 @@ class EngineCore(Core[Step]):
         elapsed_ms: float,
         spent_ms: dict[str, float],
     ) -> messages.StepFigures:
-        preemptions = self._scheduler.num_preemptions - self._preemptions_told
-        self._preemptions_told += preemptions
+        preemptions = self._scheduler.num_preemptions - self._preemptions_reported
+        self._preemptions_reported += preemptions
         return messages.StepFigures(
             sequences=len(step.spans),
             tokens=step.num_tokens,

@@ -111,8 +111,8 @@ class SequenceOutput:
     """Converter of a sequence's progress into events. A step makes at most one event for each part of the
     output; the one with `finish` is the last.
 
-    A sequence that resumes after a crash holds nothing back, because its first `num_told` output tokens were
-    all released.
+    A sequence that resumes after a crash holds nothing back, because its first `num_released` output tokens
+    were all released.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SequenceOutput:
         piece: Callable[[int], bytes],
         name: Callable[[int], bytes],
         end_tokens: frozenset[int],
-        num_told: int,
+        num_released: int,
         first_token_ms: Callable[[Sequence], float],
     ) -> None:
         """`name`: like `piece`, with names of control tokens."""
@@ -130,7 +130,7 @@ class SequenceOutput:
         self._first_token_ms = first_token_ms
         self._piece = piece
         self._end_tokens = end_tokens.union(sequence.request.sampling.stop_tokens)
-        self._num_tokens = num_told
+        self._num_tokens = num_released
         """Output tokens that were examined, without forced ones behind the end."""
         self._num_forced = 0
         thinking = sequence.request.constraint and sequence.request.constraint.thinking
@@ -143,12 +143,12 @@ class SequenceOutput:
         self._held: list[_Token] = []
         self._gained = _NOTHING
         self._scores: list[TokenLogprob] = []
-        self._progress_sent = sequence.request.num_tokens if num_told else -1
-        released = [piece(token) for token in sequence.output[:num_told]]
+        self._progress_sent = sequence.request.num_tokens if num_released else -1
+        released = [piece(token) for token in sequence.output[:num_released]]
         for one in released:
             self._follow(one)
         if self._parts is not None:
-            self._parts.read(sequence.output[:num_told], b"".join(released).decode(errors="replace"))
+            self._parts.read(sequence.output[:num_released], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
         """Take the tokens that are forced before the first sample. They are sent with that sample, unless
@@ -310,7 +310,7 @@ class LiveOutputs:
             piece=partial(self.backend.piece, special=request.show_control_tokens),
             name=partial(self.backend.piece, special=True),
             end_tokens=self.backend.info.end_tokens,
-            num_told=len(output),
+            num_released=len(output),
             first_token_ms=self.first_token_ms,
         )
         if output and len(output) >= request.max_tokens:

@@ -145,7 +145,7 @@ def _encoding(sequence: Sequence, step: Step, result: StepResult) -> ShownPart:
     return ShownPart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
 
 
-_TELL_S = 0.1
+_FORECAST_S = 0.1
 """Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
 
 
@@ -160,7 +160,7 @@ class ForecastSource:
 
     def news(self) -> tuple[Forecast | None, PrefixNews | None]:
         now_s = self._clock()
-        if self._scheduler.has_work and now_s - self._sent_s < _TELL_S:
+        if self._scheduler.has_work and now_s - self._sent_s < _FORECAST_S:
             return None, None
         self._sent_s = now_s
         return self._scheduler.expectations.forecast(), self._journal.take()

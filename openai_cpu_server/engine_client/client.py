@@ -218,8 +218,7 @@ class EngineClient:
         state, info = self.state, self.info
         if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
             return info
-        is_ending = self._is_draining or state is EngineState.STOPPED
-        if is_ending or self.on_wanted is None or info is None:
+        if self.is_ending or self.on_wanted is None or info is None:
             raise unavailable(self.status())
         if state is not EngineState.LOADING:
             self.on_wanted()

@@ -58,7 +58,7 @@ class AcceptedRequest:
     output: list[int] = field(default_factory=list)
     num_embedded: int = 0
     suspicion: int = 0
-    """Suspicion of crashing the engine, in the points of `culprits`."""
+    """Suspicion of killing engines, in the points of `culprits`, or in replicas that were lost with it."""
     has_advanced: bool = False
     """True if it has gained tokens or vectors in the present engine process."""
     state: RequestState = RequestState.WAITING

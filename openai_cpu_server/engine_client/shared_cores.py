@@ -31,7 +31,7 @@ LONGEST_COURTESY_S = 2.0
 of new requests, one of which then waits for a short step."""
 
 
-_NOT_WORTH_TELLING_S = 1e-3
+_NOT_WORTH_SENDING_S = 1e-3
 """Minimum change of a limit that is sent, less than any step."""
 
 
@@ -158,7 +158,7 @@ class CoreTurns:
         is_long_batch = holder.work is Priority.BATCH and not self._is_floor_turn
         must_interrupt = is_long_batch and bool(self._waiting(Priority.INTERACTIVE))
         interrupts = must_interrupt and not self._has_interrupted
-        if until_s > self._until_s - _NOT_WORTH_TELLING_S and not interrupts:
+        if until_s > self._until_s - _NOT_WORTH_SENDING_S and not interrupts:
             return None
         self._until_s = min(until_s, self._until_s)
         self._has_interrupted = self._has_interrupted or interrupts

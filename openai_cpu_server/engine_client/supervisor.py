@@ -277,12 +277,12 @@ class Supervisor:
                 if not process.is_closing:
                     self._heard(event, replay)
         finally:
-            was_told_to_end = process.is_closing or not was_wanted
+            was_asked_to_end = process.is_closing or not was_wanted
             watchdog.stop()
             self.news.lost(replay)
             self._process = None
             await process.close()
-        return None if was_told_to_end else watchdog.death()
+        return None if was_asked_to_end else watchdog.death()
 
     def _heard(self, event: Event, replay: RequestReplay) -> None:
         match event:

@@ -115,7 +115,10 @@ class Autoscaler:
         if self._busy_s is None or fleet.num_live:
             self._busy_s = now_s
         self._needs.append((now_s, self._needed(fleet), self._sufficient(fleet)))
-        self._forget(now_s - max(options.up_after_s, options.down_after_s))
+        # One older figure is the proof that observation has lasted this long.
+        before_s = now_s - max(options.up_after_s, options.down_after_s)
+        while len(self._needs) > 1 and self._needs[1][0] <= before_s:
+            self._needs.popleft()
         if fleet.num_live and not present:
             return self._bounded(1)
         if not fleet.num_live and now_s - self._busy_s >= options.idle_after_s:
@@ -126,11 +129,6 @@ class Autoscaler:
         if fewer and (enough := max(enough for _, _, enough in fewer)) < present:
             return self._bounded(enough)
         return self._bounded(present)
-
-    def _forget(self, before_s: float) -> None:
-        """Keep one older figure as the proof that observation has lasted this long."""
-        while len(self._needs) > 1 and self._needs[1][0] <= before_s:
-            self._needs.popleft()
 
     def _lately(self, now_s: float, seconds: float) -> list[tuple[float, int, int]]:
         """Return [] if observation has not lasted this long."""

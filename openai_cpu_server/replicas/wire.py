@@ -211,7 +211,7 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests of other API processes, or None if unchanged since they were last reported."""
 
     @property
-    def reason_told(self) -> str | None:
+    def failure_reason(self) -> str | None:
         return None if self.state is EngineState.READY else self.status.reason
 
 

@@ -176,14 +176,17 @@ class ThreadCosts:
     slowed-down curve of all threads."""
 
     def __init__(self, full: CostModel, *, threads: int = 1) -> None:
-        self._most = self._now = threads
+        self._most = threads
         self._models = {threads: full}
+        self.use(threads)
 
     def use(self, threads: int) -> None:
-        self._now = threads
         if threads not in self._models:
             full = self._models[self._most]
             self._models[threads] = CostModel(_slowed(full.curve, self._most / threads))
+        self._now, model = threads, self._models[threads]
+        self.predict_ms, self.refine = model.predict_ms, model.refine
+        self.cheapest_size, self.free_size = model.cheapest_size, model.free_size
 
     def measured(self, full: CostModel) -> None:
         self._models = {self._most: full}
@@ -192,18 +195,6 @@ class ThreadCosts:
     def slowdown(self, size: StepSize, attended: int = 0) -> float:
         alone_ms = self._models[self._most].predict_ms(size, attended)
         return self.predict_ms(size, attended) / alone_ms if alone_ms > 0 else 1.0
-
-    def predict_ms(self, size: StepSize, attended: int = 0) -> float:
-        return self._models[self._now].predict_ms(size, attended)
-
-    def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        return self._models[self._now].cheapest_size(num_tokens, limit)
-
-    def free_size(self, num_tokens: int, limit: int) -> int:
-        return self._models[self._now].free_size(num_tokens, limit)
-
-    def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
-        self._models[self._now].refine(size, attended, actual_ms)
 
 
 def _slowed(curve: CostCurve, factor: float) -> CostCurve:
@@ -307,15 +298,14 @@ class CopyPrice:
             self._token_ms += _COPY_RATE * (elapsed_ms / num_tokens - self._token_ms)
 
     def _num_copied(self, verbs: Iterable[Verb]) -> int:
-        return sum(map(self._tokens_of, verbs))
-
-    def _tokens_of(self, verb: Verb) -> int:
-        match verb:
-            case Save(start=start, end=end) | Restore(start=start, end=end):
-                return end - start
-            case SaveState() | RestoreState():
-                return self._state_tokens
-        return 0
+        num_tokens = 0
+        for verb in verbs:
+            match verb:
+                case Save(start=start, end=end) | Restore(start=start, end=end):
+                    num_tokens += end - start
+                case SaveState() | RestoreState():
+                    num_tokens += self._state_tokens
+        return num_tokens
 
 
 _NEW = 0.2

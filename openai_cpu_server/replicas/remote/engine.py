@@ -71,9 +71,9 @@ class ReplicasOverview:
     def reason(self) -> str | None:
         """Failures of single replicas, also while others serve, or None."""
         wrong = [
-            f"the replica {name}: {report.reason_told}"
+            f"the replica {name}: {report.failure_reason}"
             for name, member in self.carrier.replicas.items()
-            if (report := member.report) is not None and report.reason_told is not None
+            if (report := member.report) is not None and report.failure_reason is not None
         ]
         if not wrong and self.state in _RESTART_STATES and self.carrier.last_loss is not None:
             return self.carrier.last_loss[0]
