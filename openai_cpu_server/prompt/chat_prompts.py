@@ -70,12 +70,8 @@ def marked_chat(messages: Sequence[Message], written: Written, render: Render) -
     if re.findall("|".join(marks), text) != [*marks]:
         return None
     first, _, _ = text.partition(next(iter(marks)))
-    return MarkedChat(marked, text, marks, _blanks(first, opening))
-
-
-def _blanks(before: str, opening: str) -> str:
-    is_more = before.startswith(opening) and before.rstrip() == opening.rstrip()
-    return before[len(opening) :] if is_more else ""
+    is_blank = first.startswith(opening) and first.rstrip() == opening.rstrip()
+    return MarkedChat(marked, text, marks, first[len(opening) :] if is_blank else "")
 
 
 _ELSE = "\ue000"
@@ -338,25 +334,24 @@ class TemplatePrompts:
         self._names = names
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        return [self._prompt(query, document) for document in documents]
-
-    def _prompt(self, query: str, document: str) -> tuple[int, ...]:
-        literals, tokenizer = Literals(self._names), self._tokenizer
-        text = self._template.render(literals.hidden(query), literals.hidden(document))
-        needs_begin = needs_special_tokens(text, bos_text=tokenizer.bos_text)
-        tokens = literals.encode(text, tokenizer, add_special=False)
-        return (*tokenizer.marks.begin * needs_begin, *tokens)
+        found = []
+        for document in documents:
+            literals, tokenizer = Literals(self._names), self._tokenizer
+            text = self._template.render(literals.hidden(query), literals.hidden(document))
+            needs_begin = needs_special_tokens(text, bos_text=tokenizer.bos_text)
+            tokens = literals.encode(text, tokenizer, add_special=False)
+            found.append((*tokenizer.marks.begin * needs_begin, *tokens))
+        return found
 
 
 def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTemplate | None:
     """Return None if neither reranks. `own`: the file's template, preferred to `chat`."""
     if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
         return RerankTemplate(own)
-    return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
-
-
-def _asks_yes_or_no(template: PromptTemplate) -> bool:
-    """Only a reranker's template names the answers."""
+    if chat is None:
+        return None
     messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
-    text = tried(lambda: template.render(messages))
-    return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None
+    text = tried(lambda: chat.render(messages))
+    # Only a reranker's template names the answers.
+    has_answers = _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None
+    return RerankTemplate(chat) if has_answers else None

@@ -47,8 +47,13 @@ class ChatTemplate:
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
+        # Some templates take the length of their tools, and fail with None.
         self._no_tools: Sequence[Message] | None = None
-        self._no_tools = next((none for none in (None, ()) if self._takes_as(none)), None)
+        question: Sequence[Message] = [{"role": "user", "content": _NEEDLE}]
+        if not tried(lambda: self.render(question)):
+            self._no_tools = ()
+            if not tried(lambda: self.render(question)):
+                self._no_tools = None
         self.shape = _Trial(self).shape()
         environment.max_steps = max_steps
 
@@ -75,11 +80,6 @@ class ChatTemplate:
             raise TemplateFailed(str(error)) from None
         except Exception as error:  # an untrusted program can raise anything
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
-
-    def _takes_as(self, no_tools: Sequence[Message] | None) -> bool:
-        """Some templates take the length of their tools, and fail with None."""
-        self._no_tools = no_tools
-        return bool(tried(lambda: self.render([{"role": "user", "content": _NEEDLE}])))
 
 
 class _Trial:

@@ -65,7 +65,7 @@ from openai_cpu_server.structured.writing.grammar import (
     unpacked,
     without_characters,
 )
-from openai_cpu_server.structured.writing.json_text import Punctuation, tool_text
+from openai_cpu_server.structured.writing.json_text import Punctuation, quoted_texts, raw_texts
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""
@@ -336,9 +336,10 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     rules = pruned(rules)
     if not rules:
         raise InvalidGrammar(1, 1, "no text matches")
-    text = tool_text(without_characters(rules, unknown), order.text_end)
     share = len(order.text) / MOST_CHARACTERS + len(rules) / MOST_RULES
-    return CompiledGrammar(text.rules, share=share, is_raw=text.is_raw)
+    texts = without_characters(rules, unknown)
+    raw = raw_texts(texts, order.text_end) if order.text_end else {}
+    return CompiledGrammar(raw or quoted_texts(texts), share=share, is_raw=bool(raw))
 
 
 def regex_rules(pattern: str) -> Rules:

@@ -4,6 +4,7 @@ children here speak the protocol by hand, for the official package does none of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
@@ -86,7 +87,12 @@ async def connection(options: McpServerOptions, limits: McpLimits = LIMITS) -> A
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if CHILD in one.cmdline()]
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if CHILD in one.cmdline():
+                found.append(one)
+    return found
 
 
 @pytest.mark.parametrize(

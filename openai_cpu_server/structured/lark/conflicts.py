@@ -183,7 +183,10 @@ class LexemeLoosener:
         """Return a superset with a small automaton."""
         if expr not in self._cache:
             found = self._compute(expr)
-            self._cache[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
+            if found.depth > _DEEPEST:
+                sets = [x.set for x in every_expression([found]) if isinstance(x, Chars)]
+                found = star(Chars(CharSet.of(*(r for each in sets for r in each.ranges))))
+            self._cache[expr] = found
         return self._cache[expr]
 
     def _compute(self, expr: Expr) -> Expr:
@@ -195,11 +198,6 @@ class LexemeLoosener:
         if isinstance(expr, Not):
             return ALL
         return rebuilt(expr, map(self.loosened, expr.parts))
-
-
-def _alphabet(expr: Expr) -> CharSet:
-    sets = [x.set for x in every_expression([expr]) if isinstance(x, Chars)]
-    return CharSet.of(*(r for each in sets for r in each.ranges))
 
 
 def words(expr: Expr) -> Iterator[str]:

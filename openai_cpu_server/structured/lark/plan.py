@@ -502,21 +502,18 @@ class _Places:
         ends = list(read)
         while queue or ends:
             self._work.spend(1)
+            fresh: Iterable[int] = ()
+            ended: Iterable[int] = ()
             if ends:
-                fresh, ended = self._behind_one(ends.pop())
-            else:
-                fresh, ended = self._within(mentions.names[last := queue.pop()], last)
+                number = ends.pop()
+                fresh = mentions.after[number]
+                if (rule := mentions.ended.get(number)) is not None:
+                    ended = mentions.callers[rule]
+            elif not is_lexeme(name := mentions.names[number := queue.pop()]):
+                fresh = mentions.firsts[name]
+                ended = (number,) if Ref(name) in mentions.nullable else ()
             queue += [n for n in fresh if n not in seen]
             seen.update(fresh)
             ends += [n for n in ended if n not in done]
             done.update(ended)
         return frozenset(n for n in seen if is_lexeme(mentions.names[n]))
-
-    def _behind_one(self, number: int) -> tuple[Iterable[int], Iterable[int]]:
-        rule = self._mentions.ended.get(number)
-        return self._mentions.after[number], () if rule is None else self._mentions.callers[rule]
-
-    def _within(self, name: str, number: int) -> tuple[Iterable[int], Iterable[int]]:
-        if is_lexeme(name):
-            return (), ()
-        return self._mentions.firsts[name], (number,) if Ref(name) in self._mentions.nullable else ()

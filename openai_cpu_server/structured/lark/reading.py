@@ -53,6 +53,10 @@ _KINDS = {
     "mark": r"->|\.\.|[:|()\[\]*+?!~.,{}&]",
 }
 _SYMBOL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.DOTALL)
+_UNFINISHED = {
+    '"': "a string without its closing '\"'",
+    "/": "a regular expression without its closing '/'",
+}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _NAMED = {**{char: char for char in "\"'\\/"}, **dict(zip("nrtfvab0", "\n\r\t\f\v\a\b\0", strict=True))}
 _REFUSED = {
@@ -136,7 +140,7 @@ def _symbols(text: str) -> Iterator[Symbol]:
         found = _SYMBOL.match(text, at)
         place = Place(line, at - start + 1)
         if found is None:
-            fail(place, _unreadable(text[at]))
+            fail(place, _UNFINISHED.get(text[at], f"{text[at]!r} begins no symbol of Lark"))
         kind = str(found.lastgroup)
         if kind == "line":
             line, start, is_first = line + 1, at + len(found[0].rstrip(" \t")), True
@@ -145,14 +149,6 @@ def _symbols(text: str) -> Iterator[Symbol]:
             is_first = False
         at = found.end()
     yield Symbol("end", "", Place(line, at - start + 1), is_first=True)
-
-
-def _unreadable(char: str) -> str:
-    unfinished = {
-        '"': "a string without its closing '\"'",
-        "/": "a regular expression without its closing '/'",
-    }
-    return unfinished.get(char, f"{char!r} begins no symbol of Lark")
 
 
 class _Reader:

@@ -251,7 +251,10 @@ class MarkReader:
         self.said_by = cache(self._said_by)
 
     def _said_by(self, node: nodes.Properties) -> tuple[PropertyMark, ...]:
-        marks = [PropertyMark(name, self._values(v), self._banned(v)) for name, v in node.named]
+        marks = []
+        for name, value in node.named:
+            listed = settled(value, self._listed, self._in_place, self._listed_by, None)
+            marks.append(PropertyMark(name, listed, self._banned(value)))
         return tuple(m for m in marks if m.listed is not None or m.unlisted)
 
     def tell_apart(self, one: int, other: int) -> bool:
@@ -306,9 +309,6 @@ class MarkReader:
             for name, values in item.items():
                 found[name] = found.get(name, values) & values
         return found
-
-    def _values(self, number: int) -> Values | None:
-        return settled(number, self._listed, self._in_place, self._listed_by, None)
 
     def _listed_by(self, number: int, parts: list[Values | None]) -> Values | None:
         node = self._table[number]

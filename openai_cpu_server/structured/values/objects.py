@@ -62,11 +62,6 @@ class ObjectShape(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, low=0)
 
 
-class _PropertyFact(msgspec.Struct, frozen=True):
-    fact: nodes.Properties
-    named: dict[str, int]
-
-
 class _Class(msgspec.Struct, frozen=True):
     names: Expr
     matched: frozenset[str]
@@ -92,10 +87,11 @@ class ObjectShapes:
 
     def _shape(self, branch: Branch) -> ObjectShape | None:
         every = [f.node for f in branch]
-        facts = [_PropertyFact(x, dict(x.named)) for x in every if isinstance(x, nodes.Properties)]
+        facts = [x for x in every if isinstance(x, nodes.Properties)]
+        named = [dict(x.named) for x in facts]
         required = dict.fromkeys(n for x in every if isinstance(x, nodes.Required) for n in x.names)
-        order = list(dict.fromkeys(n for f in facts for n in f.named))
-        patterns = (plain_text(self._strings.pattern(p)) for x in facts for p, _ in x.fact.patterns)
+        order = list(dict.fromkeys(n for values in named for n in values))
+        patterns = (plain_text(self._strings.pattern(p)) for x in facts for p, _ in x.patterns)
         exact_names = [text for text in patterns if text is not None]  # such as `^a$`
         names = list(dict.fromkeys([*order, *required, *exact_names]))
         goals = [((x.name, True),) for x in every if isinstance(x, nodes.PropertyNames)]
@@ -103,7 +99,7 @@ class ObjectShapes:
         lists = [found for goal in goals if (found := self._strings.listed_of(goal)) is not None]
         listed = min(lists, key=len, default=None)
         names = list(dict.fromkeys([*names, *(listed or ())]))
-        values = {n: join(*(self._value_in(n, fact) for fact in facts)) for n in names}
+        values = {n: join(*map(functools.partial(self._value_in, n), facts, named)) for n in names}
         members = [Member(n, value, n in required) for n, value in values.items()]
         possible = [
             m
@@ -113,7 +109,7 @@ class ObjectShapes:
         ]
         if any(m.is_required for m in members if m not in possible):
             return None
-        others = self._others([f.fact for f in facts], names, language) if listed is None else []
+        others = self._others(facts, names, language) if listed is None else []
         return self._counted(branch, possible, names, others, order, tuple(required))
 
     def _counted(
@@ -137,11 +133,11 @@ class ObjectShapes:
         is_meant = order != sorted(order) or places == sorted(places)
         return ObjectShape(tuple(members), tuple(names), tuple(others), low, high, is_meant, required)
 
-    def _value_in(self, name: str, properties: _PropertyFact) -> Goal:
-        named = ((properties.named[name], True),) if name in properties.named else ()
+    def _value_in(self, name: str, fact: nodes.Properties, values: dict[str, int]) -> Goal:
+        named = ((values[name], True),) if name in values else ()
         matches, pattern = self._strings.matches, self._strings.pattern
-        matched = tuple((v, True) for p, v in properties.fact.patterns if matches(pattern(p), name))
-        return named + matched or ((properties.fact.rest, True),)
+        matched = tuple((v, True) for p, v in fact.patterns if matches(pattern(p), name))
+        return named + matched or ((fact.rest, True),)
 
     # Names that are not listed
 
@@ -201,10 +197,10 @@ class ObjectShapes:
         return both(*(negate(k) for k in languages))
 
 
-def _class_value(names: _Class, fact: nodes.Properties) -> Goal:
-    matched = tuple((v, True) for p, v in fact.patterns if p in names.matched)
+def _class_value(name_class: _Class, fact: nodes.Properties) -> Goal:
+    matched = tuple((v, True) for p, v in fact.patterns if p in name_class.matched)
     patterns = {p for p, _ in fact.patterns}
-    if matched or (patterns & names.matched):
+    if matched or (patterns & name_class.matched):
         return matched
     return ((fact.rest, True),)
 

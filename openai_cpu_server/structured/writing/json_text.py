@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import NamedTuple
 
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -217,27 +216,16 @@ def _hex_digits(first: int, last: int) -> Expr:
     return Chars(CharSet.chars(digits + digits.upper()))
 
 
-class ToolText(NamedTuple):
-    rules: Rules
-    is_raw: bool
-    """False for JSON strings with their quotes."""
-
-
-def tool_text(rules: Rules, mark: str) -> ToolText:
-    """Return raw texts without `mark`, which ends them, or JSON strings if that leaves nothing or is too
-    much work. `mark`: "" for JSON strings."""
-    raw = _without_mark(rules, mark) if mark else {}
-    return ToolText(raw, is_raw=True) if raw else ToolText(_quoted(rules), is_raw=False)
-
-
-def _without_mark(rules: Rules, mark: str) -> Rules:
+def raw_texts(rules: Rules, mark: str) -> Rules:
+    """Return the texts without `mark`, which ends them, or {} if there are none or that is too much work."""
     try:
         return pruned(_MarkFree(rules, mark).rules)
     except InvalidGrammar:
         return {}
 
 
-def _quoted(rules: Rules) -> Rules:
+def quoted_texts(rules: Rules) -> Rules:
+    """Return the texts as JSON strings."""
     escaped = rewritten(rules, _escaped)
     inner = next(f"{ROOT}-{number}" for number in range(len(rules) + 1) if f"{ROOT}-{number}" not in rules)
     text = escaped.pop(ROOT)
