@@ -185,11 +185,7 @@ def add_sound_encoder(file: ProjectorFile, kind: str, shape: SoundShape) -> None
     """Whisper's, or one with convolutions over time and bands (`qwen3a`)."""
     stacked, rows, width = _STACKED.get(kind, 1), file.rows_width, shape.width
     file.facts(
-        "audio",
-        **shape.facts,
-        projection_dim=rows,
-        num_mel_bins=shape.mels,
-        projector__stack_factor=stacked,
+        "audio", **shape.facts, projection_dim=rows, num_mel_bins=shape.mels, projector__stack_factor=stacked
     )
     file.writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
     if kind == "qwen3a":

@@ -10,10 +10,7 @@ import pytest
 
 from tests.trees import Source, files_of_tests, walk
 
-SLEEPERS = {
-    "waiting.py": "the helper itself",
-    "fake_engine_process.py": "plays an engine that takes time",
-}
+SLEEPERS = {"waiting.py": "the helper itself", "fake_engine_process.py": "plays an engine that takes time"}
 """Files that may call `sleep`, without a literal, with the reason."""
 ELAPSED: dict[str, str] = {
     "architectures/test_architectures.py": "a step of a real model is under way; tried until one is hit",
@@ -29,12 +26,7 @@ LONGER = {"gpu": "a driver compiles its shaders at the first start"}
 """Folders with deadlines of their own, with the reason."""
 HASTY_S = 1.0
 """A client or a request with less than this is meant to give up: the test is about that."""
-OF_THE_SERVER = {
-    "chat",
-    "respond",
-    "Classifier",
-    "Examples",
-}
+OF_THE_SERVER = {"chat", "respond", "Classifier", "Examples"}
 """Calls whose `timeout` is a field of the server's API or options, which the test is about."""
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
 _READS_CLOCK = re.compile(rf"\b({'|'.join(sorted(CLOCKS))})\(\)")

@@ -81,11 +81,7 @@ def wanted_tensors(model: Architecture, quant: Quant, quiet: list[int]) -> list[
     """Return all tensors of the file. `quiet`: tokens that should hardly ever be sampled."""
     shapes = {name: shape for name, shape in _all_layers(model).items() if _is_wanted(name, model)}
     return weights_for(
-        shapes,
-        quiet,
-        embedding_std=model.embedding_std,
-        query_key_norm=model.query_key_norm,
-        quant=quant,
+        shapes, quiet, embedding_std=model.embedding_std, query_key_norm=model.query_key_norm, quant=quant
     )
 
 
@@ -96,12 +92,7 @@ def _is_wanted(name: str, model: Architecture) -> bool:
 
 
 def weights_for(
-    shapes: Shapes,
-    quiet: list[int],
-    *,
-    embedding_std: float,
-    query_key_norm: float,
-    quant: Quant = Quant.F32,
+    shapes: Shapes, quiet: list[int], *, embedding_std: float, query_key_norm: float, quant: Quant = Quant.F32
 ) -> list[Tensor]:
     """Return weights scaled so that a normalised input gives each layer an output of about 1 per element."""
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
@@ -222,13 +213,7 @@ Progress = Callable[[int, int], None]
 
 
 def write_model(
-    path: Path,
-    model: Architecture,
-    quant: Quant,
-    vocab: Vocabulary,
-    *,
-    seed: int,
-    on_progress: Progress,
+    path: Path, model: Architecture, quant: Quant, vocab: Vocabulary, *, seed: int, on_progress: Progress
 ) -> None:
     """Write the file whole or not at all. Equal arguments give equal bytes. Raises OSError."""
     tensors = wanted_tensors(model, quant, vocab.quiet)

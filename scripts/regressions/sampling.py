@@ -45,11 +45,7 @@ def run(asked: argparse.Namespace) -> None:
         for name, parameters in _PARAMETERS.items():
             opened = Open(0, Sampling(seed=7, **parameters), (1,))
             sampler = Sampler(
-                opened,
-                scratch,
-                vocab_size=asked.vocabulary,
-                end_tokens=frozenset({2}),
-                piece=b"%d".__mod__,
+                opened, scratch, vocab_size=asked.vocabulary, end_tokens=frozenset({2}), piece=b"%d".__mod__
             )
             times = []
             for _ in range(asked.times):

@@ -65,13 +65,7 @@ def _server(model: Path, projector: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.port}"
 
 
-def _row(
-    url: str,
-    name: str,
-    heavy: MakeBody | None,
-    light: dict[str, MakeBody],
-    num: int,
-) -> list[str]:
+def _row(url: str, name: str, heavy: MakeBody | None, light: dict[str, MakeBody], num: int) -> list[str]:
     with _flood(url, heavy) as statuses, _sampled(url) as late_ms:
         time.sleep(_HEAD_START_S)
         waits = {

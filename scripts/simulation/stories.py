@@ -205,10 +205,7 @@ def day(curve: CostCurve, seconds: float, seed: int, most: int = 8) -> Iterator[
 
 def scaled(mix: Mix, factor: float) -> Mix:
     return replace(
-        mix,
-        chats=factor * mix.chats,
-        questions=factor * mix.questions,
-        batch_rows=factor * mix.batch_rows,
+        mix, chats=factor * mix.chats, questions=factor * mix.questions, batch_rows=factor * mix.batch_rows
     )
 
 

@@ -54,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shape, path = SHAPES[name], folder / f"{name}.gguf"
         vocabulary = build_vocabulary(shape.vocab, fim=False)
         writer = gguf.GGUFWriter(path, shape.llama_name)
-        gguf_file._add_facts(writer, shape, Quant.Q4_K_M)
+        gguf_file.add_facts(writer, shape.facts)
         gguf_file.add_tokenizer(writer, vocabulary)
         tensors = wanted_tensors(shape, Quant.Q4_K_M, vocabulary.quiet)
         for tensor in tensors:

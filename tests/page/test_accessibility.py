@@ -11,13 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.fuzz.sounds import tone, wav
 from tests.page.browser import Visit, visiting
-from tests.page.talking import (
-    composer,
-    conversation,
-    import_file,
-    open_conversation,
-    settings,
-)
+from tests.page.talking import composer, conversation, import_file, open_conversation, settings
 from tests.page.test_build import PACKAGES, run_script
 from tests.page.test_chat import PRETTY
 from tests.page.watching import generating, room
