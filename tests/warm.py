@@ -166,7 +166,7 @@ def main(control: socket.socket, name: str, modules: Sequence[str]) -> None:
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects the children that wait
-    is_parent = True
+    is_parent, parent = True, os.getpid()
     while is_parent:
         message, files, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 3)
         if not message:
@@ -175,7 +175,7 @@ def main(control: socket.socket, name: str, modules: Sequence[str]) -> None:
         for file in files if is_parent else ():
             os.close(file)
     control.close()
-    die_with_parent()
+    _die_with(parent)
     _fork_and_wait(files)
     request: dict[str, Any] = json.loads(message)
     os.environ.clear()
@@ -186,10 +186,18 @@ def main(control: socket.socket, name: str, modules: Sequence[str]) -> None:
     sys.exit(entry())
 
 
+def _die_with(parent: int) -> None:
+    """End with the parent, also if it has died before the kernel heard of that wish."""
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def _fork_and_wait(files: Sequence[int]) -> None:
     """Return in the child, which writes into the last two files. The first gets its number and exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     waiting, *output = files
+    waiter = os.getpid()
     if pid := os.fork():
         for file in output:
             os.close(file)
@@ -198,7 +206,7 @@ def _fork_and_wait(files: Sequence[int]) -> None:
         with contextlib.suppress(OSError):  # nobody waits any more
             os.write(waiting, b"%d\n" % code)
         os._exit(0)
-    die_with_parent()
+    _die_with(waiter)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 does not
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(output, start=1):

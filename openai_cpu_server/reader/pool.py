@@ -209,8 +209,9 @@ class ReaderPool:
                 return self._tried(place, work, model)
         except (InvalidRequest, DeadlyInput) as error:
             if isinstance(error, DeadlyInput) or time.monotonic() - start_s > min(_DEAR_S, self._share_s):
+                digest = _digest(work)
                 with self._changed:
-                    self._refusals[_digest(work)] = error
+                    self._refusals[digest] = error
                     if len(self._refusals) > _MOST_REFUSALS:
                         self._refusals.popitem(last=False)
             raise

@@ -48,7 +48,7 @@ _LEAST_CHUNKS = 2
 class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     """Conditions that a curve depends on."""
 
-    VERSION = 6
+    VERSION = 7
     num_parameters: int
     threads: int
     threads_batch: int | None
