@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from playwright.sync_api import (
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S
 
+_ANSWER = re.compile(r"/v1/(chat/completions|responses)/[^/]+$")
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = [
     "--disable-background-networking",
@@ -97,12 +99,13 @@ class Visit:
             self.strangers.append(request.url)
 
     def _said(self, message: ConsoleMessage) -> None:
-        # An answer that was to be stopped, or taken up, had just ended.
-        crossed = message.location["url"].split("?")[0].endswith(("/control", "/stream", "/lookup")) or (
-            "409 (Conflict)" in message.text
+        # An answer that was to be stopped, taken up or forgotten had just ended.
+        path = message.location["url"].split("?")[0]
+        crossed = path.endswith(("/control", "/stream", "/lookup")) or (
+            ("404 (Not Found)" in message.text and _ANSWER.search(path)) or "409 (Conflict)" in message.text
         )
         if message.type == "error" and not crossed:
-            self.complaints.append(message.text)
+            self.complaints.append(f"{message.text} {message.location['url']}")
 
     def _failed(self, error: WebError) -> None:
         self.complaints.append(str(error.error))
