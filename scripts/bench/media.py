@@ -16,9 +16,10 @@ def uri(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def picture_part(pixels: int, seed: int) -> dict[str, object]:
+def picture_part(pixels: int, seed: int, *, squares: int = 32) -> dict[str, object]:
+    """`squares`: of one colour each, along a side. The fewer, the smaller the file."""
     file = io.BytesIO()
-    coarse = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
+    coarse = np.random.default_rng(seed).integers(0, 256, (squares, squares, 3), np.uint8)
     Image.fromarray(coarse).resize((pixels, pixels)).save(file, "PNG", compress_level=1)
     return {"type": "image_url", "image_url": {"url": uri("image/png", file.getvalue())}}
 

@@ -202,7 +202,7 @@ _BY_ENCODER: dict[str, dict[str, MakeBody | None]] = {
         "nothing": None,
         "documents": _document,
         "Lark grammars": _lark,
-        "pictures of 40 megapixels": lambda number: _chat([picture_part(6324, number)]),
+        "pictures of 40 megapixels": lambda number: _chat([picture_part(6324, number, squares=8)]),
         "schemas of 60 kB": lambda number: _schema(number, 1800),
         "templates": _template,
     },
