@@ -70,9 +70,8 @@ async def held() -> FakeEngine:
 
 async def test_a_full_queue_says_when_there_is_room(tmp_path: Path) -> None:
     """The engine is held when it has told when it expects to begin the one that waits: long from now."""
-    gate, steps = Gate(tmp_path / "steps"), itertools.count(1)
+    gate, steps = Gate(tmp_path / "steps", num_steps=10), itertools.count(11)
     async with busy(gate.steps, "slow_curve=1", max_queue=1) as engine, client(api(engine)) as http:
-        gate.close()
         async with waiting(engine):
 
             def has_been_told() -> bool:
