@@ -71,25 +71,28 @@ async def held() -> FakeEngine:
 async def test_a_full_queue_says_when_there_is_room(tmp_path: Path) -> None:
     """The engine is held when it has told when it expects to begin the one that waits: long from now."""
     gate, steps = Gate(tmp_path / "steps", num_steps=10), itertools.count(11)
-    async with busy(gate.steps, "slow_curve=1", max_queue=1) as engine, client(api(engine)) as http:
-        async with waiting(engine):
+    async with (
+        busy(gate.steps, "slow_curve=1", max_queue=1) as engine,
+        client(api(engine)) as http,
+        waiting(engine),
+    ):
 
-            def has_been_told() -> bool:
-                gate.allow(next(steps))
-                return engine.requests()[-1].first_token_ms is not None
+        def has_been_told() -> bool:
+            gate.allow(next(steps))
+            return engine.requests()[-1].first_token_ms is not None
 
-            await eventually(has_been_told)
-            gate.close()
-            is_as_told = False
-            with anyio.fail_after(DEADLINE_S):
-                while not is_as_told:  # until the last news of the engine have come
-                    before_ms = first_token_ms(engine)
-                    refused = await chat(http)
-                    assert (refused.status_code, error_of(refused)["code"]) == (429, "queue_full")
-                    wait_ms = int(refused.headers["retry-after-ms"])
-                    is_as_told = 0 < first_token_ms(engine) - 1 <= wait_ms <= before_ms + 1
-            assert error_of(await chat(http, n=2))["param"] == "n", "so many can never wait"
-            gate.open()
+        await eventually(has_been_told)
+        gate.close()
+        is_as_told = False
+        with anyio.fail_after(DEADLINE_S):
+            while not is_as_told:  # until the last news of the engine have come
+                before_ms = first_token_ms(engine)
+                refused = await chat(http)
+                assert (refused.status_code, error_of(refused)["code"]) == (429, "queue_full")
+                wait_ms = int(refused.headers["retry-after-ms"])
+                is_as_told = 0 < first_token_ms(engine) - 1 <= wait_ms <= before_ms + 1
+        assert error_of(await chat(http, n=2))["param"] == "n", "so many can never wait"
+        gate.open()
 
 
 def first_token_ms(engine: EngineClient) -> float:
