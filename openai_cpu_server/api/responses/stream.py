@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -115,7 +116,7 @@ class _ItemPlace:
         return self._numbers.delta(kind, self._fields + b',"content_index":0', text, tail)
 
 
-class _OpenItem:
+class _OpenItem(ABC):
     """Item that the model is writing. Without `delta_event` it is sent without deltas."""
 
     delta_event: ClassVar[str] = ""
@@ -128,8 +129,8 @@ class _OpenItem:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def item(self, status: str) -> OutputItem:
-        raise NotImplementedError
+    @abstractmethod
+    def item(self, status: str) -> OutputItem: ...
 
     def begin(self) -> list[Chunk]:
         return [self.place.item(_ADDED, self.item("in_progress"))]
