@@ -1,9 +1,15 @@
-"""A file that holds a fake engine; `tests/fake_engine_process.py` says how."""
+"""Gates of processes: a file for a fake engine (see `tests/fake_engine_process.py`), a signal for others."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
+
+from tests.waiting import wait_until
 
 
 class Gate:
@@ -35,3 +41,22 @@ class Gate:
 
     def open(self) -> None:
         self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def suspended(*pids: int) -> Iterator[None]:
+    """Processes that do nothing meanwhile, unless they are killed."""
+    for pid in pids:
+        psutil.Process(pid).suspend()
+    wait_until(lambda: all(map(_is_stopped, pids)))  # the signal only begins it
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).resume()
+
+
+def _is_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(") ")[2].startswith("T") for thread in threads)

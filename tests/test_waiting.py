@@ -114,7 +114,20 @@ def discards(path: str, source: Source) -> Iterator[int]:
                 yield loop.lineno
 
 
-RULES: tuple[Callable[[str, Source], Iterator[int]], ...] = (sleeps, other_deadlines, limited_times, discards)
+def stops(path: str, source: Source) -> Iterator[int]:
+    """A process runs on for a moment after SIGSTOP; `suspended` of tests/gates.py waits."""
+    for node in source.nodes(ast.Attribute):
+        if node.attr in {"suspend", "SIGSTOP"} and path != "gates.py":
+            yield node.lineno
+
+
+RULES: tuple[Callable[[str, Source], Iterator[int]], ...] = (
+    sleeps,
+    other_deadlines,
+    limited_times,
+    discards,
+    stops,
+)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

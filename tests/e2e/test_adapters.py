@@ -12,6 +12,7 @@ import pytest
 
 from tests.adapters import make_adapter
 from tests.e2e.serving import num_live, sdk, tiny_server
+from tests.gates import suspended
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -41,10 +42,10 @@ def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_p
 
         alone = {name: text(name) for name in NAMES}
         assert len(set(alone.values())) == 3
-        server.engine.suspend()
-        futures = [(name, pool.submit(text, name)) for name in NAMES * 3]
-        wait_until(lambda: num_live(server) == 9)
-        server.engine.kill()
+        with suspended(server.engine.pid):
+            futures = [(name, pool.submit(text, name)) for name in NAMES * 3]
+            wait_until(lambda: num_live(server) == 9)
+            server.engine.kill()
         assert all(future.result() == alone[name] for name, future in futures)
         status = server.status()
         assert (status["restarts"], status["last_restart"]["cause"]) == (1, "SIGKILL")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.serving import num_live, tiny_server
+from tests.gates import suspended
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -49,18 +50,17 @@ async def test_one_client_does_not_wait_behind_all_requests_of_another(
     """The engine is stopped until all of them wait; the log has their ends in order."""
     body = {"prompt": "a", "max_tokens": 8, "ignore_eos": True}
     first_line = len(fair.lines)
-    fair.engine.suspend()
     async with http(fair, *greedy) as many, http(fair, *other) as one:
 
         async def ask(client: httpx.AsyncClient, name: str) -> httpx.Response:
             fields = {**body, "user": name} if has_users else body
             return await client.post("/v1/completions", json=fields, headers={"x-request-id": name})
 
-        tasks = [asyncio.create_task(ask(many, f"greedy-{number}")) for number in range(NUM_QUEUED)]
-        await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED)
-        tasks.append(asyncio.create_task(ask(one, "other")))
-        await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED + 1)
-        fair.engine.resume()
+        with suspended(fair.engine.pid):
+            tasks = [asyncio.create_task(ask(many, f"greedy-{number}")) for number in range(NUM_QUEUED)]
+            await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED)
+            tasks.append(asyncio.create_task(ask(one, "other")))
+            await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED + 1)
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
 
     def ends() -> list[str]:

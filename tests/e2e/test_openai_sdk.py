@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.e2e.serving import num_live, sdk
+from tests.gates import suspended
 from tests.server_process import ServerProcess
 from tests.waiting import wait_until
 
@@ -18,7 +19,7 @@ HELLO: Any = [{"role": "user", "content": "Tell me about the river and the bridg
 
 
 def test_a_chat_completion(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
+    answer = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12, extra_body=ON)
     assert answer.object == "chat.completion"
     assert answer.model == "tiny"
     assert answer.choices[0].message.role == "assistant"
@@ -89,10 +90,11 @@ def test_a_client_that_leaves_frees_its_slot(server: ServerProcess, client: open
     asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "extra_body": ON}
     with client.completions.create(**asked, stream=True) as stream:
         next(iter(stream))
-    server.engine.suspend()  # no answer comes before the client gives up
-    try:
-        with sdk(server, timeout=0.3) as hasty, pytest.raises(openai.APITimeoutError):
-            hasty.completions.create(**asked)
-    finally:
-        server.engine.resume()
+    # Suspended, so that no answer comes before the client gives up.
+    with (
+        sdk(server, timeout=0.3) as hasty,
+        suspended(server.engine.pid),
+        pytest.raises(openai.APITimeoutError),
+    ):
+        hasty.completions.create(**asked)
     wait_until(lambda: num_live(server) == 0 and server.status()["memory"]["kv_tokens_used"] == 0)

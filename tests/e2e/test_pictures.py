@@ -20,6 +20,7 @@ from PIL import Image
 
 from tests.e2e.serving import attack, num_live
 from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
+from tests.gates import suspended
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
@@ -263,18 +264,14 @@ def test_pictures_of_all_requests_are_bounded_until_they_are_answered(server: Se
         return server.post(CHAT, json=_large(levels)).status_code
 
     assert status(100) == 200
-    server.engine.suspend()
-    try:
-        with contextlib.ExitStack() as held:
-            for number in range(4):
-                body = json.dumps(_large(range(10 + 3 * number, 13 + 3 * number))).encode()
-                head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-                held.enter_context(connect(server)).sendall(head.encode() + body)
-                wait_until(lambda number=number: num_live(server) == number + 1)  # type: ignore[misc]
-            refused = server.post(CHAT, json=_large([101]))
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), refused.text
-    finally:
-        server.engine.resume()
+    with suspended(server.engine.pid), contextlib.ExitStack() as held:
+        for number in range(4):
+            body = json.dumps(_large(range(10 + 3 * number, 13 + 3 * number))).encode()
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            held.enter_context(connect(server)).sendall(head.encode() + body)
+            wait_until(lambda number=number: num_live(server) == number + 1)  # type: ignore[misc]
+        refused = server.post(CHAT, json=_large([101]))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), refused.text
     text = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     assert server.post(CHAT, json=text).status_code == 200
     wait_until(lambda: status(100) == 200)

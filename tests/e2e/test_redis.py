@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from tests.e2e.serving import key_file, tiny_server
+from tests.gates import suspended
 from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
 from tests.waiting import wait_until
@@ -94,8 +94,5 @@ def test_without_redis_each_server_counts_alone_and_with_it_together_again(
 def test_a_redis_that_hangs_is_as_one_that_is_away(
     two_servers: tuple[ServerProcess, ServerProcess], redis: RedisServer
 ) -> None:
-    redis.process.send_signal(signal.SIGSTOP)
-    try:
+    with suspended(redis.process.pid):
         assert_each_counts_alone(two_servers, "hangs")
-    finally:
-        redis.process.send_signal(signal.SIGCONT)

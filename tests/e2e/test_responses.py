@@ -27,7 +27,7 @@ class Answer(BaseModel):
 
 
 def test_a_response_is_whole_and_kept(client: openai.OpenAI) -> None:
-    response = client.responses.create(**HI, metadata={"k": "v"})
+    response = client.responses.create(**HI, metadata={"k": "v"}, extra_body={"ignore_eos": True})
     assert response.object == "response"
     assert response.status == "incomplete"
     assert response.incomplete_details.reason == "max_output_tokens"

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.serving import num_live
+from tests.gates import suspended
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
@@ -78,10 +79,10 @@ def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
         answer(server, "two")
         first, second = engines_of(server.process.pid)
         with ThreadPoolExecutor() as pool:
-            first.suspend()
-            answers = [pool.submit(answer, server, name, max_tokens=200) for name in ("one", "two")]
-            wait_until(lambda: num_live(server) > 0)
-            first.kill()
+            with suspended(first.pid):
+                answers = [pool.submit(answer, server, name, max_tokens=200) for name in ("one", "two")]
+                wait_until(lambda: num_live(server) > 0)
+                first.kill()
             texts = [one.result() for one in answers]
         assert texts[0] == texts[1]
         assert second.is_running()
@@ -99,12 +100,11 @@ def test_by_hand() -> None:
         unknown = post(server, "/v1/models/three/load")
         assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
         assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
-        engines_of(server.process.pid)[0].suspend()
         with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(answer, server, "one")
-            wait_until(lambda: num_live(server) == 1)
-            assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
-            engines_of(server.process.pid)[0].resume()
+            with suspended(engines_of(server.process.pid)[0].pid):
+                waiting = pool.submit(answer, server, "one")
+                wait_until(lambda: num_live(server) == 1)
+                assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
             assert waiting.result()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.serving import sdk, tiny_server
 from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
+from tests.gates import suspended
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -49,8 +50,7 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
     """One that is killed: tests/e2e/test_adapters.py."""
     with tiny_server("--hang-seconds", "2") as server:
         engine = server.engine
-        with streaming(server, 300) as (first, lines):
-            engine.suspend()
+        with streaming(server, 300) as (first, lines), suspended(engine.pid):
             told = [first, *lines]
         assert num_tokens(told) == 300
         assert not engine.is_running()
@@ -66,10 +66,9 @@ def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
 def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool, tmp_path: Path) -> None:
     with tiny_server(*(("--cache-file", str(tmp_path / "cache")) if is_stopped else ())) as server:
         engine = server.engine
-        if is_stopped:
-            engine.suspend()
-        server.process.send_signal(signal.SIGKILL)
-        psutil.wait_procs([engine], timeout=DEADLINE_S)
+        with suspended(*([engine.pid] if is_stopped else [])):
+            server.process.send_signal(signal.SIGKILL)
+            psutil.wait_procs([engine], timeout=DEADLINE_S)
         assert not engine.is_running()
 
 
@@ -100,27 +99,26 @@ def test_a_signal_drains(number: signal.Signals) -> None:
             streaming(server, 300) as (_, lines),
             httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http,
         ):
-            server.engine.suspend()
-            server.process.send_signal(number)
-            wait_until(lambda: http.get("/ready").status_code == 503)
-            ready = http.get("/ready")
-            assert (ready.json()["status"], ready.headers["retry-after"]) == ("draining", "10")
-            assert http.get("/health").status_code == 200
-            window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-            rows = {"file": ("rows.jsonl", jsonl([slow_row(0)] * 5000))}
-            again = {**window, "input_file_id": batch.input_file_id}
-            for refused, why in (
-                (http.post("/v1/completions", json=body(5)), "draining"),
-                (http.post("/v1/batches", json=again), "about to end"),
-                (http.post("/v1/files", data={"purpose": "batch"}, files=rows), "about to end"),
-            ):
-                assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
-                assert refused.json()["error"]["code"] == "engine_unavailable"
-                assert why in refused.json()["error"]["message"]
-            assert [one.id for one in client.batches.list()] == [batch.id]
-            assert len(list(client.files.list())) >= 1
-            assert client.batches.cancel(batch.id).status == "cancelling"
-            server.engine.resume()
+            with suspended(server.engine.pid):
+                server.process.send_signal(number)
+                wait_until(lambda: http.get("/ready").status_code == 503)
+                ready = http.get("/ready")
+                assert (ready.json()["status"], ready.headers["retry-after"]) == ("draining", "10")
+                assert http.get("/health").status_code == 200
+                window = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+                rows = {"file": ("rows.jsonl", jsonl([slow_row(0)] * 5000))}
+                again = {**window, "input_file_id": batch.input_file_id}
+                for refused, why in (
+                    (http.post("/v1/completions", json=body(5)), "draining"),
+                    (http.post("/v1/batches", json=again), "about to end"),
+                    (http.post("/v1/files", data={"purpose": "batch"}, files=rows), "about to end"),
+                ):
+                    assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+                    assert refused.json()["error"]["code"] == "engine_unavailable"
+                    assert why in refused.json()["error"]["message"]
+                assert [one.id for one in client.batches.list()] == [batch.id]
+                assert len(list(client.files.list())) >= 1
+                assert client.batches.cancel(batch.id).status == "cancelling"
             assert num_tokens(list(lines)) == 300
         assert server.process.wait(timeout=DEADLINE_S) == 0
 
@@ -131,8 +129,8 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
 ) -> None:
     with tiny_server("--drain-seconds", drain_s, "--hang-seconds", "0") as server:
         engine = server.engine
-        with streaming(server, 4000) as (_, lines):
-            engine.suspend()  # else the stream might come to its end before the signal
+        # Suspended, for the stream might come to its end before the signal.
+        with streaming(server, 4000) as (_, lines), suspended(engine.pid):
             server.process.send_signal(signal.SIGTERM)
             for _ in range(more_signals):
                 wait_until(lambda: server.get("/ready").status_code == 503)

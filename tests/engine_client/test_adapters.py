@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -27,6 +26,7 @@ from tests.engine_client.test_client import (
     text,
     until,
 )
+from tests.gates import suspended
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
@@ -128,10 +128,10 @@ async def test_an_unloaded_one_serves_those_that_run_and_nobody_else() -> None:
 async def test_the_engine_stops_while_one_is_awaited() -> None:
     engine = client()
     async with running(engine):
-        kill_engine(engine, signal.SIGSTOP)
-        loading = asyncio.create_task(engine.load_adapter(adapter("one")))
-        await anyio.lowlevel.checkpoint()
-        engine.kill()
+        with suspended(engine.engine_pid):
+            loading = asyncio.create_task(engine.load_adapter(adapter("one")))
+            await anyio.lowlevel.checkpoint()
+            engine.kill()
     with pytest.raises(EngineUnavailable, match="shutting down"):
         await loading
 

@@ -25,7 +25,7 @@ from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, RequestCancelled, StartupError
 from tests.fake_engine import COMMAND
 from tests.fakes import END_TOKEN, FakeBackend
-from tests.gates import Gate
+from tests.gates import Gate, suspended
 from tests.scheduler.driver import alone, request
 from tests.waiting import DEADLINE_S, eventually
 
@@ -342,9 +342,9 @@ async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on(gate: Gate) -> N
     async with running(client(gate.steps, hang_limits=HangLimits(step_s=1), clock=ticks)) as engine:
         streams = begun(engine, *requests)
         await advanced(engine, gate, 3)
-        kill_engine(engine, signal.SIGSTOP)
-        ticks.pace_s = 1.0
-        await dead(engine, 1)
+        with suspended(engine.engine_pid):
+            ticks.pace_s = 1.0
+            await dead(engine, 1)
         ticks.pace_s = 0.0
         gate.open()
         assert await are_whole(streams, requests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +31,7 @@ from tests.engine_client.test_client import (
     kill_engine,
     running,
 )
-from tests.gates import Gate
+from tests.gates import Gate, suspended
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
@@ -166,9 +165,11 @@ async def test_a_holder_that_dies_or_hangs_frees_the_turn_for_who_waits(hangs: b
         await eventually(lambda: shared.is_holding("a") and a.status().running["interactive"] == 1)
         streams += begun(b, waiting)
         await eventually(lambda: shared.partners["b"].is_waiting)
-        kill_engine(a, signal.SIGSTOP if hangs else signal.SIGKILL)
-        ticks.pace_s = 1.0 * hangs
-        await dead(a, 1)
+        with suspended(a.engine_pid):
+            if not hangs:
+                kill_engine(a)
+            ticks.pace_s = 1.0 * hangs
+            await dead(a, 1)
         ticks.pace_s = 0.0
         assert await are_whole(streams[1:], [waiting])
         gate.open()

@@ -64,7 +64,7 @@ $$\\int_0^1 x\\,dx = \\frac12$$
 
 def test_an_answer_says_what_it_took_and_an_edit_and_another_answer_are_branches(visit: Visit) -> None:
     page = visit.page
-    limit(page, 6)
+    endless(page, 6)
     say(page, "One")
     figures = whole_answer(page).locator(".figures")
     expect(figures.locator("summary")).to_contain_text("6 tokens")

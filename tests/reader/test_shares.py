@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import json
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 
-import psutil
 import pytest
 
 from openai_cpu_server.contract.caller import CALLER
@@ -20,6 +17,7 @@ from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
+from tests.gates import suspended
 from tests.pdfs import pdf
 from tests.tiny_model import tiny_model_path
 from tests.waiting import wait_until
@@ -61,25 +59,13 @@ def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[
     return threads.submit(context.run, work)
 
 
-@contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """A gate: whatever these processes do ends behind it."""
-    for pid in pids:
-        psutil.Process(pid).send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            psutil.Process(pid).send_signal(signal.SIGCONT)
-
-
 def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
     slow = pdf("Hello hello\n" * 150_000)  # more operators than anyone reads within the share
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
         model.document(slow, 10_000_000)
     assert pool.deaths == 0
     wait_until(lambda: len(pool.pids) == 2)
-    with stopped(pool.pids), pytest.raises(InvalidRequest):
+    with suspended(*pool.pids), pytest.raises(InvalidRequest):
         model.document(slow, 10_000_000)
     assert model.document(b"a short text", 100) == "a short text"
 
@@ -101,7 +87,7 @@ def test_work_of_one_kind_waits_for_no_other_kind(
 ) -> None:
     before = set(pool.pids)
     assert model.document(b"starts the process", 100)
-    with stopped([*(set(pool.pids) - before)]):
+    with suspended(*(set(pool.pids) - before)):
         document = begun(threads, ANN, lambda: model.document(b"another", 100))
         wait_until(lambda: pool.load()["media"].running == 1)
         assert isinstance(model.grammars(schema_order(30)), MadeGrammar)
@@ -122,7 +108,7 @@ def test_one_client_never_keeps_the_work_of_another_waiting(
     assert done(1)
     wait_until(lambda: len(set(pool.pids) - before) == (1 if kind == "media" else 2))  # one is a spare
     first = next(pid for pid in pool.pids if pid not in before)
-    with stopped([first]):
+    with suspended(first):
         of_ann = [begun(threads, ANN, partial(done, n)) for n in (2, 3, 4)]
         wait_until(lambda: pool.load()[kind] == (2, 1))
         of_bob = begun(threads, BOB, lambda: done(5))
