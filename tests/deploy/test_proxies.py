@@ -63,9 +63,11 @@ def before(name: str, folder: Path, *servers: str) -> Iterator[httpx.Client]:
     port = free_port()
     command = COMMANDS[name](folder, port, [url.removeprefix("http://") for url in servers])
     env = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-    with running_proxy(command, port, env) as url:
-        with httpx.Client(base_url=url, timeout=DEADLINE_S, headers={"host": f"{NAME}:{port}"}) as client:
-            yield client
+    client = httpx.Client(
+        base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S, headers={"host": f"{NAME}:{port}"}
+    )
+    with running_proxy(command, port, env), client:
+        yield client
 
 
 @pytest.fixture(scope="module")

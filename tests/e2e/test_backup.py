@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ def test_a_backup_of_a_running_server_is_whole(tmp_path: Path) -> None:
     with tiny_server("--jobs-db", str(database)) as server, sdk(server) as client:
         response = client.responses.create(model="tiny", input="Hello", max_output_tokens=5)
         file_id = client.files.create(file=("rows.jsonl", b"{}"), purpose="batch").id
-        with closing(sqlite3.connect(database)) as connection:
-            connection.execute("VACUUM INTO ?", (str(backup),))
+        connection = sqlite3.connect(database)
+        connection.execute("VACUUM INTO ?", (str(backup),))
+        connection.close()
     with tiny_server("--jobs-db", str(backup)) as server, sdk(server) as client:
         assert client.responses.retrieve(response.id) == response
         assert client.files.content(file_id).read() == b"{}"
