@@ -37,7 +37,7 @@ request_logger = logging.getLogger("openai_cpu_server.requests")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACE_STATE = 512
-_SCOPE_KEY = "openai_cpu_server.ticket"
+_SCOPE_KEY = "openai_cpu_server.request_log"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD = OTHER_ROUTE = "other"
 """Label of unknown methods and paths, because clients can invent any number."""
@@ -143,8 +143,8 @@ class RequestLog:
         )
 
 
-def open_ticket(scope: Scope) -> RequestLog:
-    """Create the ticket, with the client's request id if it is well-formed."""
+def open_request_log(scope: Scope) -> RequestLog:
+    """Create the log entry, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
     client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
     request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
@@ -153,19 +153,19 @@ def open_ticket(scope: Scope) -> RequestLog:
     trace = None  # a malformed header starts a new trace, as the specification requires
     if _TRACE_PARENT.fullmatch(parent):
         trace = TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
-    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
-    scope[_SCOPE_KEY] = ticket
-    return ticket
+    request_log = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
+    scope[_SCOPE_KEY] = request_log
+    return request_log
 
 
 def new_request_id() -> str:
     return "req_" + secrets.token_hex(16)
 
 
-def ticket_of(scope: Scope) -> RequestLog:
-    ticket = scope[_SCOPE_KEY]
-    assert isinstance(ticket, RequestLog)
-    return ticket
+def request_log_of(scope: Scope) -> RequestLog:
+    request_log = scope[_SCOPE_KEY]
+    assert isinstance(request_log, RequestLog)
+    return request_log
 
 
 @dataclass(frozen=True)
@@ -174,26 +174,26 @@ class RequestHistory:
 
     watch: Watch
 
-    def end(self, ticket: RequestLog) -> None:
+    def end(self, request_log: RequestLog) -> None:
         ended_s = time.monotonic()
-        ticket.log(ended_s - ticket.started_s)
+        request_log.log(ended_s - request_log.started_s)
         self.watch.ended(
             EndedRequest(
-                id=ticket.id,
-                origin=ticket.origin,
-                method=ticket.method if ticket.method in _METHODS else _OTHER_METHOD,
-                route=ticket.route,
-                priority=ticket.priority.label if ticket.priority is not None else "none",
-                status=CLIENT_GONE if ticket.status is None else ticket.status,
-                code=ticket.code,
-                started_s=ticket.started_s,
+                id=request_log.id,
+                origin=request_log.origin,
+                method=request_log.method if request_log.method in _METHODS else _OTHER_METHOD,
+                route=request_log.route,
+                priority=request_log.priority.label if request_log.priority is not None else "none",
+                status=CLIENT_GONE if request_log.status is None else request_log.status,
+                code=request_log.code,
+                started_s=request_log.started_s,
                 ended_s=ended_s,
-                is_quiet=ticket.is_quiet,
-                call=ticket.call,
-                trace=ticket.trace,
-                routed=ticket.routed,
-                answer=ticket.answer,
-                key=ticket.client or "",
+                is_quiet=request_log.is_quiet,
+                call=request_log.call,
+                trace=request_log.trace,
+                routed=request_log.routed,
+                answer=request_log.answer,
+                key=request_log.client or "",
             )
         )
 
@@ -257,7 +257,7 @@ def _named(label: str | None, param: str) -> Priority | None:
 class RequestContext:
     """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
 
-    ticket: RequestLog
+    request_log: RequestLog
     sender: Caller
     lease: Reservation | None = None
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
@@ -327,7 +327,10 @@ class ServedRequest:
 
 @asynccontextmanager
 async def served(
-    ticket: RequestLog, end: Callable[[RequestLog], None], *, has_left: Callable[[], bool] = lambda: False
+    request_log: RequestLog,
+    end: Callable[[RequestLog], None],
+    *,
+    has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
     """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
     stored, and a cancellation propagates. `end` is called once, after the lease has ended. `has_left`:
@@ -337,15 +340,15 @@ async def served(
     try:
         async with leases:
             yield request
-        ticket.status = 200
+        request_log.status = 200
     except Exception as error:
         request.error = error
-        ticket.status = failure_of(error).status
+        request_log.status = failure_of(error).status
         if has_left():
-            ticket.log_ours(error)
+            request_log.log_ours(error)
         else:
-            ticket.failed(error)
+            request_log.failed(error)
     finally:
         if has_left():
-            ticket.client_gone()
-        end(ticket)
+            request_log.client_gone()
+        end(request_log)

@@ -15,7 +15,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.http.context import RequestContext, ticket_of
+from openai_cpu_server.http.context import RequestContext, request_log_of
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
 from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
@@ -146,7 +146,7 @@ class GuardedRoute(Route):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard unsupported methods with the same key, but do not meter them."""
-        ticket_of(scope).route = self._row.shown_path
+        request_log_of(scope).route = self._row.shown_path
         is_there = scope["method"] in (self.methods or ())
         access = self._row.access if is_there else unmetered(self._row.access)
         await self._guard.admit(access, super().handle, scope, receive, send)
@@ -159,7 +159,7 @@ class GuardedSocket(WebSocketRoute):
         self._guard = guard
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket_of(scope).route = self._row.shown_path
+        request_log_of(scope).route = self._row.shown_path
         await self._guard.admit(self._row.access, super().handle, scope, receive, send)
 
 

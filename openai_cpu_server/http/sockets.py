@@ -73,7 +73,7 @@ class OpenSocket:
         self._exchange: Exchange | None = None
         self.is_open = True
         self.options = parts.options
-        self.id = self._handshake.ticket.id
+        self.id = self._handshake.request_log.id
 
     async def run(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -103,22 +103,22 @@ class OpenSocket:
         quota.has_grown(num_bytes)
         return quota
 
-    def ticket(self, *, has_headers: bool = False) -> RequestLog:
+    def new_request_log(self, *, has_headers: bool = False) -> RequestLog:
         """`has_headers`: the last message contains the headers of a response."""
-        return self._handshake.ticket.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
+        return self._handshake.request_log.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
-    def serving(self, ticket: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
-        return served(ticket, self._parts.endings.end, has_left=lambda: not self.is_open)
+    def serving(self, request_log: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
+        return served(request_log, self._parts.endings.end, has_left=lambda: not self.is_open)
 
-    def context(self, ticket: RequestLog) -> RequestContext:
+    def context(self, request_log: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""
         identity = self._handshake.identity_now(self._parts.keys)
         sender = self.sender(identity)
-        ticket.client, ticket.priority = identity.holder, sender.default_priority
+        request_log.client, request_log.priority = identity.holder, sender.default_priority
         works_for(identity)
         timeout_s = self.options.request_timeout_s
         return RequestContext(
-            ticket, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s
+            request_log, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s
         )
 
     def sender(self, identity: Identity) -> Caller:

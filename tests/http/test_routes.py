@@ -42,7 +42,7 @@ class Greeting:
 
         They are not returned.
         """
-        return PlainTextResponse(f"{context_of(request.scope).ticket.route} {len(await request.body())}")
+        return PlainTextResponse(f"{context_of(request.scope).request_log.route} {len(await request.body())}")
 
     @ApiRoute("DELETE", "/echo", ADMIN, "Words")
     async def forget(self, request: Request) -> Response:

@@ -118,7 +118,7 @@ class HealthRoutes:
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         why = unavailable(status)
-        error = error_object(why, request_id=context_of(request.scope).ticket.id).error
+        error = error_object(why, request_id=context_of(request.scope).request_log.id).error
         report = msgspec.structs.replace(report, error=error)
         return json_response(report, 503, {"retry-after": str(why.retry_after_s)})
 

@@ -21,7 +21,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
 from openai_cpu_server.http.body import small_body
-from openai_cpu_server.http.context import context_of, ticket_of
+from openai_cpu_server.http.context import context_of, request_log_of
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
@@ -170,9 +170,9 @@ async def _pull_events(store: ModelStore, name: str, request: Request) -> AsyncI
         async for step in store.pull(name):
             yield events([Chunk(msgspec.json.encode(step))])
     except Exception as error:
-        ticket = ticket_of(request.scope)
-        ticket.failed(error)
-        yield events([Chunk(msgspec.json.encode(error_object(error, request_id=ticket.id)))])
+        request_log = request_log_of(request.scope)
+        request_log.failed(error)
+        yield events([Chunk(msgspec.json.encode(error_object(error, request_id=request_log.id)))])
 
 
 class AlwaysLoaded:

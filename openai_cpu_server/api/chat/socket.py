@@ -91,7 +91,7 @@ def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> byte
 @dataclass(eq=False)
 class _Request:
     name: str
-    ticket: RequestLog
+    request_log: RequestLog
     body: BufferedBody
     running: RunningCall | None = None
     is_cancelled: bool = False
@@ -141,14 +141,14 @@ class ChatExchange:
 
     async def _refuse(self, error: Exception) -> None:
         """Answer a message that begins no request. It counts like a rejected POST."""
-        ticket = self._socket.ticket(has_headers=True)
-        async with self._socket.serving(ticket):
+        request_log = self._socket.new_request_log(has_headers=True)
+        async with self._socket.serving(request_log):
             with contextlib.suppress(Unauthorized, Forbidden):
-                self._socket.context(ticket)
+                self._socket.context(request_log)
             if isinstance(error, RequestNotFound):  # of one to cancel: this was not to generate
-                ticket.priority = None
+                request_log.priority = None
             raise error
-        await self._socket.send(_failed(None, ticket, error, {}))
+        await self._socket.send(_failed(None, request_log, error, {}))
 
     def _cancel(self, name: str) -> None:
         requests = [request for request in self._running.values() if request.goes_by(name)]
@@ -165,17 +165,17 @@ class ChatExchange:
         name = message.name
         if name in self._running:
             raise wrong(f"A request with the request_id '{name}' is running on this socket.", "request_id")
-        ticket = self._socket.ticket(has_headers=True)
-        request = _Request(name or ticket.id, ticket, BufferedBody(message.body, quota))
+        request_log = self._socket.new_request_log(has_headers=True)
+        request = _Request(name or request_log.id, request_log, BufferedBody(message.body, quota))
         self._running[request.name] = request
         self._socket.start(partial(self._serve, request))
 
     async def _serve(self, request: _Request) -> None:
         """Send the last message after the request has released its resources and its name."""
-        name, ticket, headers = request.name, request.ticket, dict[str, str]()
-        async with self._socket.serving(ticket) as served:
+        name, request_log, headers = request.name, request.request_log, dict[str, str]()
+        async with self._socket.serving(request_log) as served:
             try:
-                context = self._socket.context(ticket)
+                context = self._socket.context(request_log)
                 try:
                     await served.hold(context)
                     headers |= await self._answer(request, context)
@@ -185,10 +185,10 @@ class ChatExchange:
                 request.body.release()
                 del self._running[name]
         if served.error is None:
-            done = {"request_id": name, "headers": {"x-request-id": ticket.id, **headers}, "done": True}
+            done = {"request_id": name, "headers": {"x-request-id": request_log.id, **headers}, "done": True}
             await self._socket.send(msgspec.json.encode(done))
         else:
-            await self._socket.send(_failed(name, ticket, served.error, headers))
+            await self._socket.send(_failed(name, request_log, served.error, headers))
 
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
         name, attempt = request.name, CascadeAttempt(submitted=request.submitted)
@@ -208,12 +208,12 @@ class ChatExchange:
         return running.call.headers
 
 
-def _failed(name: str | None, ticket: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
+def _failed(name: str | None, request_log: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
     """`name`: None for an error without a request, such as an unknown one to cancel."""
     fields = {
         "request_id": name,
         "status": failure_of(error).status,
-        "error": error_object(error, request_id=ticket.id).error,
-        "headers": {"x-request-id": ticket.id, **headers, **headers_of(error)},
+        "error": error_object(error, request_id=request_log.id).error,
+        "headers": {"x-request-id": request_log.id, **headers, **headers_of(error)},
     }
     return msgspec.json.encode(fields)

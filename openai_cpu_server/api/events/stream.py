@@ -534,7 +534,7 @@ class EventRoutes:
                     if context.identity_now(self._parts.keys) != context.identity:
                         return  # a new connection sees what the changed key allows
                 except ServerError as error:
-                    failure = error_object(error, request_id=context.ticket.id)
+                    failure = error_object(error, request_id=context.request_log.id)
                     yield events([Chunk(msgspec.json.encode(failure), "error")])
                     return
             if (event := listener.next()) is not None:

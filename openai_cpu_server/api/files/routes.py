@@ -76,7 +76,7 @@ class RowRunner:
     endings: RequestHistory
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
-        ticket = RequestLog(
+        request_log = RequestLog(
             new_request_id(),
             "POST",
             url,
@@ -90,17 +90,17 @@ class RowRunner:
         metrics.rows_running.inc()
         is_over = False
         try:
-            answer = await self._answer(ticket, body, owner)
+            answer = await self._answer(request_log, body, owner)
             is_over = answer.retry_after_s is None
         finally:
             if is_over:
-                self.endings.end(ticket)
+                self.endings.end(request_log)
             else:  # it is tried again, or a stop has cut it short
                 metrics.count("batch_rows", "put_off")
             metrics.rows_running.dec()
         return answer
 
-    async def _answer(self, ticket: RequestLog, body: bytes, owner: str) -> RowAnswer:
+    async def _answer(self, request_log: RequestLog, body: bytes, owner: str) -> RowAnswer:
         try:
             key = self.keys.named(owner)
             if key is None and owner and not self.keys.is_open:
@@ -111,24 +111,24 @@ class RowRunner:
             async with self.limits.row_lease(key) as lease:
                 # The header overrides the row's body. Nothing records which machine sent a batch without key.
                 identity = Identity(key or VISITOR, key.digest.hex() if key else None)
-                context = RequestContext(ticket, Caller(identity, Priority.BATCH.label), lease)
+                context = RequestContext(request_log, Caller(identity, Priority.BATCH.label), lease)
                 works_for(context.identity)
-                answer = await self.routes[ticket.path](body, context)
+                answer = await self.routes[request_log.path](body, context)
         except Exception as error:
-            return _failed(error, ticket)
-        ticket.status = 200
-        return RowAnswer(status=200, request_id=ticket.id, body=answer)
+            return _failed(error, request_log)
+        request_log.status = 200
+        return RowAnswer(status=200, request_id=request_log.id, body=answer)
 
 
-def _failed(error: Exception, ticket: RequestLog) -> RowAnswer:
+def _failed(error: Exception, request_log: RequestLog) -> RowAnswer:
     failure = failure_of(error)
-    ticket.failed(error)
-    ticket.status = failure.status
+    request_log.failed(error)
+    request_log.status = failure.status
     again, pauses = _again(error)
     return RowAnswer(
         status=failure.status,
-        request_id=ticket.id,
-        body=msgspec.json.encode(error_object(error, request_id=ticket.id)),
+        request_id=request_log.id,
+        body=msgspec.json.encode(error_object(error, request_id=request_log.id)),
         retry_after_s=again,
         pauses=pauses,
     )

@@ -171,15 +171,15 @@ class _RunningBatch:
 
     async def _result(self, index: int) -> bytes:
         """Count and log each request by itself, from the arrival of the batch."""
-        outer = self.outer.ticket
-        ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
-        ticket.started_s, ticket.client = outer.started_s, self.outer.identity.holder
+        outer = self.outer.request_log
+        request_log = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
+        request_log.started_s, request_log.client = outer.started_s, self.outer.identity.holder
         answer = b""
-        async with served(ticket, self.parts.endings.end) as request:
-            ticket.priority = self.outer.sender.announced_priority()
+        async with served(request_log, self.parts.endings.end) as request:
+            request_log.priority = self.outer.sender.announced_priority()
             lease = self.parts.limits.lease(self.outer.identity.key)
             sender, timeout_s = self.outer.sender, self.outer.timeout_s
-            context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
+            context = RequestContext(request_log, sender, lease, timeout_s=timeout_s)
             await request.hold(context)
             reading = partial(self.batch.params, index, lenient=self.parts.options.lenient)
             params = await off_loop(self.batch.size, reading)
@@ -187,7 +187,9 @@ class _RunningBatch:
         if request.error is None:
             return answered(answer)
         self.num_failed += 1
-        return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
+        return refused(
+            error_object(request.error, request_id=request_log.id), failure_of(request.error).status
+        )
 
 
 def _batch(data: bytes, options: ApiOptions) -> PromptBatch:

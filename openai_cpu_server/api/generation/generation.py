@@ -155,7 +155,7 @@ class GenerationService:
     ) -> RunningCall:
         """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
         models and limits."""
-        return await _GenerationPipeline(self, params, context, context.ticket).run(attempt)
+        return await _GenerationPipeline(self, params, context, context.request_log).run(attempt)
 
 
 _PRESET_PATH = "model"
@@ -208,7 +208,7 @@ class _GenerationPipeline:
     service: GenerationService
     params: GenerationParams
     context: RequestContext
-    ticket: RequestLog
+    request_log: RequestLog
 
     async def run(self, attempt: CascadeAttempt) -> RunningCall:
         target = await self._target()
@@ -242,7 +242,7 @@ class _GenerationPipeline:
 
     def _note_route(self, routed: RoutedCall) -> None:
         route = RouteTaken(router=routed.router, model=routed.chosen.name, reason=routed.reason.value)
-        self.ticket.sent_to(route)
+        self.request_log.sent_to(route)
 
     async def _submitted(self, target: RequestedModel) -> RunningCall:
         recalled = await self._recalled(await self._resolved(target), target.chosen)
@@ -264,7 +264,7 @@ class _GenerationPipeline:
 
     async def _recalled(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
         """Find an earlier answer before token limits and queues apply."""
-        self.ticket.priority = call.priority
+        self.request_log.priority = call.priority
         if self.service.recall is None:
             return CachedAnswer(call)
         return await self.service.recall.find(call, chosen, self.context)
@@ -273,7 +273,7 @@ class _GenerationPipeline:
         """Return None if the model was replaced meanwhile."""
         call, model, calls, context = recalled.call, chosen.model, self.service.calls, self.context
         if recalled.held is not None:
-            return RunningCall(call, recalled.held, model, ticket=self.ticket, calls=calls)
+            return RunningCall(call, recalled.held, model, request_log=self.request_log, calls=calls)
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
             generation = model.engine.generate(call.requests)
@@ -282,12 +282,12 @@ class _GenerationPipeline:
             if not self.service.models.is_current(model):
                 return None
             raise
-        limit_time(generation, self.ticket, call.timeout_s, context.timeout_s)
+        limit_time(generation, self.request_log, call.timeout_s, context.timeout_s)
         return RunningCall(
             call,
             generation,
             model,
-            ticket=self.ticket,
+            request_log=self.request_log,
             calls=calls,
             lease=context.lease,
             recorder=recalled.recorder,
@@ -325,7 +325,7 @@ class _GenerationPipeline:
             _routed(first.call, sure),
             ReplayedGeneration(events, first.figures),
             target.chosen.model,
-            ticket=self.ticket,
+            request_log=self.request_log,
             calls=self.service.calls,
             lease=self.context.lease if recalled.held is None else None,
         )

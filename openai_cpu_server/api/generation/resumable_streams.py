@@ -108,7 +108,7 @@ class ResumableStream:
     owner: str
     running: RunningCall
     renderer: Renderer
-    ticket: RequestLog
+    request_log: RequestLog
     lease: Reservation | None
     log: EventLog = field(default_factory=lambda: EventLog(_MOST_BYTES))
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -122,11 +122,11 @@ class ResumableStream:
 
     async def run(self) -> None:
         """Run the call to its end, with or without readers. Failures go into the log."""
-        stream = AnswerStream(self._items(), self.renderer, self.ticket)
+        stream = AnswerStream(self._items(), self.renderer, self.request_log)
         async for item in stream:
             for chunk in chunks_of(item, self.renderer):
                 self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
-        self.ticket.status = 200 if stream.error is None else failure_of(stream.error).status
+        self.request_log.status = 200 if stream.error is None else failure_of(stream.error).status
 
     async def _items(self) -> AsyncIterator[StreamItem]:
         async with self.running as running:
@@ -266,7 +266,7 @@ class ResumableStreams:
         finally:
             if stream.lease is not None:
                 await stream.lease.end()
-            self._endings.end(stream.ticket)
+            self._endings.end(stream.request_log)
             stream.ended_at = int(time.time())
             stream.log.end()
             if self._streams.get((stream.owner, stream.conversation)) is stream:

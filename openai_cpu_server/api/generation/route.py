@@ -34,7 +34,7 @@ from openai_cpu_server.api.generation.running import (
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, context_of, ticket_of
+from openai_cpu_server.http.context import RequestContext, context_of, request_log_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
@@ -126,7 +126,7 @@ class EventStream:
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = AnswerStream(self._items, self._renderer, ticket_of(scope))
+        stream = AnswerStream(self._items, self._renderer, request_log_of(scope))
         response = event_source(
             self._encoded(stream),
             {**NO_STORE_HEADERS, **self._running.call.headers},
@@ -139,7 +139,7 @@ class EventStream:
                 await response(scope, receive, send)
         finally:
             if not stream.has_ended:
-                stream.ticket.client_gone()
+                stream.request_log.client_gone()
 
     async def _encoded(self, stream: AnswerStream) -> AsyncIterator[bytes]:
         async for item in stream:
@@ -254,13 +254,13 @@ class GenerationRoute:
         """Begin a stream that outlives this request, with a log entry of its own."""
         streams, identity = self.service.streams, outer.identity
         streams.check(conversation, identity)
-        ticket = outer.ticket.inner(RequestOrigin.BACKGROUND, id=outer.ticket.id)
-        ticket.client = outer.ticket.client
-        context = RequestContext(ticket, outer.sender, outer.lease, timeout_s=outer.timeout_s)
+        request_log = outer.request_log.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)
+        request_log.client = outer.request_log.client
+        context = RequestContext(request_log, outer.sender, outer.lease, timeout_s=outer.timeout_s)
         running = await self.service.begin(params, context)
         outer.body.release()
         owner, renderer = stream_owner(identity), self.renderer(running)
-        stream = ResumableStream(conversation, owner, running, renderer, ticket, outer.lease)
+        stream = ResumableStream(conversation, owner, running, renderer, request_log, outer.lease)
         streams.begin(stream)
         keep_alive_s = self.options.keep_alive_s
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)

@@ -32,7 +32,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.http.context import RequestLog, ticket_of
+from openai_cpu_server.http.context import RequestLog, request_log_of
 from openai_cpu_server.http.errors import (
     ErrorObject,
     ErrorShape,
@@ -301,26 +301,26 @@ class JsonLines:
         self._call = call or nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket = ticket_of(scope)
+        request_log = request_log_of(scope)
         try:
             async with self._call:
-                await while_connected(receive, partial(self._send, ticket, send))
+                await while_connected(receive, partial(self._send, request_log, send))
         except (ClientDisconnect, OSError):
-            ticket.client_gone()
+            request_log.client_gone()
 
-    async def _send(self, ticket: RequestLog, send: Send) -> None:
+    async def _send(self, request_log: RequestLog, send: Send) -> None:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for line in self._lines_and_error(ticket):
+        async for line in self._lines_and_error(request_log):
             if line:
                 await send({"type": "http.response.body", "body": line, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _lines_and_error(self, ticket: RequestLog) -> AsyncIterator[bytes]:
+    async def _lines_and_error(self, request_log: RequestLog) -> AsyncIterator[bytes]:
         """Report an error in the last line, because the status is already sent."""
         try:
             async for line in self._lines:
                 yield line
         except Exception as error:
-            ticket.failed(error)
-            yield msgspec.json.encode(_error(error, ticket.id)) + b"\n"
+            request_log.failed(error)
+            yield msgspec.json.encode(_error(error, request_log.id)) + b"\n"

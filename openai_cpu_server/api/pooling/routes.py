@@ -80,10 +80,10 @@ class PoolingRoute(Generic[B]):
         call, working, chosen = await self._begun(data, context)
         del data  # the call may wait for long
         context.body.release()
-        ticket = context.ticket
-        ticket.priority = call.work.priority
-        limit_time(working, ticket, call.timeout_s, context.timeout_s)
-        computing = partial(_rows, call, working, chosen.model.name, ticket)
+        request_log = context.request_log
+        request_log.priority = call.work.priority
+        limit_time(working, request_log, call.timeout_s, context.timeout_s)
+        computing = partial(_rows, call, working, chosen.model.name, request_log)
         rows = await while_connected(request.receive, computing)
         body = await _written(call, rows, working.figures)
         return Response(body, media_type="application/json", headers=dict(call.headers))
@@ -94,7 +94,7 @@ class PoolingRoute(Generic[B]):
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
-            rows = await _rows(call, working, chosen.model.name, context.ticket)
+            rows = await _rows(call, working, chosen.model.name, context.request_log)
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
@@ -128,7 +128,7 @@ class PoolingRoute(Generic[B]):
                     raise
 
 
-async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: RequestLog) -> Rows:
+async def _rows(call: PoolingCall, working: Embedding, model: str, request_log: RequestLog) -> Rows:
     num_inputs, num_done = len(call.work.inputs), 0
     try:
         async with working:
@@ -143,7 +143,7 @@ async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Reque
             gaps=Distribution(),
             inputs=num_done,
         )
-        ticket.generated(ended)
+        request_log.generated(ended)
     return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1 if num_inputs else 0)
 
 

@@ -192,13 +192,13 @@ class ResponsesRoutes:
         """The response outlives this request, except while approved calls are made: a client that leaves
         then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
-        ticket = outer.ticket.inner(RequestOrigin.BACKGROUND)
-        ticket.client = outer.ticket.client
+        request_log = outer.request_log.inner(RequestOrigin.BACKGROUND)
+        request_log.client = outer.request_log.client
         assert outer.lease is not None, "its route is metered"
-        context = RequestContext(ticket, outer.sender, outer.lease)
+        context = RequestContext(request_log, outer.sender, outer.lease)
         watched = partial(while_connected, request.receive)
         running = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
-        live = LiveResponse(running, ticket, outer.lease)
+        live = LiveResponse(running, request_log, outer.lease)
         headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
         if running.call.call.stream:

@@ -257,7 +257,7 @@ class ResponseMaker:
             self.repository,
             tools=tools,
             keep_alive_s=self.options.keep_alive_s,
-            request_id=context.ticket.id,
+            request_id=context.request_log.id,
         )
 
     async def open_tools(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
@@ -310,13 +310,13 @@ class ResponseMaker:
         counted = await self.service.prompt_tokens(params.generation(offered), chosen, context)
         if counted.num_tokens <= limit:
             return params
-        ticket = context.ticket.inner(context.ticket.origin, path=_SUMMARY_ROUTE)
-        ticket.client = context.ticket.client
+        request_log = context.request_log.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
+        request_log.client = context.request_log.client
         compacting = params.compacting()
         max_tokens = LimitParam(_MAX_SUMMARY_TOKENS, "context_management", is_ceiling=True)
         generation = msgspec.structs.replace(compacting.generation(offered), max_tokens=max_tokens)
-        async with served(ticket, self.history.end) as request:
-            inner = RequestContext(ticket, context.sender, context.lease, timeout_s=context.timeout_s)
+        async with served(request_log, self.history.end) as request:
+            inner = RequestContext(request_log, context.sender, context.lease, timeout_s=context.timeout_s)
             running = await self.service.begin(generation, inner)
             attempt.submitted(running)
             async with running:
@@ -338,7 +338,7 @@ class ResponseMaker:
 @dataclass(eq=False)
 class LiveResponse:
     running: RunningResponse
-    ticket: RequestLog
+    request_log: RequestLog
     lease: Reservation
     log: EventLog = field(default_factory=EventLog)
 
@@ -399,7 +399,7 @@ class Background:
         finally:
             renewing.cancel()
             await live.lease.end()
-            self._history.end(live.ticket)
+            self._history.end(live.request_log)
         response = running.response
         try:
             log = [*live.log.events, *(events([chunk]) for chunk in last)]
@@ -414,21 +414,21 @@ class Background:
 
     async def _make(self, live: LiveResponse) -> Sequence[Chunk]:
         """The last events are returned, because they wait until the response is stored."""
-        stream, ticket = live.running.stream, live.ticket
+        stream, request_log = live.running.stream, live.request_log
         try:
             async with live.running.call as call:
                 async for item in call.tell(stream):
                     chunks = chunks_of(item, stream)
                     if stream.has_ended:
-                        ticket.status = 200
+                        request_log.status = 200
                         return chunks
                     live.log.add(chunks)
         except Exception as error:
-            ticket.failed(error)
-            ticket.status = failure_of(error).status
+            request_log.failed(error)
+            request_log.status = failure_of(error).status
             if isinstance(error, RequestCancelled):
                 return stream.cancel()
-            return stream.error(error_object(error, request_id=ticket.id))
+            return stream.error(error_object(error, request_id=request_log.id))
         raise AssertionError("a call ends with an event")
 
     async def _renew(self, live: LiveResponse) -> None:
