@@ -109,8 +109,8 @@ def create_api(
     watch = watch or Watch.new(model=models.default.name)
     watch.key_of, watch.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)
-    endings = RequestHistory(watch)
-    streams = ResumableStreams(endings, keep_s=options.keep_streams_s)
+    history = RequestHistory(watch)
+    streams = ResumableStreams(history, keep_s=options.keep_streams_s)
     watch.metrics.watch_streams(streams.amounts)
     parts = AppState(
         models=models,
@@ -118,7 +118,7 @@ def create_api(
         keys=keys or KeyRing(options.api_key),
         limits=limits or RateLimits(Meter.open(None)),
         bodies=BodyBudget(options.max_bodies_bytes),
-        endings=endings,
+        history=history,
         watch=watch,
         jobs=jobs,
         recall=recall,
@@ -133,13 +133,13 @@ def create_api(
     )
     served = list(served_routes(ROOMS, parts))
     guard = AuthMiddleware(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
-    app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
+    app = application(served, guard, history=parts.history, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
         routes={route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=parts.keys,
         limits=parts.limits,
         storage=jobs.storage if jobs else None,
-        endings=parts.endings,
+        history=parts.history,
     )
 
     async def settle() -> None:

@@ -94,7 +94,7 @@ class AppState(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: RequestHistory
+    history: RequestHistory
     watch: Watch
     jobs: Jobs | None
     """Without it there are no batch API and no stored responses."""
@@ -111,4 +111,4 @@ class AppState(NamedTuple):
 
     @property
     def sockets(self) -> SocketParts:
-        return SocketParts(self.keys, self.limits, self.bodies, self.endings, self.options)
+        return SocketParts(self.keys, self.limits, self.bodies, self.history, self.options)

@@ -44,7 +44,7 @@ def application(
     served: Sequence[ServedRoute],
     guard: AuthMiddleware,
     *,
-    endings: RequestHistory,
+    history: RequestHistory,
     options: ApiOptions,
     headers: Sequence[str],
     lifespan: Lifespan[Starlette] | None,
@@ -55,9 +55,9 @@ def application(
     app = Starlette(
         routes=[route.guarded(guard) for route in [*served, document]],
         middleware=[
-            Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
+            Middleware(HostGate, history=history, hosts=options.hosts, shapes=shapes),
             *_cors(options.cors_origins, headers),
-            Middleware(ErrorMiddleware, endings=endings, shapes=shapes),
+            Middleware(ErrorMiddleware, history=history, shapes=shapes),
         ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
         lifespan=lifespan,

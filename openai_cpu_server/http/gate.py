@@ -142,9 +142,9 @@ _SWITCHING_PROTOCOLS = 101
 class ErrorMiddleware:
     """Opens the log entry of each request, turns failures into responses, and ends the entry."""
 
-    def __init__(self, app: ASGIApp, *, endings: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, history: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
         self._app = app
-        self._endings = endings
+        self._history = history
         self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,7 +180,7 @@ class ErrorMiddleware:
             response = shape.response(error, request_log.id)
             await response(scope, receive, tagged)
         finally:
-            self._endings.end(request_log)
+            self._history.end(request_log)
 
 
 class HostGate:
@@ -190,7 +190,7 @@ class HostGate:
         self,
         app: ASGIApp,
         *,
-        endings: RequestHistory,
+        history: RequestHistory,
         hosts: Collection[str] | None,
         shapes: Sequence[ErrorShape],
     ) -> None:
@@ -201,7 +201,7 @@ class HostGate:
 
         self._app = app
         self._hosts = hosts
-        self._refusing = ErrorMiddleware(refuse, endings=endings, shapes=shapes)
+        self._refusing = ErrorMiddleware(refuse, history=history, shapes=shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")

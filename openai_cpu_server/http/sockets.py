@@ -44,7 +44,7 @@ class SocketParts(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: RequestHistory
+    history: RequestHistory
     options: ApiOptions
 
 
@@ -108,7 +108,7 @@ class OpenSocket:
         return self._handshake.request_log.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, request_log: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
-        return served(request_log, self._parts.endings.end, has_left=lambda: not self.is_open)
+        return served(request_log, self._parts.history.end, has_left=lambda: not self.is_open)
 
     def context(self, request_log: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""

@@ -64,9 +64,9 @@ def greeting(
     guard = AuthMiddleware(
         keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options
     )
-    endings = RequestHistory(Watch.new(model="m"))
+    history = RequestHistory(Watch.new(model="m"))
     served = list(served_routes([room], word))
-    return client(application(served, guard, endings=endings, options=options, headers=(), lifespan=None))
+    return client(application(served, guard, history=history, options=options, headers=(), lifespan=None))
 
 
 KEY = {"authorization": "Bearer secret"}

@@ -73,7 +73,7 @@ class RowRunner:
     keys: KeyRing
     limits: RateLimits
     storage: StorageRoom | None
-    endings: RequestHistory
+    history: RequestHistory
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
         request_log = RequestLog(
@@ -86,7 +86,7 @@ class RowRunner:
             priority=Priority.BATCH,
             has_headers=False,
         )
-        metrics = self.endings.watch.metrics
+        metrics = self.history.watch.metrics
         metrics.rows_running.inc()
         is_over = False
         try:
@@ -94,7 +94,7 @@ class RowRunner:
             is_over = answer.retry_after_s is None
         finally:
             if is_over:
-                self.endings.end(request_log)
+                self.history.end(request_log)
             else:  # it is tried again, or a stop has cut it short
                 metrics.count("batch_rows", "put_off")
             metrics.rows_running.dec()

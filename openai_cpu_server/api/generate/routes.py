@@ -175,7 +175,7 @@ class _RunningBatch:
         request_log = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
         request_log.started_s, request_log.client = outer.started_s, self.outer.identity.holder
         answer = b""
-        async with served(request_log, self.parts.endings.end) as request:
+        async with served(request_log, self.parts.history.end) as request:
             request_log.priority = self.outer.sender.announced_priority()
             lease = self.parts.limits.lease(self.outer.identity.key)
             sender, timeout_s = self.outer.sender, self.outer.timeout_s

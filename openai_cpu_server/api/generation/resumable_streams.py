@@ -176,9 +176,9 @@ _CLOSE_S = 5.0
 class ResumableStreams:
     """Streams by owner and conversation. Call `close` when the engines have ended."""
 
-    def __init__(self, endings: RequestHistory, *, keep_s: float) -> None:
+    def __init__(self, history: RequestHistory, *, keep_s: float) -> None:
         """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""
-        self._endings = endings
+        self._history = history
         self.keep_s = keep_s
         self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -266,7 +266,7 @@ class ResumableStreams:
         finally:
             if stream.lease is not None:
                 await stream.lease.end()
-            self._endings.end(stream.request_log)
+            self._history.end(stream.request_log)
             stream.ended_at = int(time.time())
             stream.log.end()
             if self._streams.get((stream.owner, stream.conversation)) is stream:

@@ -44,12 +44,12 @@ class ResponsesRoutes:
     def __init__(self, parts: AppState) -> None:
         self._service, self._options = parts.generation, parts.options
         repository = parts.jobs.responses if parts.jobs else None
-        self._background = Background(repository, parts.endings) if repository else None
+        self._background = Background(repository, parts.history) if repository else None
         if self._background is not None:
             parts.at_end.append(self._background.close)
         self._reader = ResponseReader(repository, self._options, has_mcp=parts.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, repository, parts.endings, parts.mcp, parts.watch.metrics
+            parts.generation, self._options, repository, parts.history, parts.mcp, parts.watch.metrics
         )
         self._stored = StoredResponses(repository, self._background, self._options)
         self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
