@@ -258,17 +258,17 @@ class RequestContext:
     """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
 
     request_log: RequestLog
-    sender: Caller
-    lease: Reservation | None = None
+    caller: Caller
+    reservation: Reservation | None = None
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
-    claim: Credentials | None = None
+    credentials: Credentials | None = None
     """Credentials accepted by the gate, or None for a message or row."""
     timeout_s: float | None = None
     """Limit for a call, waiting included, or None."""
 
     @property
     def identity(self) -> Identity:
-        return self.sender.identity
+        return self.caller.identity
 
     @property
     def owner(self) -> str:
@@ -277,25 +277,25 @@ class RequestContext:
 
     @property
     def limit_headers(self) -> dict[str, str]:
-        return {} if self.lease is None else self.lease.headers
+        return {} if self.reservation is None else self.reservation.headers
 
     def identity_now(self, keys: KeyRing) -> Identity:
         """Return the connection's identity by the current keys. Raises Unauthorized, Forbidden."""
-        assert self.claim is not None, "it has come through the gate"
-        return self.claim.identity(keys)
+        assert self.credentials is not None, "it has come through the gate"
+        return self.credentials.identity(keys)
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Reserve tokens of the lease, if there is one. Raises TokensLimited."""
-        if self.lease is not None:
-            await self.lease.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        """Reserve tokens, if the call has a reservation. Raises TokensLimited."""
+        if self.reservation is not None:
+            await self.reservation.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     async def settle(self) -> None:
-        if self.lease is not None:
-            await self.lease.settle()
+        if self.reservation is not None:
+            await self.reservation.settle()
 
     async def refund(self) -> None:
-        if self.lease is not None:
-            await self.lease.refund()
+        if self.reservation is not None:
+            await self.reservation.refund()
 
 
 def put_context(scope: Scope, context: RequestContext) -> None:
@@ -316,13 +316,13 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
 
 @dataclass
 class ServedRequest:
-    leases: AsyncExitStack
+    reservations: AsyncExitStack
     error: Exception | None = None
 
     async def hold(self, context: RequestContext) -> None:
         """Apply the key's limits until the request ends. Raises RequestsLimited."""
-        if context.lease is not None:
-            await self.leases.enter_async_context(context.lease)
+        if context.reservation is not None:
+            await self.reservations.enter_async_context(context.reservation)
 
 
 @asynccontextmanager
@@ -333,12 +333,12 @@ async def served(
     has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
     """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
-    stored, and a cancellation propagates. `end` is called once, after the lease has ended. `has_left`:
+    stored, and a cancellation propagates. `end` is called once, after the reservation has ended. `has_left`:
     True if the client has left, which is not a failure."""
-    leases = AsyncExitStack()
-    request = ServedRequest(leases)
+    reservations = AsyncExitStack()
+    request = ServedRequest(reservations)
     try:
-        async with leases:
+        async with reservations:
             yield request
         request_log.status = 200
     except Exception as error:

@@ -255,11 +255,11 @@ class AuthMiddleware:
             await handle(scope, receive, send)
             return
         if access.metering is Metering.CALLS and scope["method"] == "POST":
-            request_log.priority = context.sender.announced_priority()
+            request_log.priority = context.caller.announced_priority()
         max_bytes = self._max_bytes(access)
         await check_announced(scope, receive, max_bytes)
         body = inflated(scope, paced(receive, self._options.read_timeout_s))
-        async with context.lease or contextlib.nullcontext():
+        async with context.reservation or contextlib.nullcontext():
             try:
                 await handle(scope, self._counted(body, context.body, max_bytes), send)
             finally:
@@ -270,8 +270,8 @@ class AuthMiddleware:
         is_called_locally = is_local(scope) and is_own_host(scope, self._hosts)
         is_administrator = self._options.is_admin_open or is_called_locally
         proxies = self._options.trusted_proxies
-        claim = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
-        identity = claim.identity(self._keys)
+        credentials = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
+        identity = credentials.identity(self._keys)
         request_log.client = identity.holder
         headers = Headers(scope=scope)
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
@@ -283,10 +283,10 @@ class AuthMiddleware:
                 default=self._options.default_priority,
                 progress=headers.get(PROGRESS_HEADER),
             ),
-            claim=claim,
-            lease=None
+            credentials=credentials,
+            reservation=None
             if access.metering is Metering.NONE
-            else self._limits.lease(identity.key, takes_place=access.metering is not Metering.REQUESTS),
+            else self._limits.reservation(identity.key, takes_place=access.metering is not Metering.REQUESTS),
             body=BodyQuota(self._bodies, most_bytes),
             timeout_s=self._options.request_timeout_s,
         )

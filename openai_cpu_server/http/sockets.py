@@ -58,7 +58,7 @@ class SocketServer:
 
     async def serve(self, websocket: WebSocket) -> None:
         socket = OpenSocket(websocket, self.parts)
-        socket.sender(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
+        socket.caller(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
         is_offered = self.subprotocol in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=self.subprotocol if is_offered else None)
         await socket.run(self.exchange(socket))
@@ -113,15 +113,15 @@ class OpenSocket:
     def context(self, request_log: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""
         identity = self._handshake.identity_now(self._parts.keys)
-        sender = self.sender(identity)
-        request_log.client, request_log.priority = identity.holder, sender.default_priority
+        caller = self.caller(identity)
+        request_log.client, request_log.priority = identity.holder, caller.default_priority
         works_for(identity)
         timeout_s = self.options.request_timeout_s
         return RequestContext(
-            request_log, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s
+            request_log, caller, reservation=self._parts.limits.reservation(identity.key), timeout_s=timeout_s
         )
 
-    def sender(self, identity: Identity) -> Caller:
+    def caller(self, identity: Identity) -> Caller:
         """Return the sender of messages. The handshake's priority is their default. Raises InvalidRequest."""
         headers, default = self._websocket.headers, self.options.default_priority
         progress = headers.get(PROGRESS_HEADER)

@@ -227,7 +227,7 @@ def test_priorities(header: str | None, field: str | None, tier: str | None, exp
 
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
-    call = chat(sender=Caller(priority_header="batch"), n=2, service_tier="priority")
+    call = chat(caller=Caller(priority_header="batch"), n=2, service_tier="priority")
     assert (call.priority, call.service_tier) == (Priority.BATCH, "flex")
     assert {request.priority for request in call.requests} == {Priority.BATCH}
 

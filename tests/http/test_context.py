@@ -84,7 +84,7 @@ async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
     limits = RateLimits(Meter.open(None))
 
     def context() -> RequestContext:
-        return RequestContext(one()[0], Caller(ANN), limits.lease(ANN.key))
+        return RequestContext(one()[0], Caller(ANN), limits.reservation(ANN.key))
 
     request_log, ended = one()
     async with served(request_log, ended.append) as first:

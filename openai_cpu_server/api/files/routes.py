@@ -108,10 +108,10 @@ class RowRunner:
             if self.storage is not None:
                 limits = key.allowance.storage if key else NO_LIMITS
                 await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
-            async with self.limits.row_lease(key) as lease:
+            async with self.limits.row_reservation(key) as reservation:
                 # The header overrides the row's body. Nothing records which machine sent a batch without key.
                 identity = Identity(key or VISITOR, key.digest.hex() if key else None)
-                context = RequestContext(request_log, Caller(identity, Priority.BATCH.label), lease)
+                context = RequestContext(request_log, Caller(identity, Priority.BATCH.label), reservation)
                 works_for(context.identity)
                 answer = await self.routes[request_log.path](body, context)
         except Exception as error:

@@ -176,10 +176,10 @@ class _RunningBatch:
         request_log.started_s, request_log.client = outer.started_s, self.outer.identity.holder
         answer = b""
         async with served(request_log, self.parts.history.end) as request:
-            request_log.priority = self.outer.sender.announced_priority()
-            lease = self.parts.limits.lease(self.outer.identity.key)
-            sender, timeout_s = self.outer.sender, self.outer.timeout_s
-            context = RequestContext(request_log, sender, lease, timeout_s=timeout_s)
+            request_log.priority = self.outer.caller.announced_priority()
+            reservation = self.parts.limits.reservation(self.outer.identity.key)
+            caller, timeout_s = self.outer.caller, self.outer.timeout_s
+            context = RequestContext(request_log, caller, reservation, timeout_s=timeout_s)
             await request.hold(context)
             reading = partial(self.batch.params, index, lenient=self.parts.options.lenient)
             params = await off_loop(self.batch.size, reading)

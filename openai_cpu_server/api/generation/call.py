@@ -39,7 +39,7 @@ from openai_cpu_server.prompt.tool_formats import (
 class ResolveContext(msgspec.Struct, frozen=True):
     chosen: ChosenModel
     info: ModelInfo
-    sender: Caller
+    caller: Caller
     options: ApiOptions
 
 

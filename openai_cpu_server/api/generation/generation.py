@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.params import (
     MessageParam,
     PromptsParam,
 )
-from openai_cpu_server.api.generation.resolve import caller_of, resolve, tokens_of
+from openai_cpu_server.api.generation.resolve import resolve, router_caller_of, tokens_of
 from openai_cpu_server.api.generation.resumable_streams import ResumableStreams
 from openai_cpu_server.api.generation.running import (
     CachedAnswer,
@@ -63,8 +63,8 @@ ROUTED_MODEL = "x-routed-model"
 ROUTED_WHY = "x-routed-why"
 
 
-def router_input(params: GenerationParams, sender: Caller) -> RouterInput:
-    identity = sender.identity
+def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
+    identity = caller.identity
     # The holder of a key goes before all else; without one it is the key, else the address.
     holder = Client.of(identity, None).label
     # Users of one key with a name are several, for a router.
@@ -224,7 +224,7 @@ class _GenerationPipeline:
         return await self._submitted(RequestedModel(larger.chosen, larger))
 
     async def _target(self) -> RequestedModel:
-        params, models, sender = self.params, self.service.models, self.context.sender
+        params, models, caller = self.params, self.service.models, self.context.caller
         allowed = self.context.identity.allowed_models
         await fetch(models, params.model, allowed)
         router = models.router(params.model, allowed)
@@ -234,8 +234,8 @@ class _GenerationPipeline:
         if params.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
-        question, caller = router_input(params, sender), caller_of(params, sender)
-        routed = await follow(models, router, question, caller, params.model or router.name)
+        question, router_caller = router_input(params, caller), router_caller_of(params, caller)
+        routed = await follow(models, router, question, router_caller, params.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
             self._note_route(routed)
         return RequestedModel(routed.chosen, routed)
@@ -255,7 +255,7 @@ class _GenerationPipeline:
     async def _resolved(self, target: RequestedModel) -> ResolvedRequest:
         chosen, routed = target
         model = chosen.model
-        context = ResolveContext(chosen, model.loaded(), self.context.sender, self.service.options)
+        context = ResolveContext(chosen, model.loaded(), self.context.caller, self.service.options)
         params = _with_preset(self.params, chosen)
         if params.attached or params.recording is not None:
             params = await self.service.attachments.resolve(params, model, self.context.owner)
@@ -289,7 +289,7 @@ class _GenerationPipeline:
             model,
             request_log=self.request_log,
             calls=calls,
-            lease=context.lease,
+            reservation=context.reservation,
             recorder=recalled.recorder,
         )
 
@@ -327,7 +327,7 @@ class _GenerationPipeline:
             target.chosen.model,
             request_log=self.request_log,
             calls=self.service.calls,
-            lease=self.context.lease if recalled.held is None else None,
+            reservation=self.context.reservation if recalled.held is None else None,
         )
 
 

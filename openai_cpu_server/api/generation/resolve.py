@@ -79,13 +79,13 @@ def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedReques
     return _resolved(shorter, context)
 
 
-def caller_of(params: GenerationParams, sender: Caller) -> RouterCaller:
+def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
     """Return on whose behalf the call is queued. Raises InvalidRequest for an unknown priority."""
     return RouterCaller(
-        priority=sender.priority(field=params.priority, tier=params.service_tier),
-        client=Client.of(sender.identity, params.user).label,
-        account=account_of(sender.identity),
-        group=Client.group_of(sender.identity),
+        priority=caller.priority(field=params.priority, tier=params.service_tier),
+        client=Client.of(caller.identity, params.user).label,
+        account=account_of(caller.identity),
+        group=Client.group_of(caller.identity),
     )
 
 
@@ -101,7 +101,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
     if params.last_tokens is not None:
         prompts = _cut(prompts, params, params.last_tokens, context)
     check_ends(params, output)
-    is_wanted = context.sender.wants_progress() or params.details.progress
+    is_wanted = context.caller.wants_progress() or params.details.progress
     details = msgspec.structs.replace(params.details, progress=params.stream and is_wanted)
     params = msgspec.structs.replace(params, details=details)
     # To choose the best, log-probabilities are needed, whether they are shown or not.
@@ -161,22 +161,22 @@ def _request(
 ) -> GenerationRequest:
     """Return the common fields of all requests of a call."""
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
-    identity, caller = context.sender.identity, caller_of(params, context.sender)
+    identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
     return GenerationRequest(
         id="",
         tokens=(),
         max_tokens=0,
         sampling=sampling,
-        priority=caller.priority,
+        priority=router_caller.priority,
         stop=params.stop,
         top_logprobs=top_logprobs,
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
         tells_progress=params.details.progress,
-        client=caller.client,
-        account=caller.account,
-        group=caller.group,
+        client=router_caller.client,
+        account=router_caller.account,
+        group=router_caller.group,
         route=params.id_prefix.removesuffix("-"),
         cache_namespace=cache_namespace(salt=params.cache_salt, key=key),
         adapter=context.chosen.adapter,

@@ -109,7 +109,7 @@ class ResumableStream:
     running: RunningCall
     renderer: Renderer
     request_log: RequestLog
-    lease: Reservation | None
+    reservation: Reservation | None
     log: EventLog = field(default_factory=lambda: EventLog(_MOST_BYTES))
     started_at: int = field(default_factory=lambda: int(time.time()))
     ended_at: int = 0
@@ -201,8 +201,8 @@ class ResumableStreams:
             self.forget(ended[0])
         self._streams[owner, conversation] = stream
         self._forget_later(stream)
-        if stream.lease is not None:
-            stream.lease.keep()
+        if stream.reservation is not None:
+            stream.reservation.keep()
         task = asyncio.create_task(self._see_through(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -264,8 +264,8 @@ class ResumableStreams:
         try:
             await stream.run()
         finally:
-            if stream.lease is not None:
-                await stream.lease.end()
+            if stream.reservation is not None:
+                await stream.reservation.end()
             self._history.end(stream.request_log)
             stream.ended_at = int(time.time())
             stream.log.end()

@@ -256,11 +256,11 @@ class GenerationRoute:
         streams.check(conversation, identity)
         request_log = outer.request_log.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)
         request_log.client = outer.request_log.client
-        context = RequestContext(request_log, outer.sender, outer.lease, timeout_s=outer.timeout_s)
+        context = RequestContext(request_log, outer.caller, outer.reservation, timeout_s=outer.timeout_s)
         running = await self.service.begin(params, context)
         outer.body.release()
         owner, renderer = stream_owner(identity), self.renderer(running)
-        stream = ResumableStream(conversation, owner, running, renderer, request_log, outer.lease)
+        stream = ResumableStream(conversation, owner, running, renderer, request_log, outer.reservation)
         streams.begin(stream)
         keep_alive_s = self.options.keep_alive_s
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)

@@ -224,7 +224,7 @@ class RunningCall:
     _: KW_ONLY
     request_log: RequestLog
     calls: RunningCalls
-    lease: Reservation | None = None
+    reservation: Reservation | None = None
     recorder: AnswerRecorder | None = None
 
     def __post_init__(self) -> None:
@@ -244,8 +244,8 @@ class RunningCall:
         self.request_log.generated(
             self._tally.ended(figures, began_s=self.request_log.started_s, model=self.model.name)
         )
-        if self.lease is not None:
-            self.lease.output_tokens = figures.output_tokens
+        if self.reservation is not None:
+            self.reservation.output_tokens = figures.output_tokens
 
     @property
     def names(self) -> tuple[str, str]:

@@ -100,13 +100,13 @@ class PoolingRoute(Generic[B]):
             raise
         return await _written(call, rows, working.figures)
 
-    async def _resolved(self, data: bytes, sender: Caller) -> tuple[PoolingCall, ChosenModel]:
+    async def _resolved(self, data: bytes, caller: Caller) -> tuple[PoolingCall, ChosenModel]:
         reading = partial(parse, self.schema, data, lenient=self.parts.options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        allowed = sender.identity.allowed_models
+        allowed = caller.identity.allowed_models
         await fetch(self.parts.models, body.model, allowed)
         chosen = choose_able(self.parts.models, body.model, allowed, self.ability)
-        context = ResolveContext(chosen, chosen.model.loaded(), sender, self.parts.options)
+        context = ResolveContext(chosen, chosen.model.loaded(), caller, self.parts.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
         is_slow = self.ability is not Ability.EMBED or len(data) > LONG_BODY
         resolving = partial(self.resolve, body, context)
@@ -118,7 +118,7 @@ class PoolingRoute(Generic[B]):
     ) -> tuple[PoolingCall, Embedding, ChosenModel]:
         """A model may be replaced between choosing and submitting, so it is chosen again."""
         while True:
-            call, chosen = await self._resolved(data, context.sender)
+            call, chosen = await self._resolved(data, context.caller)
             await context.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
             try:
                 return call, submit(call, chosen.model.engine), chosen

@@ -228,15 +228,15 @@ def embed_request(
     inputs: tuple[Tokens, ...], body: PoolingBody, context: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
-    return EmbedRequest(id=call_id, inputs=inputs, **origin_of(body, context.sender, id_prefix))
+    return EmbedRequest(id=call_id, inputs=inputs, **origin_of(body, context.caller, id_prefix))
 
 
-def origin_of(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any]:
+def origin_of(body: PoolingBody, caller: Caller, id_prefix: str) -> dict[str, Any]:
     return {
-        "priority": sender.priority(field=body.priority, tier=body.service_tier),
-        "client": Client.of(sender.identity, body.user or body.safety_identifier).label,
-        "account": account_of(sender.identity),
-        "group": Client.group_of(sender.identity),
+        "priority": caller.priority(field=body.priority, tier=body.service_tier),
+        "client": Client.of(caller.identity, body.user or body.safety_identifier).label,
+        "account": account_of(caller.identity),
+        "group": Client.group_of(caller.identity),
         "route": id_prefix.removesuffix("-"),
     }
 
@@ -437,10 +437,10 @@ def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
 def _questions(
     prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, context: ResolveContext
 ) -> YesOrNo:
-    sender, call_id = context.sender, _PREFIX + secrets.token_hex(12)
-    key = sender.identity.digest if context.options.isolate_by_key else None
+    caller, call_id = context.caller, _PREFIX + secrets.token_hex(12)
+    key = caller.identity.digest if context.options.isolate_by_key else None
     yes, no = answers
-    origin = origin_of(body, sender, _PREFIX)
+    origin = origin_of(body, caller, _PREFIX)
     requests = tuple(
         GenerationRequest(
             id=f"{call_id}/{index}",

@@ -194,11 +194,11 @@ class ResponsesRoutes:
         outer = context_of(request.scope)
         request_log = outer.request_log.inner(RequestOrigin.BACKGROUND)
         request_log.client = outer.request_log.client
-        assert outer.lease is not None, "its route is metered"
-        context = RequestContext(request_log, outer.sender, outer.lease)
+        assert outer.reservation is not None, "its route is metered"
+        context = RequestContext(request_log, outer.caller, outer.reservation)
         watched = partial(while_connected, request.receive)
         running = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
-        live = LiveResponse(running, request_log, outer.lease)
+        live = LiveResponse(running, request_log, outer.reservation)
         headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
         if running.call.call.stream:

@@ -316,7 +316,9 @@ class ResponseMaker:
         max_tokens = LimitParam(_MAX_SUMMARY_TOKENS, "context_management", is_ceiling=True)
         generation = msgspec.structs.replace(compacting.generation(offered), max_tokens=max_tokens)
         async with served(request_log, self.history.end) as request:
-            inner = RequestContext(request_log, context.sender, context.lease, timeout_s=context.timeout_s)
+            inner = RequestContext(
+                request_log, context.caller, context.reservation, timeout_s=context.timeout_s
+            )
             running = await self.service.begin(generation, inner)
             attempt.submitted(running)
             async with running:
@@ -339,7 +341,7 @@ class ResponseMaker:
 class LiveResponse:
     running: RunningResponse
     request_log: RequestLog
-    lease: Reservation
+    reservation: Reservation
     log: EventLog = field(default_factory=EventLog)
 
     @property
@@ -363,7 +365,7 @@ class Background:
 
     async def begin(self, live: LiveResponse) -> None:
         """Store and start the response, even if the client leaves meanwhile. Raises JobsUnavailable."""
-        live.lease.keep()
+        live.reservation.keep()
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(live, stored))
         self._tasks.add(task)
@@ -388,7 +390,7 @@ class Background:
             await repository.add(record, running.inputs())
         except BaseException as error:
             await running.call.__aexit__(None, None, None)
-            await live.lease.end()
+            await live.reservation.end()
             stored.set_exception(error)
             return
         self._live[record.id] = live
@@ -398,7 +400,7 @@ class Background:
             last = await self._make(live)
         finally:
             renewing.cancel()
-            await live.lease.end()
+            await live.reservation.end()
             self._history.end(live.request_log)
         response = running.response
         try:
