@@ -22,7 +22,7 @@ from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curv
 from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import device_for, devices, fitting_for, of_draft_model
+from openai_cpu_server.llama.offload.choice import device_for, devices, of_draft_model, split_planner_for
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)
@@ -68,7 +68,7 @@ def read_memory(
     free, trained = machine.free_memory(), facts.shape.context_trained
     encoder, elsewhere = encoder_memory(options), Elsewhere()
     if options.offload.wants_device and (device := device_for(options.offload)) is not None:
-        elsewhere = fitting_for(options, device, free).first_choice().elsewhere
+        elsewhere = split_planner_for(options, device, free).first_choice().elsewhere
     rooms = {
         kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, elsewhere=elsewhere)
         for kind in KVType
@@ -142,17 +142,17 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
         offload = msgspec.structs.replace(offload, gpu_layers="auto")
     options = msgspec.structs.replace(options, offload=offload)
     try:
-        fitting = fitting_for(options, device, machine.free_memory())
+        planner = split_planner_for(options, device, machine.free_memory())
     except StartupError as error:
         return DeviceFacts(device, offload.gpu_layers, "nothing", {}, str(error), [])
-    split, measured = fitting.first_choice(), []
+    split, measured = planner.first_choice(), []
     if offload.gpu_layers == "auto":
-        race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
+        race = SplitRace(planner.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
-    why = "; ".join([*([split.why] if split.why else []), *fitting.unused_options]) or None
+    why = "; ".join([*([split.why] if split.why else []), *planner.unused_options]) or None
     draft = None
     if options.draft_model_path is not None and options.draft_offload.wants_device:
-        draft = str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
+        draft = str(split_planner_for(of_draft_model(options), device, machine.free_memory()).first_choice())
     takes = split.device_bytes._asdict()
     return DeviceFacts(device, offload.gpu_layers, str(split), takes, why, measured, draft)
 

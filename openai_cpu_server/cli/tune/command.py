@@ -43,7 +43,7 @@ from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
-from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for
+from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, split_planner_for
 from openai_cpu_server.llama.offload.split import Split
 from openai_cpu_server.model_source import resolve_model
 
@@ -208,7 +208,7 @@ def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
     device = device_for(engine_options.offload)
     if device is None:
         raise StartupError(f"--gpu-layers: {NO_DEVICE}")
-    candidates = fitting_for(engine_options, device, machine.free_memory()).candidates()
+    candidates = split_planner_for(engine_options, device, machine.free_memory()).candidates()
     race = SplitRace(candidates, SplitKey.of(engine_options, device), cache_dir)
     start = _defaults(header, machine, cache_dir)
     race.forget()

@@ -197,7 +197,7 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
         if offload.gpu_layers != "auto":
             logger.warning("%s: the CPU serves", NO_DEVICE)
         return Places.cpu_alone(NO_DEVICE)
-    planner = fitting_for(options, device, free_bytes)
+    planner = split_planner_for(options, device, free_bytes)
     for sentence in planner.unused_options:
         logger.warning("%s (%s)", sentence, Path(options.model_path).name)
     split = planner.first_choice()
@@ -232,7 +232,7 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
     )
 
 
-def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
+def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
     """Return the planner of splits for this device, beside the draft model, which comes first because it is
     small and computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
@@ -250,7 +250,7 @@ def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Spli
     step = StepSizes.of(sizes, options, room.pool_cells(options.kv_tokens), room.free_bytes)
     reserved_bytes = 0
     if draft is not None and options.draft_offload.wants_device:
-        drafts = fitting_for(of_draft_model(options), device, free_bytes)
+        drafts = split_planner_for(of_draft_model(options), device, free_bytes)
         reserved_bytes = sum(drafts.first_choice().device_bytes)
     return SplitPlanner(sizes, step, offload, device, reserved_bytes=reserved_bytes)
 
