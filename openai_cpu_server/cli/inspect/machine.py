@@ -19,7 +19,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
-from openai_cpu_server.llama.measure.layout import known_layout
+from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
 from openai_cpu_server.llama.offload.choice import device_for, devices, of_draft_model, split_planner_for
@@ -250,5 +250,5 @@ def _measured_with(key: CurveKey) -> _Options:
 
 def _served_with(options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
     threads = options.threads or machine.num_threads()
-    weights = known_layout(options, header)
+    weights = stored_layout(options, header)
     return threads, options.threads_batch or threads, options.kv_type, weights, options.flash_attention

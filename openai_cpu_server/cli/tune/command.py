@@ -39,7 +39,7 @@ from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
-from openai_cpu_server.llama.measure.layout import known_layout
+from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
@@ -255,7 +255,7 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
     return Profile(
         threads=threads,
         threads_batch=threads,
-        repack=known_layout(options, header).repacked,
+        repack=stored_layout(options, header).repacked,
         prefill_tokens=options.prefill_tokens,
         kv_type=options.kv_type,
         flash_attention=options.flash_attention,
