@@ -175,11 +175,11 @@ def render_chat(
     add_generation_prompt: bool = True,
     extra: Mapping[str, object] | None = None,
     reasoning: TemplateReasoning | None = None,
-    thinks_not: bool = False,
+    skips_thinking: bool = False,
 ) -> ChatText:
     """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
     `needs_special_tokens`. The model continues a last message of the assistant (prefill). Raises
-    TemplateFailed, InvalidRequest. `thinks_not`: close the thoughts, also if the template cannot switch
+    TemplateFailed, InvalidRequest. `skips_thinking`: close the thoughts, also if the template cannot switch
     them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
@@ -196,7 +196,7 @@ def render_chat(
     if reasoning is None:
         return ChatText(text + (prefill.content if prefill else ""), ThinkingStage.BEHIND)
     rendered = ChatText(text, stage_behind(text, reasoning.form))
-    if thinks_not:
+    if skips_thinking:
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered

@@ -133,7 +133,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a further template, or "" for the one for chats."""
     written: Written = msgspec.field(default_factory=dict)
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
-    thinks_not: bool = False
+    skips_thinking: bool = False
     """True to begin with the answer, if the model has marks for thoughts."""
     most_tokens: int | None = None
     """Longer prompts are rejected before tokenising."""
@@ -224,7 +224,9 @@ class ChatPrompts:
         tokens += around.end
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
-        return ChatPrompt(tuple(tokens), stage, wants_thoughts and not chat.thinks_not, tuple(lengths[:-1]))
+        return ChatPrompt(
+            tuple(tokens), stage, wants_thoughts and not chat.skips_thinking, tuple(lengths[:-1])
+        )
 
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
@@ -243,7 +245,7 @@ class ChatPrompts:
                     tools=tools,
                     extra=chat.variables,
                     reasoning=self.reasoning,
-                    thinks_not=chat.thinks_not,
+                    skips_thinking=chat.skips_thinking,
                     add_generation_prompt=chat.begins_answer,
                 )
                 ways.append(text)

@@ -207,13 +207,13 @@ class TemplateReasoning(msgspec.Struct, frozen=True):
     echo: ThoughtsField
     has_switch: bool
     """True if thinking can be switched on and off."""
-    thinks_unasked: bool
+    thinks_by_default: bool
     """True if the model thinks unless switched off."""
     reads_effort: bool
 
     def wants_thoughts(self, prompt: str) -> bool:
         """Return True if the model surely thinks first. A mark in the prompt teaches it to."""
-        return self.thinks_unasked or self.form.begin in prompt
+        return self.thinks_by_default or self.form.begin in prompt
 
 
 def switch(on: bool) -> dict[str, object]:
@@ -236,6 +236,6 @@ def template_reasoning(
         form=form,
         echo=echo_of(template),
         has_switch=on != off,
-        thinks_unasked=unasked != off,
+        thinks_by_default=unasked != off,
         reads_effort="reasoning_effort" in template.source,
     )

@@ -61,7 +61,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 def made(prompts: ChatPrompts, messages: Messages, tools: Any = (), **variables: object) -> ChatPrompt | None:
     """None: the template refuses it."""
-    asked = Conversation(messages=messages, tools=tools, variables=variables, thinks_not=bool(variables))
+    asked = Conversation(messages=messages, tools=tools, variables=variables, skips_thinking=bool(variables))
     try:
         return prompts.prompt(asked)
     except (TemplateFailed, InvalidRequest):

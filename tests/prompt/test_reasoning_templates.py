@@ -55,7 +55,7 @@ def reasoning(name: str) -> TemplateReasoning:
 
 def rendered(name: str, *messages: Message, on: bool | None = None, **extra: object) -> ChatText:
     more = {"reasoning": reasoning(name), "extra": extra if on is None else {**switch(on), **extra}}
-    return render_chat(template(name), messages or [USER], thinks_not=on is False, **more)
+    return render_chat(template(name), messages or [USER], skips_thinking=on is False, **more)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

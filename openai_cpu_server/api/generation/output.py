@@ -320,7 +320,7 @@ class ThinkingPlan(msgspec.Struct, frozen=True):
     variables: Mapping[str, object]
     is_on: bool | None
     """Decided by the template if None."""
-    thinks_not: bool
+    skips_thinking: bool
     """True if the prompt must close the reasoning."""
     budget: int | None
     is_hidden: bool
@@ -338,14 +338,14 @@ def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> Thinkin
         variables["reasoning_effort"] = effort if model is None else _nearest(effort, model.form.efforts)
     if model is None:
         return ThinkingPlan(
-            {**variables, **param.variables}, is_on=None, thinks_not=False, budget=None, is_hidden=False
+            {**variables, **param.variables}, is_on=None, skips_thinking=False, budget=None, is_hidden=False
         )
     if budget is not None or is_on is False:
         variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
     return ThinkingPlan(
         variables={**variables, **param.variables},
         is_on=is_on,
-        thinks_not=is_on is False and not model.form.efforts,
+        skips_thinking=is_on is False and not model.form.efforts,
         budget=budget if is_on is not False else None,
         is_hidden=param.is_hidden,
     )

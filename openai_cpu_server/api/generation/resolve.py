@@ -369,7 +369,7 @@ class PromptMaker:
                 template=self.template.name,
                 written={} if info is None else _earlier_answers(messages, info),
                 variables=variables,
-                thinks_not=self.thinking.thinks_not,
+                skips_thinking=self.thinking.skips_thinking,
                 most_tokens=None if info is None or is_cut else info.context_limit,
                 begins_answer=self.ends.begins_answer,
                 has_marks=self.ends.has_marks,

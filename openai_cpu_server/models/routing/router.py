@@ -75,7 +75,7 @@ def _question(
     text = options.prompt.replace("{request}", _shortened(request))
     prompt = model.prompts.prompt(
         Conversation(
-            messages=[{"role": "user", "content": text}], variables=switch(on=False), thinks_not=True
+            messages=[{"role": "user", "content": text}], variables=switch(on=False), skips_thinking=True
         )
     )
     grammar = model.grammars.of_choices(list(routes), "router")
