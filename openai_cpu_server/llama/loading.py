@@ -280,8 +280,8 @@ class _Loader:
             draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
         weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
         leave_to_ggml(weights.layout, kernels)
-        kv_type, elsewhere = KVType.named(options.kv_type), weights.places.elsewhere
-        room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, elsewhere=elsewhere)
+        kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
+        room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory)
         return _LoadPlan(weights, draft_plan, kernels, room)
 
     def _info(

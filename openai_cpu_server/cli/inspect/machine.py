@@ -21,7 +21,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
 from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, KVType, MemoryRoom, encoder_memory
 from openai_cpu_server.llama.offload.choice import device_for, devices, of_draft_model, split_planner_for
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -66,11 +66,11 @@ def read_memory(
     draft: GgufHeader | None = None,
 ) -> MemoryFacts:
     free, trained = machine.free_memory(), facts.shape.context_trained
-    encoder, elsewhere = encoder_memory(options), Elsewhere()
+    encoder, device_memory = encoder_memory(options), DeviceMemory()
     if options.offload.wants_device and (device := device_for(options.offload)) is not None:
-        elsewhere = split_planner_for(options, device, free).first_choice().elsewhere
+        device_memory = split_planner_for(options, device, free).first_choice().device_memory
     rooms = {
-        kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, elsewhere=elsewhere)
+        kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, device_memory=device_memory)
         for kind in KVType
     }
     left = rooms[KVType.F16].free_bytes
@@ -106,7 +106,7 @@ def kv_costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None, served: st
         )
         for kind, room in rooms.items()
         if room.cell_bytes > 0 and room.token_bytes > 0
-        if not room.elsewhere.cell or kind.label == served
+        if not room.device_memory.cell or kind.label == served
         for tokens in [room.free_bytes // room.token_bytes]
     ]
 

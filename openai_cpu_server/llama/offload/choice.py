@@ -19,7 +19,7 @@ from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
-    Elsewhere,
+    DeviceMemory,
     KVType,
     MemoryRoom,
     encoder_memory,
@@ -169,8 +169,8 @@ class Places(NamedTuple):
         return self.split is not None and bool(self.split.offload.kv_on_gpu)
 
     @property
-    def elsewhere(self) -> Elsewhere:
-        return Elsewhere() if self.split is None else self.split.elsewhere
+    def device_memory(self) -> DeviceMemory:
+        return DeviceMemory() if self.split is None else self.split.device_memory
 
     def most_cells(self, cells: int) -> int:
         """Limit the cells to those planned on the device."""
