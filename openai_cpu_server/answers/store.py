@@ -112,7 +112,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         group="",
         route="",
         pin=False,
-        borders=(),
+        boundaries=(),
         media_items=(),  # the prompt has numbers made of their digests
         sampling=msgspec.structs.replace(request.sampling, seed=seed),
     )

@@ -302,7 +302,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
     """Places of the media rows in the prompt, in order. Tokens follow the last one."""
-    borders: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
     """Prefix boundaries: ascending lengths of prefixes behind which other prompts are likely to differ.
     They are the ends of system prompt and tools, of the text before the last user's, and of the text
     before the answer; the last may be the whole prompt."""

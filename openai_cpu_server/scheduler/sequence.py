@@ -96,10 +96,12 @@ class Sequence:
         """Tokens that one step may compute: none while the sequence waits for the encoder."""
         at = bisect_right(self.checkpoints, self.computed)
         end = self.checkpoints[at] if at < len(self.checkpoints) else len(self.tokens)
-        return min(end, self._next_border) - self.computed if self.request.media else end - self.computed
+        return (
+            min(end, self._next_media_boundary) - self.computed if self.request.media else end - self.computed
+        )
 
     @property
-    def _next_border(self) -> int:
+    def _next_media_boundary(self) -> int:
         """Rows of media are computed apart from tokens, so a step ends where they begin or end."""
         for at, medium in enumerate(self.request.media):
             if self.computed < medium.start:

@@ -159,7 +159,7 @@ def test_a_name_that_is_no_part_is_an_error() -> None:
         composed("a b", {"a": OTHER})
 
 
-def test_parts_are_the_same_behind_a_border() -> None:
+def test_parts_are_the_same_behind_a_boundary() -> None:
     tokens = parse_gbnf('root ::= <[302]> [^a-z] x{2,} | ""\nx ::= "é" [] ]{,3}'.replace("[] ]", "[ ]"))
     for rules in (STRINGS, ANYTHING, OTHER, tokens):
         assert unpacked(packed(rules)) == rules

@@ -50,7 +50,7 @@ class Prompt(msgspec.Struct, frozen=True):
     echo: str | None = None
     turn: LastTurn | None = None
     """Last user turn, if answers to similar ones are cached."""
-    borders: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
     sound_s: float = 0.0

@@ -114,7 +114,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
             common,
             id=f"{call_id}/{index * choices.made + choice}",
             tokens=prompt.tokens,
-            borders=prompt.borders,
+            boundaries=prompt.boundaries,
             media_items=prompt.media_items,
             media=prompt.media,
             max_tokens=room.tokens,
@@ -259,7 +259,7 @@ def _of_conversation(
     made = Prompt(
         prompt.tokens,
         turn=turn,
-        borders=prompt.borders,
+        boundaries=prompt.boundaries,
         media_items=items,
         media=media_in(prompt.tokens, items, [one.shape for one in params.media]) if items else (),
         sound_s=num_samples / info.sound_rate if num_samples else 0.0,
@@ -293,7 +293,7 @@ def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -
     own = prompt.tokens[1:] if prompt.tokens[:1] == (tokenizer.bos,) else prompt.tokens
     moved = len(before) + len(own) - len(prompt.tokens)
     return msgspec.structs.replace(
-        prompt, tokens=(*before, *own), borders=tuple(border + moved for border in prompt.borders)
+        prompt, tokens=(*before, *own), boundaries=tuple(boundary + moved for boundary in prompt.boundaries)
     )
 
 
@@ -374,8 +374,8 @@ class PromptMaker:
                 begins_answer=self.ends.begins_answer,
                 has_marks=self.ends.has_marks,
                 shown={one.mark: shown_tokens(one.item, one.shape) for one in self.params.media},
-                # Without a state a sequence begins anywhere: to look for borders would be in vain.
-                marks_borders=info is None or info.state_bytes > 0,
+                # Without a state a sequence begins anywhere: to look for boundaries would be in vain.
+                finds_boundaries=info is None or info.state_bytes > 0,
             )
         )
 
@@ -411,9 +411,11 @@ def _last(prompt: Prompt, num_left: int, begin: tuple[int, ...]) -> Prompt:
         return prompt
     head = begin if prompt.tokens[: len(begin)] == begin and num_left > len(begin) else ()
     num_removed += len(head)
-    borders = tuple(border - num_removed + len(head) for border in prompt.borders if border > num_removed)
+    boundaries = tuple(
+        boundary - num_removed + len(head) for boundary in prompt.boundaries if boundary > num_removed
+    )
     tokens = (*head, *prompt.tokens[num_removed:])
-    return msgspec.structs.replace(prompt, tokens=tokens, borders=borders, turn=None)
+    return msgspec.structs.replace(prompt, tokens=tokens, boundaries=boundaries, turn=None)
 
 
 def _shorter(params: GenerationParams, context: ResolveContext) -> GenerationParams | None:

@@ -83,7 +83,7 @@ def _question(
     return GenerationRequest(
         id=f"route-{secrets.token_hex(12)}/0",
         tokens=prompt.tokens,
-        borders=prompt.borders,
+        boundaries=prompt.boundaries,
         max_tokens=max(map(len, names)) + _SPARE_TOKENS,
         sampling=Sampling(seed=0, temperature=0),
         priority=caller.priority,
