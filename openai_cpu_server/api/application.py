@@ -28,10 +28,10 @@ from openai_cpu_server.api.generation.resumable_streams import CONVERSATION_HEAD
 from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
-from openai_cpu_server.api.parts import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
+from openai_cpu_server.api.state import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.http.application import DOCUMENT, application
@@ -112,7 +112,7 @@ def create_api(
     history = RequestHistory(watch)
     streams = ResumableStreams(history, keep_s=options.keep_streams_s)
     watch.metrics.watch_streams(streams.amounts)
-    parts = AppState(
+    state = AppState(
         models=models,
         options=options,
         keys=keys or KeyRing(options.api_key),
@@ -131,19 +131,19 @@ def create_api(
         mcp=mcp,
         at_end=[streams.close],
     )
-    served = list(served_routes(ROOMS, parts))
-    guard = AuthMiddleware(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
-    app = application(served, guard, history=parts.history, options=options, headers=_HEADERS, lifespan=None)
+    served = list(served_routes(ROOMS, state))
+    guard = AuthMiddleware(keys=state.keys, limits=state.limits, bodies=state.bodies, options=options)
+    app = application(served, guard, history=state.history, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
         routes={route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
-        keys=parts.keys,
-        limits=parts.limits,
+        keys=state.keys,
+        limits=state.limits,
         storage=jobs.storage if jobs else None,
-        history=parts.history,
+        history=state.history,
     )
 
     async def settle() -> None:
-        for ended in parts.at_end:
+        for ended in state.at_end:
             await ended()
 
-    return ServedApplication(app, rows, settle, parts.bodies)
+    return ServedApplication(app, rows, settle, state.bodies)

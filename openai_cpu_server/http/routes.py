@@ -129,10 +129,10 @@ class ServedRoute:
         return None if self.row.batched is None else self.row.batched(self.of)
 
 
-def served_routes(rooms: Iterable[ApiRouter[P]], parts: P) -> Iterator[ServedRoute]:
+def served_routes(rooms: Iterable[ApiRouter[P]], state: P) -> Iterator[ServedRoute]:
     for room in rooms:
-        if room.is_served(parts):
-            made, is_hidden = room.make(parts), room.is_hidden(parts)
+        if room.is_served(state):
+            made, is_hidden = room.make(state), room.is_hidden(state)
             yield from (ServedRoute(row, made, is_hidden=is_hidden, shape=room.shape) for row in room.rows)
 
 

@@ -40,7 +40,7 @@ class Exchange(Protocol):
     def cancel(self) -> None: ...
 
 
-class SocketParts(NamedTuple):
+class SocketState(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
@@ -53,11 +53,11 @@ class SocketServer:
     """Errors of the handshake are ordinary HTTP responses."""
 
     exchange: Callable[[OpenSocket], Exchange]
-    parts: SocketParts
+    state: SocketState
     subprotocol: str | None = None
 
     async def serve(self, websocket: WebSocket) -> None:
-        socket = OpenSocket(websocket, self.parts)
+        socket = OpenSocket(websocket, self.state)
         socket.caller(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
         is_offered = self.subprotocol in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=self.subprotocol if is_offered else None)
@@ -65,14 +65,14 @@ class SocketServer:
 
 
 class OpenSocket:
-    def __init__(self, websocket: WebSocket, parts: SocketParts) -> None:
+    def __init__(self, websocket: WebSocket, state: SocketState) -> None:
         self._websocket = websocket
-        self._parts = parts
+        self._state = state
         self._handshake = context_of(websocket.scope)
         self._group: TaskGroup | None = None
         self._exchange: Exchange | None = None
         self.is_open = True
-        self.options = parts.options
+        self.options = state.options
         self.id = self._handshake.request_log.id
 
     async def run(self, exchange: Exchange) -> None:
@@ -99,7 +99,7 @@ class OpenSocket:
 
     def held(self, num_bytes: int) -> BodyQuota:
         """Reserve memory for a message. Raises BodiesFull."""
-        quota = BodyQuota(self._parts.bodies, num_bytes)
+        quota = BodyQuota(self._state.bodies, num_bytes)
         quota.has_grown(num_bytes)
         return quota
 
@@ -108,17 +108,17 @@ class OpenSocket:
         return self._handshake.request_log.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, request_log: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
-        return served(request_log, self._parts.history.end, has_left=lambda: not self.is_open)
+        return served(request_log, self._state.history.end, has_left=lambda: not self.is_open)
 
     def context(self, request_log: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""
-        identity = self._handshake.identity_now(self._parts.keys)
+        identity = self._handshake.identity_now(self._state.keys)
         caller = self.caller(identity)
         request_log.client, request_log.priority = identity.holder, caller.default_priority
         works_for(identity)
         timeout_s = self.options.request_timeout_s
         return RequestContext(
-            request_log, caller, reservation=self._parts.limits.reservation(identity.key), timeout_s=timeout_s
+            request_log, caller, reservation=self._state.limits.reservation(identity.key), timeout_s=timeout_s
         )
 
     def caller(self, identity: Identity) -> Caller:

@@ -20,7 +20,7 @@ from openai_cpu_server.answers.cache import AnswerCache, AnswerObserver, open_an
 from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, SimilarAnswers
-from openai_cpu_server.api.parts import ModelKeeping, ModelStore
+from openai_cpu_server.api.state import ModelKeeping, ModelStore
 from openai_cpu_server.config.folders import tune_engines, user_data_dir
 from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.engine import EngineState

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
@@ -98,9 +98,9 @@ _route = partial(ApiRoute, "GET", access=PROBES, tag="Operation")
 
 
 class HealthRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = models = parts.models
-        self._metrics = parts.watch.metrics
+    def __init__(self, state: AppState) -> None:
+        self._models = models = state.models
+        self._metrics = state.watch.metrics
         self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
         self._metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
         self._metrics.add(self._for_gateways)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
-from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model, response_of
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, response_of
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
@@ -190,11 +190,11 @@ _route = partial(ApiRoute, access=INFERENCE, tag="Models", answer=ModelCard)
 
 
 class ModelRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._keeping = parts.keeping
-        self._store = parts.store
-        self._options = parts.options
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._keeping = state.keeping
+        self._store = state.store
+        self._options = state.options
         self._loads: set[asyncio.Task[ServedModel]] = set()
 
     @_route(

@@ -24,7 +24,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import resumable_response
 from openai_cpu_server.api.generation.running import OpenCall
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
     NotThinking,
@@ -148,12 +148,12 @@ _stream = partial(_route, "GET", streams=True, media="text/event-stream")
 
 
 class RequestRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._calls = parts.generation.calls
-        self._streams = parts.generation.streams
-        self._metrics = parts.watch.metrics
-        self._keep_alive_s, self._lenient = parts.options.keep_alive_s, parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._calls = state.generation.calls
+        self._streams = state.generation.streams
+        self._metrics = state.watch.metrics
+        self._keep_alive_s, self._lenient = state.options.keep_alive_s, state.options.lenient
 
     @_route("GET", "/v1/requests", answer=RequestList)
     async def list(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.admin.health import QueueSizes, queue_sizes
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -158,10 +158,10 @@ _CACHES = ("prompts", "answers")
 
 
 class StatsRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._recall = parts.recall
-        self._recent = parts.watch.recent
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._recall = state.recall
+        self._recent = state.watch.recent
 
     @ApiRoute(
         "DELETE",

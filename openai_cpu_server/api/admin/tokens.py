@@ -17,7 +17,7 @@ from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams,
 from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
 from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
-from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
@@ -126,10 +126,10 @@ _route = partial(ApiRoute, access=WORK, tag="Tokens", errors=(404,))
 
 
 class TokenRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._attachments = parts.generation.attachments
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._attachments = state.generation.attachments
+        self._lenient = state.options.lenient
 
     @_route("POST", "/tokenize", body=TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:

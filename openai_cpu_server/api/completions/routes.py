@@ -23,7 +23,7 @@ from openai_cpu_server.api.generation.schema import (
     Several,
 )
 from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import Ignored
@@ -77,8 +77,8 @@ COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_params), Completi
 
 
 class CompletionRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.route = GenerationRoute(COMPLETIONS, parts.generation, parts.options)
+    def __init__(self, state: AppState) -> None:
+        self.route = GenerationRoute(COMPLETIONS, state.generation, state.options)
 
     @ApiRoute(
         "POST",

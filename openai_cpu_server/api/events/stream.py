@@ -48,7 +48,7 @@ from openai_cpu_server.api.events.schema import (
 )
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import event_source
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, RequestState
 from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import KVStats
@@ -480,9 +480,9 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._parts = parts
-        self._hub = StepBroadcaster(parts.models)
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+        self._hub = StepBroadcaster(state.models)
 
     @ApiRoute(
         "GET",
@@ -507,19 +507,19 @@ class EventRoutes:
         return partial(self._tell, kinds)
 
     async def _tell(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
-        identity, parts = context_of(scope).identity, self._parts
+        identity, state = context_of(scope).identity, self._state
         with self._hub.listening(_subscriber(identity)):
             listener = EventListener(
                 self._hub,
-                parts.models,
-                parts.watch.recent,
+                state.models,
+                state.watch.recent,
                 identity,
                 kinds=kinds,
-                scheduling=parts.options.scheduling,
-                has_usage=parts.jobs is not None,
+                scheduling=state.options.scheduling,
+                has_usage=state.jobs is not None,
             )
             messages = self._messages(listener, scope)
-            response = event_source(messages, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
+            response = event_source(messages, _HEADERS, keep_alive_s=state.options.keep_alive_s)
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: AsgiScope) -> AsyncIterator[bytes]:
@@ -531,7 +531,7 @@ class EventRoutes:
             if time.monotonic() - checked_s >= _KEY_S:
                 checked_s = time.monotonic()
                 try:
-                    if context.identity_now(self._parts.keys) != context.identity:
+                    if context.identity_now(self._state.keys) != context.identity:
                         return  # a new connection sees what the changed key allows
                 except ServerError as error:
                     failure = error_object(error, request_id=context.request_log.id)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.generation.schema import Notes
-from openai_cpu_server.api.parts import AppState, ListPage, page_ends, response_of
+from openai_cpu_server.api.state import AppState, ListPage, page_ends, response_of
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     CulpritsLimited,
@@ -283,11 +283,11 @@ _route = partial(_file_route, answer=BatchObject)
 
 
 class BatchRoutes:
-    def __init__(self, parts: AppState) -> None:
-        assert parts.jobs is not None, "not served without"
-        self._jobs = parts.jobs
-        self._models = parts.models
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        assert state.jobs is not None, "not served without"
+        self._jobs = state.jobs
+        self._models = state.models
+        self._lenient = state.options.lenient
 
     @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, answer=FileObject, errors=(400,))
     async def create_file(self, request: Request) -> Response:
@@ -471,4 +471,4 @@ def _lifetime_s(form: FormData) -> int | None:
         ) from None
 
 
-ROOM = ApiRouter[AppState](BatchRoutes, is_served=lambda parts: parts.jobs is not None)
+ROOM = ApiRouter[AppState](BatchRoutes, is_served=lambda state: state.jobs is not None)

@@ -23,7 +23,7 @@ from openai_cpu_server.api.llama_server.schema import (
     LlamaInfillBody,
 )
 from openai_cpu_server.api.llama_server.to_params import completion_params, infill_ask
-from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
@@ -107,10 +107,10 @@ _fact = partial(
 
 
 class LlamaServerRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
-        self._infill = GenerationRoute(_INFILL, parts.generation, parts.options)
-        self._models = parts.models
+    def __init__(self, state: AppState) -> None:
+        self._completion = GenerationRoute(_COMPLETION, state.generation, state.options)
+        self._infill = GenerationRoute(_INFILL, state.generation, state.options)
+        self._models = state.models
 
     @_generation("/completion", aliases=("/completions",), body=LlamaCompletionBody)
     async def completion(self, request: Request) -> ASGIApp:

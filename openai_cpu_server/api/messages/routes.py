@@ -18,7 +18,7 @@ from openai_cpu_server.api.messages.render import (
 )
 from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.messages.to_params import messages_ask, prompt_ask
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import CALLS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 
@@ -35,10 +35,10 @@ class TokensCounted(msgspec.Struct, frozen=True):
 
 
 class MessagesRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
+    def __init__(self, state: AppState) -> None:
+        self._route = GenerationRoute(MESSAGES_API, state.generation, state.options)
         self._counting = CountRoute(
-            COUNTED, parts.generation, lenient=parts.options.lenient, answer=TokensCounted
+            COUNTED, state.generation, lenient=state.options.lenient, answer=TokensCounted
         )
 
     @ApiRoute(

@@ -49,7 +49,7 @@ from openai_cpu_server.api.ollama.schema import (
     OllamaShowBody,
 )
 from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask, preset_of
-from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
@@ -70,18 +70,18 @@ async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
 
 
 class OllamaGeneration(Generic[B]):
-    def __init__(self, family: ApiAdapter[B], renderer: OllamaRenderer, field: str, parts: AppState) -> None:
+    def __init__(self, family: ApiAdapter[B], renderer: OllamaRenderer, field: str, state: AppState) -> None:
         """`field`: field that has the conversation or prompt."""
         self._reader = family.reader
         self._renderer = renderer
         self._field = field
-        self._parts = parts
-        self._route = GenerationRoute(family, parts.generation, parts.options)
+        self._state = state
+        self._route = GenerationRoute(family, state.generation, state.options)
 
     async def create(self, request: Request) -> ASGIApp:
         data = await unkept_body(request)
         num_bytes = len(data)
-        reading = partial(parse, self._reader.schema, data, lenient=self._parts.options.lenient)
+        reading = partial(parse, self._reader.schema, data, lenient=self._state.options.lenient)
         body, ignored = await off_loop(num_bytes, reading)
         del data, reading  # the call may wait for long
         if not getattr(body, self._field):
@@ -92,7 +92,7 @@ class OllamaGeneration(Generic[B]):
         context = context_of(request.scope)
         ask = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
         watched = partial(while_connected, request.receive)
-        call = await self._parts.generation.begin(ask, context, CascadeAttempt(watched))
+        call = await self._state.generation.begin(ask, context, CascadeAttempt(watched))
         context.body.release()
         if call.call.stream:
             lines = lines_of(call, self._route.renderer(call))
@@ -103,15 +103,15 @@ class OllamaGeneration(Generic[B]):
     async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""
         identity = context_of(request.scope).identity
-        chosen = await chosen_model(self._parts.models, request, body.model)
+        chosen = await chosen_model(self._state.models, request, body.model)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
-            await self._parts.keeping.unload(chosen.model)
+            await self._state.keeping.unload(chosen.model)
         else:
             if chosen.model.engine.state is EngineState.FAILED and not chosen.model.may_retry():
                 raise unavailable(chosen.model.engine.status())
-            await self._parts.keeping.load(chosen.model, replace=False)
+            await self._state.keeping.load(chosen.model, replace=False)
         return json_response(self._renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
 
 
@@ -146,12 +146,12 @@ _streamed = partial(
 
 
 class OllamaRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
-        self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
-        self._models = parts.models
-        self._store = parts.store
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", state)
+        self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", state)
+        self._models = state.models
+        self._store = state.store
+        self._lenient = state.options.lenient
 
     @_generation(f"{OLLAMA}/chat", body=OllamaChatBody)
     async def chat(self, request: Request) -> ASGIApp:

@@ -17,7 +17,6 @@ from openai_cpu_server.api.generation.call import ResolveContext
 from openai_cpu_server.api.generation.params import LONG_BODY
 from openai_cpu_server.api.generation.route import while_connected
 from openai_cpu_server.api.generation.running import limit_time
-from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.pooling.render import (
     ClassList,
     EmbeddingList,
@@ -50,6 +49,7 @@ from openai_cpu_server.api.pooling.to_params import (
     resolve_ranking,
     resolve_scores,
 )
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
@@ -69,7 +69,7 @@ _CHEAPER = 16
 
 @dataclass(frozen=True)
 class PoolingRoute(Generic[B]):
-    parts: AppState
+    state: AppState
     schema: type[B]
     ability: Ability
     resolve: Callable[[B, ResolveContext], PoolingCall]
@@ -101,12 +101,12 @@ class PoolingRoute(Generic[B]):
         return await _written(call, rows, working.figures)
 
     async def _resolved(self, data: bytes, caller: Caller) -> tuple[PoolingCall, ChosenModel]:
-        reading = partial(parse, self.schema, data, lenient=self.parts.options.lenient)
+        reading = partial(parse, self.schema, data, lenient=self.state.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = caller.identity.allowed_models
-        await fetch(self.parts.models, body.model, allowed)
-        chosen = choose_able(self.parts.models, body.model, allowed, self.ability)
-        context = ResolveContext(chosen, chosen.model.loaded(), caller, self.parts.options)
+        await fetch(self.state.models, body.model, allowed)
+        chosen = choose_able(self.state.models, body.model, allowed, self.ability)
+        context = ResolveContext(chosen, chosen.model.loaded(), caller, self.state.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
         is_slow = self.ability is not Ability.EMBED or len(data) > LONG_BODY
         resolving = partial(self.resolve, body, context)
@@ -124,7 +124,7 @@ class PoolingRoute(Generic[B]):
                 return call, submit(call, chosen.model.engine), chosen
             except ServerError:
                 await context.refund()
-                if self.parts.models.is_current(chosen.model):
+                if self.state.models.is_current(chosen.model):
                     raise
 
 
@@ -162,15 +162,15 @@ _ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
 
 
 class PoolingRoutes:
-    def __init__(self, parts: AppState) -> None:
+    def __init__(self, state: AppState) -> None:
         embed, rank = Ability.EMBED, Ability.RERANK
-        self.embedding = PoolingRoute(parts, EmbeddingBody, embed, resolve_embeddings)
-        self.reranking = PoolingRoute(parts, RerankBody, rank, resolve_ranking)
-        self._scoring = PoolingRoute(parts, ScoreBody, rank, resolve_scores)
-        self._classifying = PoolingRoute(parts, ClassifyBody, Ability.CLASSIFY, resolve_classes)
-        self._llama_server = PoolingRoute(parts, LlamaEmbedBody, embed, resolve_llama_embedding)
-        self._ollama = PoolingRoute(parts, OllamaEmbedBody, embed, resolve_ollama_embeddings)
-        self._ollama_old = PoolingRoute(parts, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
+        self.embedding = PoolingRoute(state, EmbeddingBody, embed, resolve_embeddings)
+        self.reranking = PoolingRoute(state, RerankBody, rank, resolve_ranking)
+        self._scoring = PoolingRoute(state, ScoreBody, rank, resolve_scores)
+        self._classifying = PoolingRoute(state, ClassifyBody, Ability.CLASSIFY, resolve_classes)
+        self._llama_server = PoolingRoute(state, LlamaEmbedBody, embed, resolve_llama_embedding)
+        self._ollama = PoolingRoute(state, OllamaEmbedBody, embed, resolve_ollama_embeddings)
+        self._ollama_old = PoolingRoute(state, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
 
     @_route(
         "/v1/embeddings",

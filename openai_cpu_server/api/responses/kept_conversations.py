@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.generation.schema import Notes
-from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.objects import ItemList
 from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader
 from openai_cpu_server.api.responses.schema import CompactionTrigger, InputItem
 from openai_cpu_server.api.responses.stored import item_page, listed_items, owner_and_id
 from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -74,10 +74,10 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 
 class ConversationRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._options = parts.options
-        self._repository = parts.jobs.responses if parts.jobs else None
-        self._reader = ResponseReader(self._repository, parts.options)
+    def __init__(self, state: AppState) -> None:
+        self._options = state.options
+        self._repository = state.jobs.responses if state.jobs else None
+        self._reader = ResponseReader(self._repository, state.options)
 
     @_route(
         "POST",

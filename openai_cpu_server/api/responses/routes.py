@@ -11,7 +11,6 @@ from starlette.websockets import WebSocket
 
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
-from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
 from openai_cpu_server.api.responses.objects import (
     CompactedResponse,
@@ -25,6 +24,7 @@ from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBod
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -41,18 +41,18 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 
 class ResponsesRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._service, self._options = parts.generation, parts.options
-        repository = parts.jobs.responses if parts.jobs else None
-        self._background = Background(repository, parts.history) if repository else None
+    def __init__(self, state: AppState) -> None:
+        self._service, self._options = state.generation, state.options
+        repository = state.jobs.responses if state.jobs else None
+        self._background = Background(repository, state.history) if repository else None
         if self._background is not None:
-            parts.at_end.append(self._background.close)
-        self._reader = ResponseReader(repository, self._options, has_mcp=parts.mcp is not None)
+            state.at_end.append(self._background.close)
+        self._reader = ResponseReader(repository, self._options, has_mcp=state.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, repository, parts.history, parts.mcp, parts.watch.metrics
+            state.generation, self._options, repository, state.history, state.mcp, state.watch.metrics
         )
         self._stored = StoredResponses(repository, self._background, self._options)
-        self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
+        self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), state.sockets)
 
     @_route(
         "POST",

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.renderer import events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source
-from openai_cpu_server.api.parts import page_ends
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
     ItemList,
@@ -28,6 +27,7 @@ from openai_cpu_server.api.responses.objects import (
 from openai_cpu_server.api.responses.reader import NO_DATABASE
 from openai_cpu_server.api.responses.running import Background, LiveResponse
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
+from openai_cpu_server.api.state import page_ends
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of

@@ -27,7 +27,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.route import EventStream, while_connected, whole_answer
 from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.to_params import one_form, shared_forms, shared_params
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.api.transcriptions.render import (
     Transcript,
     TranscriptDelta,
@@ -178,9 +178,9 @@ _route = partial(
 
 
 class RecordingRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._service = parts.generation
-        self._options = parts.options
+    def __init__(self, state: AppState) -> None:
+        self._service = state.generation
+        self._options = state.options
 
     @_route("/v1/audio/transcriptions", aliases=("/audio/transcriptions",))
     async def transcribe(self, request: Request) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""Parts of one server that routes are built from: models, keys, limits, and services."""
+"""State of one server that routes are built from: models, keys, limits, and services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.sockets import SocketParts
+from openai_cpu_server.http.sockets import SocketState
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, fetch
 from openai_cpu_server.models.served import ServedModel
@@ -110,5 +110,5 @@ class AppState(NamedTuple):
     """Actions to await after the engines' end. Rooms add to them when they are built."""
 
     @property
-    def sockets(self) -> SocketParts:
-        return SocketParts(self.keys, self.limits, self.bodies, self.history, self.options)
+    def sockets(self) -> SocketState:
+        return SocketState(self.keys, self.limits, self.bodies, self.history, self.options)
