@@ -140,7 +140,7 @@ def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes
     return (vector / length).astype(_VECTOR_NUMBER).tobytes()
 
 
-def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float) -> list[SimilarTurn]:
+def nearest_turns(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float) -> list[SimilarTurn]:
     """Return at most `FEW` rows of at least this similarity, most similar first. Rows of another length are
     skipped."""
     same = [(key, row) for key, row in rows if len(row) == len(vector)]

@@ -21,7 +21,7 @@ from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.sockets import SocketState
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, fetch
+from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, ensure_served
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 
@@ -50,7 +50,7 @@ def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
 async def chosen_model(models: ModelRegistry, request: Request, name: str | None) -> ChosenModel:
     """Return the model of this name, which is read first if nothing has used it. Raises ModelNotFound."""
     allowed = context_of(request.scope).identity.allowed_models
-    await fetch(models, name, allowed)
+    await ensure_served(models, name, allowed)
     return models.choose(name, allowed)
 
 

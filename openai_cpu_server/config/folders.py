@@ -38,7 +38,7 @@ def user_data_dir() -> Path:
     return base / _NAME
 
 
-def expanded(path: Path | str) -> Path:
+def expanded_path(path: Path | str) -> Path:
     """Expand `~`. Raises StartupError for a user without a home."""
     try:
         return Path(path).expanduser()

@@ -185,7 +185,7 @@ class LoadedParts(NamedTuple):
     row_store: RowStore | None
 
 
-def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
+def load_model(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
     """Load the model of the options. Raises `StartupError`; then nothing stays loaded.
 
     `on_progress`: called with 0 to 1, and may let others compute. After 1 the load only fills memory, with

@@ -50,7 +50,7 @@ class ShownPieces(dict[int, ShownPiece]):
         return piece
 
 
-def finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 

@@ -108,7 +108,7 @@ _CLOSE_CONNECTIONS_S = 1
 """Time for connections to send their last bytes after Ctrl-C."""
 
 
-def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
+def run_server(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # nobody reads what is said
         faulthandler.enable()  # a crash of native code tells where it was

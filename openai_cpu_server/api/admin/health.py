@@ -21,7 +21,7 @@ from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
-from openai_cpu_server.observe.metrics import CONTENT_TYPE, text_of
+from openai_cpu_server.observe.metrics import CONTENT_TYPE, metrics_text
 
 GATEWAY_METRICS_PATH = "/metrics/gateway"
 
@@ -140,7 +140,7 @@ class HealthRoutes:
 
         Gateways may ask 20 times per second, and the whole page takes milliseconds.
         """
-        return Response(text_of(self._for_gateways), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics_text(self._for_gateways), headers={"content-type": CONTENT_TYPE})
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None

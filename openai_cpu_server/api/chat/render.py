@@ -21,7 +21,7 @@ from openai_cpu_server.api.generation.renderer import (
     json_text,
     new_tool_call_id,
     reasoning_of,
-    shown,
+    shown_answers,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
@@ -109,7 +109,7 @@ class ChatRenderer:
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
-        ranked = enumerate(shown(call, answers))
+        ranked = enumerate(shown_answers(call, answers))
         choices = [self._choice(call, pieces, index, answer) for index, (_, answer) in ranked]
         return completion(ChatCompletion, call, choices, figures)
 

@@ -27,7 +27,7 @@ from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of, headers_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
-from openai_cpu_server.json_size import MOST_TOKENS, check_size
+from openai_cpu_server.json_size import MOST_TOKENS, check_json_size
 
 _MAX_NAME_CHARS = 64
 
@@ -46,7 +46,7 @@ class SocketCancel(msgspec.Struct, frozen=True):
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
     """Parse a message. Anything but an object is a `SocketRequest`, rejected like all bodies. Raises
     InvalidRequest, TooManyValues."""
-    check_size(data, most_numbers=MOST_TOKENS)
+    check_json_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -9,11 +9,11 @@ import msgspec
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
 from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
-from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown
+from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown_answers
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import ShownPieces, finite_logprob
 
 
 class LegacyLogprobs(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class LegacyWriter:
         shown = [self._pieces[entry.token] for entry in entries]
         return LegacyLogprobs(
             [piece.text for piece in shown],
-            [finite(entry.logprob) for entry in entries],
+            [finite_logprob(entry.logprob) for entry in entries],
             [_top(entry, self._pieces) for entry in entries],
             [self._position.advance(bytes(piece.bytes or ())) for piece in shown],
         )
@@ -64,7 +64,7 @@ def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: Show
     1`."""
     return LegacyLogprobs(
         [pieces[token].text for token in prompt.tokens],
-        [None, *(finite(score.logprob) for score in scores)],
+        [None, *(finite_logprob(score.logprob) for score in scores)],
         [None, *(_top(score, pieces) for score in scores)],
         _offsets(prompt, pieces),
     )
@@ -87,7 +87,7 @@ def _top(entry: TokenLogprob, pieces: ShownPieces) -> dict[str, float]:
     """Include the token itself. Of several tokens with one text the most likely counts."""
     top: dict[str, float] = {}
     for token, logprob in (*entry.top, (entry.token, entry.logprob)):
-        top.setdefault(pieces[token].text, finite(logprob))
+        top.setdefault(pieces[token].text, finite_logprob(logprob))
     return top
 
 
@@ -114,7 +114,7 @@ class CompletionRenderer:
         figures: Figures,
     ) -> bytes:
         choices = []
-        for position, (request_index, answer) in enumerate(shown(call, answers)):
+        for position, (request_index, answer) in enumerate(shown_answers(call, answers)):
             prompt, logprobs = call.prompt_of(request_index), None
             echo = prompt.echo or ""
             if call.shown_logprobs is not None:

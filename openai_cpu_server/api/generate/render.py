@@ -153,11 +153,11 @@ def batch_bytes(results: Sequence[bytes], num_failed: int) -> bytes:
     return b'{"results":[' + b",".join(results) + b'],"succeeded":%d,"failed":%d}' % numbers
 
 
-def answered(body: bytes) -> bytes:
+def item_success(body: bytes) -> bytes:
     return b'{"status":200,"error":null,' + body[1:]
 
 
-def refused(error: ErrorObject, status: int) -> bytes:
+def item_failure(error: ErrorObject, status: int) -> bytes:
     return msgspec.json.encode(BatchedGeneration(status=status, error=error.error))
 
 

@@ -21,9 +21,9 @@ from openai_cpu_server.api.generate.render import (
     Generated,
     GeneratedBatch,
     GenerateRenderer,
-    answered,
     batch_bytes,
-    refused,
+    item_failure,
+    item_success,
 )
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import (
@@ -185,9 +185,9 @@ class _RunningBatch:
             params = await off_loop(self.batch.size, reading)
             answer = await self.one.whole(await self.state.generation.begin(params, context))
         if request.error is None:
-            return answered(answer)
+            return item_success(answer)
         self.num_failed += 1
-        return refused(
+        return item_failure(
             error_object(request.error, request_id=request_log.id), failure_of(request.error).status
         )
 

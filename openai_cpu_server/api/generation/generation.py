@@ -47,7 +47,14 @@ from openai_cpu_server.http.context import Caller, RequestContext, RequestLog
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
-from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, Preset, choose_able, fetch
+from openai_cpu_server.models.registry import (
+    Ability,
+    ChosenModel,
+    ModelRegistry,
+    Preset,
+    choose_able,
+    ensure_served,
+)
 from openai_cpu_server.models.routing.decide import (
     JudgedAnswer,
     RouteDecision,
@@ -226,7 +233,7 @@ class _GenerationPipeline:
     async def _target(self) -> RequestedModel:
         params, models, caller = self.params, self.service.models, self.context.caller
         allowed = self.context.identity.allowed_models
-        await fetch(models, params.model, allowed)
+        await ensure_served(models, params.model, allowed)
         router = models.router(params.model, allowed)
         if router is None:
             ability = Ability.GENERATE if params.recording is None else Ability.HEAR

@@ -25,7 +25,7 @@ from openai_cpu_server.contract.request import OutputPart
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.errors import ErrorObject
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import ShownPieces, finite_logprob
 from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 
 
@@ -68,7 +68,9 @@ class GatheredAnswer:
         return sum(scores) / len(scores) if scores else float("-inf")
 
 
-def shown(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
+def shown_answers(
+    call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]
+) -> list[tuple[int, GatheredAnswer]]:
     """Return the best `n` answers of each prompt, with the indices of their requests."""
     ranked: list[tuple[int, GatheredAnswer]] = []
     for start in range(0, len(call.requests), call.best_of):
@@ -226,10 +228,10 @@ def finish_reason(finish: Finish) -> str:
 
 
 def json_text(text: str) -> bytes:
-    return one_line(msgspec.json.encode(text))
+    return escaped_line_ends(msgspec.json.encode(text))
 
 
-def one_line(encoded: bytes) -> bytes:
+def escaped_line_ends(encoded: bytes) -> bytes:
     """Escape line ends of Unicode in this JSON, because many clients split streams at them."""
     if encoded.isascii():
         return encoded
@@ -283,7 +285,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatL
     content = []
     for entry in entries:
         piece = pieces[entry.token]
-        others = [(pieces[token], finite(logprob)) for token, logprob in entry.top]
+        others = [(pieces[token], finite_logprob(logprob)) for token, logprob in entry.top]
         top = [TopToken(other.text, logprob, other.bytes) for other, logprob in others]
-        content.append(TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top))
+        content.append(TokenEntry(piece.text, finite_logprob(entry.logprob), piece.bytes, top))
     return ChatLogprobs(content)

@@ -38,7 +38,7 @@ from openai_cpu_server.http.context import RequestContext, context_of, request_l
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
-from openai_cpu_server.models.registry import Ability, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
 
 T = TypeVar("T")
@@ -332,7 +332,7 @@ class CountRoute:
         params = await off_loop(len(data), partial(self.reader.read, data, lenient=self.lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
-        await fetch(self.service.models, params.model, allowed)
+        await ensure_served(self.service.models, params.model, allowed)
         chosen = choose_able(self.service.models, params.model, allowed, Ability.GENERATE)
         counted = await self.service.prompt_tokens(params, chosen, context)
         return json_response(self.answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

@@ -240,7 +240,7 @@ Samplers = Annotated[
 ]
 
 
-def left_out(names: tuple[str, ...] | None) -> tuple[str, ...]:
+def ignored_samplers(names: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return names without a sampler here."""
     return tuple(f"samplers ({name})" for name in names or () if name not in CHAIN)
 

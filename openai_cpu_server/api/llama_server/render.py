@@ -14,9 +14,9 @@ from openai_cpu_server.api.generation.renderer import (
     GatheredAnswer,
     ProgressChunk,
     Renderer,
+    escaped_line_ends,
     finish_reason,
-    one_line,
-    shown,
+    shown_answers,
     timings,
 )
 from openai_cpu_server.api.generation.sampling import CHAIN
@@ -25,7 +25,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject, numbered
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import ShownPieces, finite_logprob
 
 _ANY_SLOT = -1
 """Slot of all requests. Sent back as `id_slot` it has no effect."""
@@ -159,7 +159,7 @@ class LlamaRenderer:
                 tokens=answer.tokens if call.details.tokens else [],
                 scores=UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces),
             )
-            for index, (at, answer) in enumerate(shown(call, answers))
+            for index, (at, answer) in enumerate(shown_answers(call, answers))
         ]
         return completions[0] if len(completions) == 1 else b"[" + b",".join(completions) + b"]"
 
@@ -216,8 +216,8 @@ def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[
     return [
         TokenProbabilities(
             *fields(one.token),
-            finite(one.logprob),
-            [TokenProbability(*fields(token), finite(logprob)) for token, logprob in one.top],
+            finite_logprob(one.logprob),
+            [TokenProbability(*fields(token), finite_logprob(logprob)) for token, logprob in one.top],
         )
         for one in scores
     ]
@@ -278,7 +278,7 @@ class LlamaStream(Renderer):
     def end(self, figures: Figures) -> Sequence[Chunk]:
         return [
             Chunk(
-                one_line(
+                escaped_line_ends(
                     _completion(
                         self._call,
                         at,
@@ -297,4 +297,4 @@ class LlamaStream(Renderer):
 
 
 def _line(chunk: LlamaChunk) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(chunk)))
+    return Chunk(escaped_line_ends(msgspec.json.encode(chunk)))

@@ -22,7 +22,7 @@ from openai_cpu_server.api.llama_server.schema import (
     LlamaCompletionBody,
     LlamaInfillBody,
 )
-from openai_cpu_server.api.llama_server.to_params import completion_params, infill_ask
+from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.request import Sampling
@@ -85,8 +85,8 @@ class HealthWord(msgspec.Struct, frozen=True):
 
 
 _RENDERER = LlamaRenderer()
-_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_params), _RENDERER)
-_INFILL = ApiAdapter(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
+_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, llama_completion_params), _RENDERER)
+_INFILL = ApiAdapter(BodyReader(LlamaInfillBody, llama_infill_params), _RENDERER)
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
     ApiRoute,

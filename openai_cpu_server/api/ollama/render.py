@@ -21,9 +21,9 @@ from openai_cpu_server.api.generation.renderer import (
     TokenEntry,
     chat_logprobs,
     content_of,
+    escaped_line_ends,
     finish_reason,
     new_tool_call_id,
-    one_line,
     reasoning_of,
 )
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
@@ -254,7 +254,7 @@ class OllamaStream(Renderer):
 
 
 def _chunk(line: OllamaLine) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(line)))
+    return Chunk(escaped_line_ends(msgspec.json.encode(line)))
 
 
 class OllamaProgress(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,7 +22,7 @@ from openai_cpu_server.api.ollama.models import (
     listed,
     listed_file,
     running,
-    shown,
+    shown_model,
 )
 from openai_cpu_server.api.ollama.render import (
     DONE,
@@ -48,7 +48,7 @@ from openai_cpu_server.api.ollama.schema import (
     OllamaPullBody,
     OllamaShowBody,
 )
-from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask, preset_of
+from openai_cpu_server.api.ollama.to_params import ollama_chat_params, ollama_generate_params, preset_of
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
@@ -117,8 +117,8 @@ class OllamaGeneration(Generic[B]):
 
 _CHAT = OllamaRenderer(is_chat=True)
 _GENERATE = OllamaRenderer(is_chat=False)
-OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_ask), _CHAT)
-OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_ask), _GENERATE)
+OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_params), _CHAT)
+OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_params), _GENERATE)
 
 
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=OllamaError)
@@ -188,7 +188,7 @@ class OllamaRoutes:
         if name is None:
             raise missing("model")
         chosen = await chosen_model(self._models, request, name)
-        return json_response(shown(chosen), headers=ignored.headers)
+        return json_response(shown_model(chosen), headers=ignored.headers)
 
     @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
     async def version(self, request: Request) -> Response:

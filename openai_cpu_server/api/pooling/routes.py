@@ -59,7 +59,7 @@ from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, ensure_served
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
@@ -104,7 +104,7 @@ class PoolingRoute(Generic[B]):
         reading = partial(parse, self.schema, data, lenient=self.state.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = caller.identity.allowed_models
-        await fetch(self.state.models, body.model, allowed)
+        await ensure_served(self.state.models, body.model, allowed)
         chosen = choose_able(self.state.models, body.model, allowed, self.ability)
         context = ResolveContext(chosen, chosen.model.loaded(), caller, self.state.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.

@@ -228,10 +228,10 @@ def embed_request(
     inputs: tuple[Tokens, ...], body: PoolingBody, context: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
-    return EmbedRequest(id=call_id, inputs=inputs, **origin_of(body, context.caller, id_prefix))
+    return EmbedRequest(id=call_id, inputs=inputs, **request_origin(body, context.caller, id_prefix))
 
 
-def origin_of(body: PoolingBody, caller: Caller, id_prefix: str) -> dict[str, Any]:
+def request_origin(body: PoolingBody, caller: Caller, id_prefix: str) -> dict[str, Any]:
     return {
         "priority": caller.priority(field=body.priority, tier=body.service_tier),
         "client": Client.of(caller.identity, body.user or body.safety_identifier).label,
@@ -440,7 +440,7 @@ def _questions(
     caller, call_id = context.caller, _PREFIX + secrets.token_hex(12)
     key = caller.identity.digest if context.options.isolate_by_key else None
     yes, no = answers
-    origin = origin_of(body, caller, _PREFIX)
+    origin = request_origin(body, caller, _PREFIX)
     requests = tuple(
         GenerationRequest(
             id=f"{call_id}/{index}",

@@ -34,7 +34,7 @@ from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.registry import Ability, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
 
 _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
@@ -141,7 +141,7 @@ class ResponsesRoutes:
         body, context = counted_body.as_response(), context_of(request.scope)
         params = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
-        await fetch(self._service.models, body.model, allowed)
+        await ensure_served(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         chosen.model.loaded()
         tools = await self._maker.open_tools(params.body, context.identity)

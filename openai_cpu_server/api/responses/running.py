@@ -44,7 +44,7 @@ from openai_cpu_server.jobs.records import (
     ResponseStatus,
 )
 from openai_cpu_server.jobs.responses import RENEW_S, ResponseRepository
-from openai_cpu_server.models.registry import Ability, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 
 logger = logging.getLogger(__name__)
 _FIRST_SIGN_S = 1.0
@@ -304,7 +304,7 @@ class ResponseMaker:
         if not management or not is_answered([*params.earlier, *params.items]):
             return params
         allowed = context.identity.allowed_models
-        await fetch(self.service.models, body.model, allowed)
+        await ensure_served(self.service.models, body.model, allowed)
         chosen = choose_able(self.service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         limit = management[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
         counted = await self.service.prompt_tokens(params.generation(offered), chosen, context)

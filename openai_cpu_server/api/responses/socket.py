@@ -25,7 +25,7 @@ from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import RequestLog, ServedRequest
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
-from openai_cpu_server.json_size import check_size
+from openai_cpu_server.json_size import check_json_size
 
 _CREATE = "response.create"
 
@@ -131,7 +131,7 @@ class ResponsesExchange:
 
 def _body(data: bytes) -> tuple[bytes, bool]:
     """Return the body of a POST that streams, and False for `generate: false`. Raises InvalidRequest."""
-    check_size(data)
+    check_json_size(data)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)

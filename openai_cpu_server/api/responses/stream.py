@@ -19,10 +19,10 @@ from openai_cpu_server.api.generation.renderer import (
     Renderer,
     TokenEntry,
     chat_logprobs,
+    escaped_line_ends,
     finish_reason,
     json_text,
     new_tool_call_id,
-    one_line,
     progress_field,
 )
 from openai_cpu_server.api.responses.items import (
@@ -83,7 +83,7 @@ class EventNumbers:
 
     def event(self, kind: str, fields: Mapping[str, object]) -> Chunk:
         body = {"type": kind, "sequence_number": self._take(), **fields}
-        return Chunk(one_line(msgspec.json.encode(body)), kind)
+        return Chunk(escaped_line_ends(msgspec.json.encode(body)), kind)
 
     def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
         """`place`: fields before the text. `tail`: end of the object after it."""

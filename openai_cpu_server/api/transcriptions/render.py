@@ -19,14 +19,14 @@ from openai_cpu_server.api.generation.renderer import (
     GatheredAnswer,
     Renderer,
     content_of,
+    escaped_line_ends,
     finish_reason,
-    one_line,
     progress_field,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import ShownPieces, finite_logprob
 
 _TASK_LANGUAGE = {"transcribe": "und", "translate": "english"}
 """Reported if the client names no language; `und` is the standard code for unknown."""
@@ -164,7 +164,7 @@ def _pieces(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> Ite
 
 def _scored(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> list[ScoredToken]:
     shown = [(pieces[entry.token], entry.logprob) for entry in entries]
-    return [ScoredToken(piece.text, piece.bytes, finite(logprob)) for piece, logprob in shown]
+    return [ScoredToken(piece.text, piece.bytes, finite_logprob(logprob)) for piece, logprob in shown]
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class TranscriptRenderer:
 
 def _segment(number: int, piece: _Piece, temperature: float) -> TranscriptSegment:
     written = piece.text.encode()
-    logprobs = [finite(entry.logprob) for entry in piece.logprobs]
+    logprobs = [finite_logprob(entry.logprob) for entry in piece.logprobs]
     return TranscriptSegment(
         id=number,
         seek=round(100 * piece.start_s),
@@ -317,4 +317,4 @@ class TranscriptStream(Renderer):
 
 
 def _chunk(event: msgspec.Struct) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(event)))
+    return Chunk(escaped_line_ends(msgspec.json.encode(event)))

@@ -32,7 +32,7 @@ from openai_cpu_server.cli.tune.search import (
     search,
     winner,
 )
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import Offload
@@ -151,7 +151,7 @@ def tune(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     model, goal, console = resolve_model(options.model), TuneGoal(options.goal), Console()
     neighbours = OtherProcesses()
-    cache_dir = expanded(options.cache_dir) if options.cache_dir else read_settings([]).profile_dir
+    cache_dir = expanded_path(options.cache_dir) if options.cache_dir else read_settings([]).profile_dir
     race = _raced_splits(model, goal, cache_dir) if options.gpu_layers else None
     rows = _measure(model, goal, cache_dir, console, race)
     console.print(table(rows, goal))

@@ -18,9 +18,9 @@ from openai_cpu_server.jobs.run.rows import (
     InputLine,
     LineSplitter,
     RunRow,
-    answered,
     expired,
     parse_row,
+    row_result,
 )
 from openai_cpu_server.jobs.store.batches import BatchLedger, LeaseLost
 from openai_cpu_server.jobs.store.files import FileStore
@@ -193,7 +193,7 @@ class BatchRun:
                 self._pause_s = answer.retry_after_s
                 self._put_back.append(row)
                 return
-            result = await _off_loop(len(answer.body), answered, self._batch.id, row, answer)
+            result = await _off_loop(len(answer.body), row_result, self._batch.id, row, answer)
             await self._recorder.record(result)
         finally:
             self._slots.release()

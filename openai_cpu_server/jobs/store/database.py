@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, StartupError
 from openai_cpu_server.jobs.records import (
@@ -385,7 +385,7 @@ def away(error: Exception) -> str | None:
 
 def _url(where: str) -> sa.URL:
     if "://" not in where:
-        return sa.URL.create("sqlite", database=str(expanded(where)))
+        return sa.URL.create("sqlite", database=str(expanded_path(where)))
     try:
         url = sa.make_url(where)
     except ArgumentError:

@@ -200,7 +200,9 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
     )
 
 
-def quantize(source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]) -> None:
+def write_quantized(
+    source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
+) -> None:
     """Write `target`, which is a prefix of names if there are several parts. Raises `QuantizeFailed` or
     `StartupError`, and may leave an unfinished file.
 

@@ -22,7 +22,7 @@ from openai_cpu_server.models.routing.decide import (
     Rows,
     by_rules,
     by_share,
-    nearest,
+    nearest_example,
     sticky_draw,
 )
 from openai_cpu_server.models.routing.options import (
@@ -235,7 +235,7 @@ class ModelRouter:
     ) -> RouteDecision:
         assert self._examples is not None
         examples = await self._examples.of(model)
-        index, similarity = nearest(examples, await embedded(model, (facts.request,), caller))
+        index, similarity = nearest_example(examples, await embedded(model, (facts.request,), caller))
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")
         route = way.texts[index][0]

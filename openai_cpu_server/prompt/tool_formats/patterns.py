@@ -42,7 +42,7 @@ _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
 """Matches a control token of models that were taught it."""
 
 
-def text_of(pattern: Pattern, name: str = "", index: int = 0) -> str:
+def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
     slots = {**_WRITTEN, PatternSlot.NAME: name, PatternSlot.INDEX: str(index)}
     return "".join(part if isinstance(part, str) else slots[part] for part in pattern)
 
@@ -138,7 +138,7 @@ def _none_of(chars: str) -> str:
     return f"[^\\x00{escaped}]"
 
 
-def overlap(text: str, mark: str) -> int:
+def partial_match(text: str, mark: str) -> int:
     """Return how many characters at the text's end might begin the mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
@@ -161,7 +161,7 @@ CallPart = Union[CallBegin, CallArguments]
 P = TypeVar("P", bound=msgspec.Struct)
 
 
-def merged(parts: Sequence[P]) -> list[P]:
+def merged_parts(parts: Sequence[P]) -> list[P]:
     found: list[P] = []
     for part in parts:
         last = found[-1] if found else None

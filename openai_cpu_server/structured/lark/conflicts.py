@@ -200,7 +200,7 @@ class LexemeLoosener:
         return rebuilt(expr, map(self.loosened, expr.parts))
 
 
-def words(expr: Expr) -> Iterator[str]:
+def fixed_words(expr: Expr) -> Iterator[str]:
     for item in expr.items if isinstance(expr, Alt) else (expr,):
         word = _word(item)
         if word is not None:
@@ -309,7 +309,7 @@ class _Search:
             self._add(name, expr)
 
     def _add(self, name: str, expr: Expr) -> None:
-        for word in words(expr):
+        for word in fixed_words(expr):
             self._work.spend(2 + len(word) // 16)
             self._words.setdefault(word, []).append(name)
         self._work.spend(6)
