@@ -105,11 +105,11 @@ Holding = Callable[[], Awaitable[list[TimedEvent]]]
 class CascadeAttempt(NamedTuple):
     """Hooks for the small model's answer, which is held until it is judged."""
 
-    watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
+    disconnect_guard: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
     submitted: Callable[[RunningCall], None] = lambda running: None
 
 
-UNWATCHED = CascadeAttempt()
+WITHOUT_GUARD = CascadeAttempt()
 
 
 def judged(call: ResolvedRequest, events: Sequence[TimedEvent]) -> list[JudgedAnswer]:
@@ -158,7 +158,7 @@ class GenerationService:
         return CountedPrompt(len(tokens), params.ignored)
 
     async def begin(
-        self, params: GenerationParams, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
+        self, params: GenerationParams, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
         """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
         models and limits."""
@@ -318,7 +318,7 @@ class _GenerationPipeline:
                 raise EngineUnavailable("The model is being replaced.")
             attempt.submitted(first)
             async with first:
-                events = await attempt.watched(first.hold)
+                events = await attempt.disconnect_guard(first.hold)
         except PromptTooLong as error:
             return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:

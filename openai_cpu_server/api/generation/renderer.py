@@ -111,7 +111,7 @@ class Renderer(ABC):
         """Report a queue place or a loading model. Without chunks a comment is sent."""
         return ()
 
-    def silence(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[Chunk]:
         """Keep an idle connection alive. Without chunks a comment is sent."""
         return ()
 

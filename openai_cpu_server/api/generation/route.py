@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
+from openai_cpu_server.api.generation.generation import WITHOUT_GUARD, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import GenerationParams
 from openai_cpu_server.api.generation.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
 from openai_cpu_server.api.generation.resumable_streams import (
@@ -149,7 +149,7 @@ class EventStream:
             yield encoded
 
     def _ping(self) -> ServerSentEvent:
-        chunks = self._renderer.silence()
+        chunks = self._renderer.keepalive()
         return _Ping(events(chunks)) if chunks else _KEEP_ALIVE
 
 
@@ -242,12 +242,12 @@ class GenerationRoute:
         del data  # the call may wait for long
         if conversation is not None and params.stream and self.service.streams.keep_s:
             return await self._resumable(conversation, params, context)
-        watching = partial(while_connected, request.receive)
-        running = await self.service.begin(params, context, CascadeAttempt(watching))
+        disconnect_guard = partial(while_connected, request.receive)
+        running = await self.service.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if running.call.stream:
             return EventStream(running, self.renderer(running), keep_alive_s=self.options.keep_alive_s)
-        body = await self.whole(running, watching)
+        body = await self.whole(running, disconnect_guard)
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
     async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
@@ -266,7 +266,7 @@ class GenerationRoute:
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
 
     async def begin(
-        self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
+        self, data: bytes, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
         """Submit a body. The caller must enter the call. Raises as `GenerationService.begin`."""
         return await self.service.begin(await self._read(data), context, attempt)
@@ -277,10 +277,10 @@ class GenerationRoute:
     async def whole(
         self,
         running: RunningCall,
-        watching: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
+        disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
     ) -> bytes:
-        """`watching`: runs the work while the client waits for the answer."""
-        return await whole_answer(running, self.family.renderer, watching)
+        """`disconnect_guard`: runs the work while the client waits for the answer."""
+        return await whole_answer(running, self.family.renderer, disconnect_guard)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a body without a request of its own, such as a row of a batch job."""
@@ -302,10 +302,10 @@ class GenerationRoute:
 async def whole_answer(
     running: RunningCall,
     renderer: AnswerRenderer,
-    watching: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]],
+    disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]],
 ) -> bytes:
     async with running:
-        answers = await watching(running.gather)
+        answers = await disconnect_guard(running.gather)
     call, figures = running.call, running.figures
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
     rendering = partial(renderer.whole, call, running.model.pieces, answers, figures)

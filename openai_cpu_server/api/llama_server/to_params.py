@@ -58,13 +58,13 @@ def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> Generati
     if body.json_schema is not None:
         path = "json_schema"
         forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
-    ask = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
-    sampling = with_samplers(ask.sampling, body.samplers)
-    if not ask.is_seeded:
+    params = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+    sampling = with_samplers(params.sampling, body.samplers)
+    if not params.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
     limit = body.limit
     return msgspec.structs.replace(
-        ask,
+        params,
         sampling=sampling,
         sent=sampling_sent(body),
         ignored=Ignored(ignored_samplers(body.samplers)),

@@ -274,7 +274,7 @@ class MessageStream(Renderer):
     def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         return _PING
 
-    def silence(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[Chunk]:
         return _PING
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:

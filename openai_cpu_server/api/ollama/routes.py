@@ -90,14 +90,14 @@ class OllamaGeneration(Generic[B]):
 
     async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
         context = context_of(request.scope)
-        ask = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
-        watched = partial(while_connected, request.receive)
-        call = await self._state.generation.begin(ask, context, CascadeAttempt(watched))
+        params = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
+        disconnect_guard = partial(while_connected, request.receive)
+        call = await self._state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if call.call.stream:
             lines = lines_of(call, self._route.renderer(call))
             return JsonLines(lines, call.call.headers, call)
-        whole = await self._route.whole(call, watched)
+        whole = await self._route.whole(call, disconnect_guard)
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
     async def _load_or_unload(self, body: B, request: Request) -> Response:

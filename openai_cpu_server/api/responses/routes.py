@@ -72,8 +72,8 @@ class ResponsesRoutes:
         if params.body.background and self._background is not None:
             return await self._behind(request, params, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
-        watched = partial(while_connected, request.receive)
-        running = await self._maker.begin(params, context, attempt, watched=watched)
+        disconnect_guard = partial(while_connected, request.receive)
+        running = await self._maker.begin(params, context, attempt, disconnect_guard=disconnect_guard)
         context.body.release()
         if running.call.call.stream:
             keep_alive_s = self._options.keep_alive_s
@@ -196,8 +196,10 @@ class ResponsesRoutes:
         request_log.client = outer.request_log.client
         assert outer.reservation is not None, "its route is metered"
         context = RequestContext(request_log, outer.caller, outer.reservation)
-        watched = partial(while_connected, request.receive)
-        running = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
+        disconnect_guard = partial(while_connected, request.receive)
+        running = await self._maker.begin(
+            params, context, status=ResponseStatus.QUEUED, disconnect_guard=disconnect_guard
+        )
         live = LiveResponse(running, request_log, outer.reservation)
         headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from openai_cpu_server.api.generation.call import fingerprint
-from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
+from openai_cpu_server.api.generation.generation import WITHOUT_GUARD, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import EarlierAnswer, FunctionParam, LimitParam
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.resumable_streams import EventLog
@@ -175,7 +175,7 @@ class RunningResponse:
                 try:
                     while not (await asyncio.wait({coming}, timeout=wait_s))[0]:
                         wait_s = self._keep_alive_s or None
-                        yield self.stream.lives()
+                        yield self.stream.keepalive()
                 finally:
                     await _cancelled(coming)
                 item = coming.result()
@@ -218,7 +218,7 @@ def outputs_of(response: ResponseObject) -> list[ItemRecord]:
 
 
 CallingTools = Callable[[], Awaitable[list[AnsweredCall]]]
-Watching = Callable[[CallingTools], Awaitable[list[AnsweredCall]]]
+DisconnectGuard = Callable[[CallingTools], Awaitable[list[AnsweredCall]]]
 
 
 @dataclass
@@ -235,10 +235,10 @@ class ResponseMaker:
         self,
         params: ResponseParams,
         context: RequestContext,
-        attempt: CascadeAttempt = UNWATCHED,
+        attempt: CascadeAttempt = WITHOUT_GUARD,
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
-        watched: Watching = lambda calling: calling(),
+        disconnect_guard: DisconnectGuard = lambda calling: calling(),
     ) -> RunningResponse:
         """Start a response, after a summary if `context_management` asks for one. Raises InvalidRequest."""
         tools = await self.open_tools(params.body, context.identity)
@@ -249,7 +249,7 @@ class ResponseMaker:
             params = await self._fitting(params, context, attempt)
             call = await self.service.begin(params.generation(), context, attempt)
         else:
-            params, call = await self._begin_loop(params, context, attempt, tools, watched)
+            params, call = await self._begin_loop(params, context, attempt, tools, disconnect_guard)
         return RunningResponse(
             params,
             call,
@@ -270,14 +270,14 @@ class ResponseMaker:
         context: RequestContext,
         attempt: CascadeAttempt,
         tools: McpTools,
-        watched: Watching,
+        disconnect_guard: DisconnectGuard,
     ) -> tuple[ResponseParams, ToolLoop]:
         """Takes ownership of the tools."""
         caller = ToolCaller(tools, self.observer)
         try:
             params = await self._fitting(params, context, attempt, tools.functions)
             calling = partial(caller.call_approved, params.approved)
-            approved = await watched(calling) if params.approved else []
+            approved = await disconnect_guard(calling) if params.approved else []
             results = to_messages([ItemWithSource(one.item, one.approved.param) for one in approved])
             first = params.generation(tools.functions, results)
             running = await self.service.begin(first, context, attempt)
@@ -322,7 +322,7 @@ class ResponseMaker:
             running = await self.service.begin(generation, inner)
             attempt.submitted(running)
             async with running:
-                held = await attempt.watched(running.hold)
+                held = await attempt.disconnect_guard(running.hold)
         if request.error is not None:
             raise request.error
         await context.settle()

@@ -508,7 +508,7 @@ class ResponseStream(Renderer):
     def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """The stream reports the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
-            return () if self.response.background else self.lives()
+            return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED
         return [self._about("response.queued", ResponseStatus.QUEUED)]
 
@@ -520,7 +520,7 @@ class ResponseStream(Renderer):
         event = self._about(f"response.{status.value}", status)
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
-    def lives(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[Chunk]:
         """Some clients give up streams that are silent while the response waits or is prefilled."""
         if self._stage is StreamStage.SPEAKING:
             return ()
@@ -584,7 +584,7 @@ class ResponseStream(Renderer):
     def _started(self) -> Sequence[Chunk]:
         if self._stage is StreamStage.SPEAKING:
             return ()
-        chunks = () if self._stage is StreamStage.IN_PROGRESS else self.lives()
+        chunks = () if self._stage is StreamStage.IN_PROGRESS else self.keepalive()
         self._stage = StreamStage.SPEAKING
         return chunks if self._summary is None else [*chunks, *self.output.write_summary(self._summary.item)]
 

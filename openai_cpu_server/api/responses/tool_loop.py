@@ -234,7 +234,7 @@ class ToolLoop:
         listings = [one for one in self.caller.tools.listings if one.label not in self.listed]
         if not listings and not self.approved:
             return []
-        chunks = list(stream.lives())
+        chunks = list(stream.keepalive())
         for listing in listings:
             chunks += stream.output.write_listing(listing)
         for (request, _), tool, answer in self.approved:

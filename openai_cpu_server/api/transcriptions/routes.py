@@ -194,14 +194,14 @@ class RecordingRoutes:
 
     async def _answered(self, request: Request, task: str) -> ASGIApp:
         params, renderer = await self._read(request, task)
-        context, watching = context_of(request.scope), partial(while_connected, request.receive)
-        running = await self._service.begin(params, context, CascadeAttempt(watching))
+        context, disconnect_guard = context_of(request.scope), partial(while_connected, request.receive)
+        running = await self._service.begin(params, context, CascadeAttempt(disconnect_guard))
         del params
         context.body.release()
         if running.call.stream:
             stream = renderer.stream(running.call, running.model.pieces)
             return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
-        body = await whole_answer(running, renderer, watching)
+        body = await whole_answer(running, renderer, disconnect_guard)
         return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
