@@ -98,7 +98,7 @@ def create_api(
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
     model_store: ModelStore | None = None,
-    recall: AnswerLookup | None = None,
+    answer_lookup: AnswerLookup | None = None,
     mcp: McpServers | None = None,
 ) -> ServedApplication:
     """Build the API. Without `keys` the options' one key applies, and without `limits` this process counts.
@@ -121,12 +121,12 @@ def create_api(
         history=history,
         watch=watch,
         jobs=jobs,
-        recall=recall,
+        answer_lookup=answer_lookup,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
         store=model_store,
         generation=GenerationService(
-            models, options, AttachmentFinder(options.media, upload), streams, recall
+            models, options, AttachmentFinder(options.media, upload), streams, answer_lookup
         ),
         mcp=mcp,
         at_end=[streams.close],

@@ -98,7 +98,7 @@ class AppState(NamedTuple):
     watch: Watch
     jobs: Jobs | None
     """Without it there are no batch API and no stored responses."""
-    recall: AnswerLookup | None
+    answer_lookup: AnswerLookup | None
     find_adapter: FindAdapter
     keeping: ModelKeeping
     store: ModelStore | None

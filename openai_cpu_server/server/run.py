@@ -155,7 +155,7 @@ class ServedApi(NamedTuple):
     api: ServedApplication
     keys: KeyRing
     jobs: Jobs | None
-    recall: AnswerLookup | None
+    answer_lookup: AnswerLookup | None
     mcp: ConfiguredServers | None
 
     @contextlib.asynccontextmanager
@@ -163,7 +163,7 @@ class ServedApi(NamedTuple):
         """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
         servers are stopped."""
         nothing = contextlib.nullcontext()
-        async with self.recall or nothing, self.mcp or nothing:
+        async with self.answer_lookup or nothing, self.mcp or nothing:
             if self.jobs is None:
                 yield
                 return
@@ -187,7 +187,7 @@ def open_api(
 ) -> ServedApi:
     """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
     None. Raises StartupError with one line."""
-    recall = open_answer_lookup(settings, models, watch.metrics)
+    answer_lookup = open_answer_lookup(settings, models, watch.metrics)
     mcp = None
     if settings.mcp or settings.mcp_allow_url:
         mcp = ConfiguredServers(
@@ -215,10 +215,10 @@ def open_api(
         find_adapter=adapter_files(settings).of_client,
         keeping=keeping,
         model_store=store,
-        recall=recall,
+        answer_lookup=answer_lookup,
         mcp=mcp,
     )
-    return ServedApi(api, keys, jobs, recall, mcp)
+    return ServedApi(api, keys, jobs, answer_lookup, mcp)
 
 
 class OfflineModels(NamedTuple):

@@ -56,9 +56,9 @@ class Cached:
         self.store = SqliteAnswers.open(None, BOUNDS)
         self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics)
         similar = SimilarAnswers("vectors", least) if least is not None else None
-        self.recall = AnswerLookup(self.cache, self.models, similar)
+        self.answer_lookup = AnswerLookup(self.cache, self.models, similar)
         options = ApiOptions(compares_turns=least is not None)
-        self.api = create_api(self.models, options, watch=self.watch, recall=self.recall)
+        self.api = create_api(self.models, options, watch=self.watch, answer_lookup=self.answer_lookup)
         self.app: Starlette = self.api.app
 
     def known(self, model: ServedModel) -> ServedModel:

@@ -74,15 +74,15 @@ async def at_home(
     registry = ModelRegistry(models)
     jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
     watch = Watch.new(model="fake")
-    recall = None
+    answer_lookup = None
     if remembers:
-        recall = AnswerLookup(
+        answer_lookup = AnswerLookup(
             AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch.metrics),
             registry,
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)
     ring = key_ring(folder, **KEYS) if keys is None else keys
-    api = create_api(registry, options, keys=ring, jobs=jobs, watch=watch, recall=recall)
+    api = create_api(registry, options, keys=ring, jobs=jobs, watch=watch, answer_lookup=answer_lookup)
     task = asyncio.create_task(jobs.run(api.run_row))
     try:
         yield House(api, jobs, engine, watch)

@@ -160,7 +160,7 @@ _CACHES = ("prompts", "answers")
 class StatsRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = state.models
-        self._recall = state.recall
+        self._answer_lookup = state.answer_lookup
         self._recent = state.watch.recent
 
     @ApiRoute(
@@ -178,8 +178,8 @@ class StatsRoutes:
         if only not in (None, *_CACHES):
             raise wrong_value("only", "'prompts' or 'answers'")
         engines = self._engines_with_prompts() if only != "answers" else []
-        if self._recall is not None and only != "prompts":
-            await self._recall.clear()
+        if self._answer_lookup is not None and only != "prompts":
+            await self._answer_lookup.clear()
         for engine in engines:
             with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
                 engine.clear_cache()
@@ -189,7 +189,7 @@ class StatsRoutes:
     async def cache_stats(self, request: Request) -> Response:
         """Return the use of both tiers of KV memory and of the answer cache."""
         self._models.default.loaded()
-        size = await self._recall.size() if self._recall is not None else None
+        size = await self._answer_lookup.size() if self._answer_lookup is not None else None
         answers = AnswerCacheSize(*size) if size is not None else None
         stats = cache_stats(caches_of(self._models))
         return json_response(msgspec.structs.replace(stats, answers=answers))

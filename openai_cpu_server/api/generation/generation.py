@@ -145,7 +145,7 @@ class GenerationService:
     options: ApiOptions
     attachments: AttachmentFinder
     streams: ResumableStreams
-    recall: AnswerLookup | None = None
+    answer_lookup: AnswerLookup | None = None
     calls: RunningCalls = field(default_factory=RunningCalls)
 
     async def prompt_tokens(
@@ -252,8 +252,8 @@ class _GenerationPipeline:
         self.request_log.sent_to(route)
 
     async def _submitted(self, target: RequestedModel) -> RunningCall:
-        recalled = await self._recalled(await self._resolved(target), target.chosen)
-        running = await self._running(recalled, target.chosen)
+        cached = await self._with_cached_answer(await self._resolved(target), target.chosen)
+        running = await self._running(cached, target.chosen)
         if running is None:  # the model was replaced meanwhile, maybe by one with other tokens
             model = self.service.models.choose(target.chosen.model.name, None).model
             return await self._submitted(target._replace(chosen=target.chosen._replace(model=model)))
@@ -269,18 +269,18 @@ class _GenerationPipeline:
         call = await in_thread(partial(resolve, params, context), is_slow=params.is_slow)
         return call if routed is None else _routed(msgspec.structs.replace(call, model=routed.router), routed)
 
-    async def _recalled(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
+    async def _with_cached_answer(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
         """Find an earlier answer before token limits and queues apply."""
         self.request_log.priority = call.priority
-        if self.service.recall is None:
+        if self.service.answer_lookup is None:
             return CachedAnswer(call)
-        return await self.service.recall.find(call, chosen, self.context)
+        return await self.service.answer_lookup.find(call, chosen, self.context)
 
-    async def _running(self, recalled: CachedAnswer, chosen: ChosenModel) -> RunningCall | None:
+    async def _running(self, cached: CachedAnswer, chosen: ChosenModel) -> RunningCall | None:
         """Return None if the model was replaced meanwhile."""
-        call, model, calls, context = recalled.call, chosen.model, self.service.calls, self.context
-        if recalled.held is not None:
-            return RunningCall(call, recalled.held, model, request_log=self.request_log, calls=calls)
+        call, model, calls, context = cached.call, chosen.model, self.service.calls, self.context
+        if cached.held is not None:
+            return RunningCall(call, cached.held, model, request_log=self.request_log, calls=calls)
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
             generation = model.engine.generate(call.requests)
@@ -297,7 +297,7 @@ class _GenerationPipeline:
             request_log=self.request_log,
             calls=calls,
             reservation=context.reservation,
-            recorder=recalled.recorder,
+            recorder=cached.recorder,
         )
 
     async def _attempted(
@@ -312,8 +312,8 @@ class _GenerationPipeline:
                 for request in call.requests
             )
             call = msgspec.structs.replace(call, requests=requests)
-            recalled = await self._recalled(call, target.chosen)
-            first = await self._running(recalled, target.chosen)
+            cached = await self._with_cached_answer(call, target.chosen)
+            first = await self._running(cached, target.chosen)
             if first is None:
                 raise EngineUnavailable("The model is being replaced.")
             attempt.submitted(first)
@@ -334,7 +334,7 @@ class _GenerationPipeline:
             target.chosen.model,
             request_log=self.request_log,
             calls=self.service.calls,
-            reservation=self.context.reservation if recalled.held is None else None,
+            reservation=self.context.reservation if cached.held is None else None,
         )
 
 
