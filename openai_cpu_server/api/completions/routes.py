@@ -17,10 +17,10 @@ from openai_cpu_server.api.generation.sampling import ignored_samplers, with_sam
 from openai_cpu_server.api.generation.schema import (
     GenerationBody,
     LastTokens,
+    PositiveCount,
     PredictionBody,
     Prompt,
     ScoringLimit,
-    Several,
 )
 from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
 from openai_cpu_server.api.state import AppState
@@ -39,7 +39,7 @@ class CompletionBody(GenerationBody, PredictionBody):
     max_tokens: ScoringLimit = None
     truncate_prompt_tokens: LastTokens | None = None
     """vLLM's number of last tokens to keep, or -1 for as many as fit."""
-    best_of: Several | None = None
+    best_of: PositiveCount | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
