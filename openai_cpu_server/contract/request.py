@@ -332,8 +332,8 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     def num_tokens(self) -> int:
         return len(self.tokens)
 
-    def item_of(self, medium: int) -> MediaItem:
-        return self.media_items[self.media[medium].item]
+    def item_of(self, placeholder: int) -> MediaItem:
+        return self.media_items[self.media[placeholder].item]
 
     @property
     def cells_namespace(self) -> str:

@@ -125,7 +125,7 @@ class Encode(msgspec.Struct, frozen=True):
     """Continue encoding a medium of an open slot. Any other unfinished encoding is discarded."""
 
     slot: int
-    medium: int
+    placeholder: int
     """Index into the slot's `media`."""
     ms: float
     """Time limit, which the current operation may exceed."""

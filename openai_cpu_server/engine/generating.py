@@ -212,7 +212,7 @@ class EngineCore(Core[Step]):
             (sequence,) = encoders
             client, encoded_kind = (
                 sequence.request.client,
-                sequence.request.item_of(planned.encode.medium).kind,
+                sequence.request.item_of(planned.encode.placeholder).kind,
             )
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)

@@ -141,7 +141,7 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], res
 def _encoding(sequence: Sequence, step: Step, result: StepResult) -> ShownPart:
     assert step.encode is not None
     request = sequence.request
-    kind = request.item_of(step.encode.medium).kind
+    kind = request.item_of(step.encode.placeholder).kind
     return ShownPart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
 
 

@@ -197,9 +197,9 @@ class EncodingTurns:
         sequence = running[encode.slot]
         self._spent_ms += result.encoding_ms
         if result.encoded:
-            sequence.num_encoded = encode.medium + 1
-            kind = sequence.request.item_of(encode.medium).kind
-            row_ms = self._spent_ms / sequence.request.media[encode.medium].rows.num_rows
+            sequence.num_encoded = encode.placeholder + 1
+            kind = sequence.request.item_of(encode.placeholder).kind
+            row_ms = self._spent_ms / sequence.request.media[encode.placeholder].rows.num_rows
             if self._spent_ms > _LEAST_MS:  # cached rows take no time
                 self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
             self._spent_ms, self._current = 0.0, None

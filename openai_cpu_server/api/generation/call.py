@@ -57,7 +57,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     def num_rows(self, kind: type[MediaItem]) -> int:
         of_kind = (one for one in self.media if isinstance(self.media_items[one.item], kind))
-        return sum(medium.rows.num_rows for medium in of_kind)
+        return sum(placeholder.rows.num_rows for placeholder in of_kind)
 
 
 class ToolCallStyle(msgspec.Struct, frozen=True):
