@@ -306,7 +306,7 @@ class EngineCore(Core[Step]):
             case messages.UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case messages.ShowSteps() | messages.HideSteps():
-                self._tracer.heard(command)
+                self._tracer.handle(command)
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 

@@ -82,7 +82,7 @@ class StepTracer:
         """True if a new observer has received nothing yet."""
         return self.is_on and self._state_sent_s == _LONG_AGO
 
-    def heard(self, command: ShowSteps | HideSteps) -> None:
+    def handle(self, command: ShowSteps | HideSteps) -> None:
         self.is_on, self._parts, self._state_sent_s = isinstance(command, ShowSteps), (), _LONG_AGO
 
     def note(

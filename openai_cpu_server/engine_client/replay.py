@@ -136,7 +136,7 @@ class RequestReplay:
         """Stop sending. `died` follows if the process is to be replaced."""
         self._send = None
 
-    def heard(
+    def handle(
         self, event: messages.StepStarted | messages.Handling | messages.StepDone | messages.QueueState
     ) -> None:
         match event:

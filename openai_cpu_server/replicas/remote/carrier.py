@@ -166,7 +166,7 @@ class ReplicaCarrier:
 
     # -- sessions ----------------------------------------------------------------------------------------
 
-    def heard(self, session: ReplicaSession, news: wire.ReplicaNews) -> None:
+    def handle(self, session: ReplicaSession, news: wire.ReplicaNews) -> None:
         replica = session.replica
         self.on_spent(news.spent_ms)
         self.on_measured(news.measured)
@@ -197,7 +197,7 @@ class ReplicaCarrier:
             name,
             self._links[name],
             next(self._sessions),
-            self.heard,
+            self.handle,
             self.lost,
             lease_s=self._lease_s,
             clock=self._clock,

@@ -176,7 +176,7 @@ class RemoteEngine:
         self._shapes = MediaShapes()
         self._shapes.ready(self._send_all)
         self._carrier.on_report = self._reported
-        self._carrier.on_measured = self._shapes.heard
+        self._carrier.on_measured = self._shapes.handle
         self._carrier.on_spent = spent
         self._overview = overview = ReplicasOverview(self._carrier, clock)
         self.status, self.kv_stats, self.adapters = overview.status, overview.kv_stats, overview.adapters
