@@ -10,8 +10,8 @@ from typing import NamedTuple
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.admin import adapters, health, page, requests, stats, tokens, usage
-from openai_cpu_server.api.admin import mcp as mcp_rooms
-from openai_cpu_server.api.admin import models as model_rooms
+from openai_cpu_server.api.admin import mcp as mcp_routes
+from openai_cpu_server.api.admin import models as model_routes
 from openai_cpu_server.api.admin.adapters import no_adapters
 from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.chat import routes as chat
@@ -47,30 +47,30 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
 
-ROOMS: Sequence[ApiRouter[AppState]] = (
-    chat.ROOM,
-    completions.ROOM,
-    transcriptions.ROOM,
-    responses.ROOM,
-    kept_conversations.ROOM,
-    messages.ROOM,
-    generate.ROOM,
-    ollama.ROOM,
-    llama_server.ROOM,
-    pooling.ROOM,
-    tokens.ROOM,
-    model_rooms.ROOM,
-    adapters.ROOM,
-    mcp_rooms.ROOM,
-    requests.ROOM,
-    files.ROOM,
-    usage.ROOM,
-    health.ROOM,
-    stats.ROOM,
-    events.ROOM,
-    page.ROOM,
+ROUTERS: Sequence[ApiRouter[AppState]] = (
+    chat.ROUTER,
+    completions.ROUTER,
+    transcriptions.ROUTER,
+    responses.ROUTER,
+    kept_conversations.ROUTER,
+    messages.ROUTER,
+    generate.ROUTER,
+    ollama.ROUTER,
+    llama_server.ROUTER,
+    pooling.ROUTER,
+    tokens.ROUTER,
+    model_routes.ROUTER,
+    adapters.ROUTER,
+    mcp_routes.ROUTER,
+    requests.ROUTER,
+    files.ROUTER,
+    usage.ROUTER,
+    health.ROUTER,
+    stats.ROUTER,
+    events.ROUTER,
+    page.ROUTER,
 )
-ROWS: Sequence[ApiRoute] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
+ROWS: Sequence[ApiRoute] = (*(row for router in ROUTERS for row in router.rows), DOCUMENT)
 """Table of all routes. A server may leave some out."""
 
 
@@ -131,7 +131,7 @@ def create_api(
         mcp=mcp,
         at_end=[streams.close],
     )
-    served = list(served_routes(ROOMS, state))
+    served = list(served_routes(ROUTERS, state))
     guard = AuthMiddleware(keys=state.keys, limits=state.limits, bodies=state.bodies, options=options)
     app = application(served, guard, history=state.history, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(

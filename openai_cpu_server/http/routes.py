@@ -90,9 +90,9 @@ class ApiRoute:
         return f"{self.method} {self.shown_path}"
 
 
-def routes_of(room: Callable[..., Any]) -> tuple[ApiRoute, ...]:
+def routes_of(router: Callable[..., Any]) -> tuple[ApiRoute, ...]:
     """Return the routes that decorate methods of this class."""
-    return tuple(route for method in vars(room).values() for route in getattr(method, _ROUTES, ()))
+    return tuple(route for method in vars(router).values() for route in getattr(method, _ROUTES, ()))
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,13 @@ class ServedRoute:
         return None if self.row.batched is None else self.row.batched(self.of)
 
 
-def served_routes(rooms: Iterable[ApiRouter[P]], state: P) -> Iterator[ServedRoute]:
-    for room in rooms:
-        if room.is_served(state):
-            made, is_hidden = room.make(state), room.is_hidden(state)
-            yield from (ServedRoute(row, made, is_hidden=is_hidden, shape=room.shape) for row in room.rows)
+def served_routes(routers: Iterable[ApiRouter[P]], state: P) -> Iterator[ServedRoute]:
+    for router in routers:
+        if router.is_served(state):
+            made, is_hidden = router.make(state), router.is_hidden(state)
+            yield from (
+                ServedRoute(row, made, is_hidden=is_hidden, shape=router.shape) for row in router.rows
+            )
 
 
 class GuardedRoute(Route):

@@ -143,4 +143,4 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     )
 
 
-ROOM = ApiRouter[AppState](AdapterRoutes)
+ROUTER = ApiRouter[AppState](AdapterRoutes)

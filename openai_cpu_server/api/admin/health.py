@@ -177,4 +177,4 @@ def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
 
 
-ROOM = ApiRouter[AppState](HealthRoutes)
+ROUTER = ApiRouter[AppState](HealthRoutes)

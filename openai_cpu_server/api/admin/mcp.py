@@ -87,4 +87,4 @@ def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     )
 
 
-ROOM = ApiRouter[AppState](McpRoutes)
+ROUTER = ApiRouter[AppState](McpRoutes)

@@ -398,4 +398,4 @@ def _flags(request: Request, *names: str) -> list[bool | None]:
     return [None if text is None else _WORDS[text] for text in texts]
 
 
-ROOM = ApiRouter[AppState](ModelRoutes)
+ROUTER = ApiRouter[AppState](ModelRoutes)

@@ -94,5 +94,5 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-ROOM = ApiRouter[AppState](PageRoutes, is_hidden=lambda state: not state.options.page)
+ROUTER = ApiRouter[AppState](PageRoutes, is_hidden=lambda state: not state.options.page)
 """Without the page, its paths need no key and return 404."""

@@ -285,4 +285,4 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
     )
 
 
-ROOM = ApiRouter[AppState](RequestRoutes)
+ROUTER = ApiRouter[AppState](RequestRoutes)

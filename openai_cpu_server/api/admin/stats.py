@@ -346,4 +346,4 @@ def _amount(
     return Amount(sum(blocks), sum(tokens), sum(sizes))
 
 
-ROOM = ApiRouter[AppState](StatsRoutes)
+ROUTER = ApiRouter[AppState](StatsRoutes)

@@ -285,4 +285,4 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     return msgspec.json.encode(Detokenized(text, text))
 
 
-ROOM = ApiRouter[AppState](TokenRoutes)
+ROUTER = ApiRouter[AppState](TokenRoutes)

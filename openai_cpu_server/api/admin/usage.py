@@ -181,4 +181,4 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
     )
 
 
-ROOM = ApiRouter[AppState](UsageRoutes, is_served=lambda state: state.jobs is not None)
+ROUTER = ApiRouter[AppState](UsageRoutes, is_served=lambda state: state.jobs is not None)

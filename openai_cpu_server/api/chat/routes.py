@@ -72,4 +72,4 @@ class ChatRoutes:
         return await self._counting.count(request)
 
 
-ROOM = ApiRouter[AppState](ChatRoutes)
+ROUTER = ApiRouter[AppState](ChatRoutes)

@@ -96,4 +96,4 @@ class CompletionRoutes:
         return await self.route.create(request)
 
 
-ROOM = ApiRouter[AppState](CompletionRoutes)
+ROUTER = ApiRouter[AppState](CompletionRoutes)

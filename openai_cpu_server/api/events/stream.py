@@ -559,4 +559,4 @@ def _encoded(event: Event) -> bytes:
     return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
-ROOM = ApiRouter[AppState](EventRoutes)
+ROUTER = ApiRouter[AppState](EventRoutes)

@@ -471,4 +471,4 @@ def _lifetime_s(form: FormData) -> int | None:
         ) from None
 
 
-ROOM = ApiRouter[AppState](BatchRoutes, is_served=lambda state: state.jobs is not None)
+ROUTER = ApiRouter[AppState](BatchRoutes, is_served=lambda state: state.jobs is not None)

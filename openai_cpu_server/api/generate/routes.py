@@ -264,4 +264,4 @@ class GenerateRoutes:
         return json_response(model_card(chosen))
 
 
-ROOM = ApiRouter[AppState](GenerateRoutes)
+ROUTER = ApiRouter[AppState](GenerateRoutes)

@@ -186,7 +186,7 @@ def _taken(slot: Slot, live: LiveRequest, seen_by: Identity) -> Slot:
     )
 
 
-ROOM = ApiRouter[AppState](
+ROUTER = ApiRouter[AppState](
     LlamaServerRoutes,
     shape=numbered_at("/completion", "/completions", "/infill", "/props", "/slots", "/v1/health"),
 )

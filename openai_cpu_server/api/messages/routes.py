@@ -72,4 +72,4 @@ class MessagesRoutes:
         return await self._counting.count(request)
 
 
-ROOM = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)
+ROUTER = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)

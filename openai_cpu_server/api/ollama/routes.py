@@ -252,4 +252,4 @@ class OllamaRoutes:
         await store.derive(name, preset)
 
 
-ROOM = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)
+ROUTER = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)

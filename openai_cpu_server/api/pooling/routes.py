@@ -228,4 +228,4 @@ class PoolingRoutes:
         return await self._ollama_old.create(request)
 
 
-ROOM = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))
+ROUTER = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))

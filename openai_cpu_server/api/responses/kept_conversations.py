@@ -222,4 +222,4 @@ def _check_includes(request: Request) -> None:
             raise unknown_parameter(name)
 
 
-ROOM = ApiRouter[AppState](ConversationRoutes)
+ROUTER = ApiRouter[AppState](ConversationRoutes)

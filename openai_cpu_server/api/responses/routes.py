@@ -208,4 +208,4 @@ class ResponsesRoutes:
         return Response(first, media_type="application/json", headers=headers)
 
 
-ROOM = ApiRouter[AppState](ResponsesRoutes)
+ROUTER = ApiRouter[AppState](ResponsesRoutes)

@@ -226,4 +226,4 @@ class RecordingRoutes:
         return params, renderer
 
 
-ROOM = ApiRouter[AppState](RecordingRoutes)
+ROUTER = ApiRouter[AppState](RecordingRoutes)
