@@ -12,7 +12,7 @@ from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.contract.step import CacheFileLimit, ShownPart, StepTrace
+from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TracePart
 from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
@@ -223,10 +223,10 @@ def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
     return sum(lengths), sum(length**2 for length in lengths)
 
 
-def _shown(part: EmbedPart) -> ShownPart:
+def _shown(part: EmbedPart) -> TracePart:
     request = part.pending.request
     tokens = sum(map(len, part.inputs))
-    return ShownPart(request.id, request.client, request.priority, "prompt", prompt=tokens)
+    return TracePart(request.id, request.client, request.priority, "prompt", prompt=tokens)
 
 
 def _failed(request: EmbedRequest, why: str) -> Embedded:

@@ -11,12 +11,12 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import (
     Open,
     SavedBlock,
-    ShownHolding,
-    ShownState,
-    ShownWait,
     Span,
     Step,
     StepResult,
+    TraceHolding,
+    TraceState,
+    TraceWait,
 )
 from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTurn, EncodingTurns
 from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
@@ -131,13 +131,13 @@ class Scheduler:
     def cache_blocks(self) -> list[SavedBlock]:
         return self._memory.cache.export()
 
-    def shown_state(self) -> ShownState:
+    def shown_state(self) -> TraceState:
         ledger, running = self._memory.ledger, self._memory.running
 
-        def holdings(tile_blocks: int) -> tuple[ShownHolding, ...]:
+        def holdings(tile_blocks: int) -> tuple[TraceHolding, ...]:
             requests = ((slot, sequence.request) for slot, sequence in running.items())
             return tuple(
-                ShownHolding(one.id, one.client, one.priority, ledger.runs(slot, tile_blocks))
+                TraceHolding(one.id, one.client, one.priority, ledger.runs(slot, tile_blocks))
                 for slot, one in requests
             )
 
@@ -147,11 +147,11 @@ class Scheduler:
             tile_blocks *= 2
             shown = holdings(tile_blocks)
         first = islice(self._waiting.in_order(), _MOST_WAITS)
-        return ShownState(
+        return TraceState(
             pool_tiles=-(-ledger.num_blocks // tile_blocks),
             tile_blocks=tile_blocks,
             holdings=shown,
-            waits=tuple(ShownWait(s.request.id, self._admission.waits_for(s).value) for s in first),
+            waits=tuple(TraceWait(s.request.id, self._admission.waits_for(s).value) for s in first),
             cache_pinned_blocks=self._memory.cache.num_pinned,
         )
 

@@ -14,7 +14,7 @@ from openai_cpu_server.api.events.schema import Latency, Quantiles, Rates
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.step import ShownPart, ShownState, StepTrace
+from openai_cpu_server.contract.step import StepTrace, TracePart, TraceState
 from openai_cpu_server.errors import TooManyWatchers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -131,7 +131,7 @@ class StepBroadcaster:
         self._watched: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_MAX_STEPS)
         self.position = 0
-        self._states: dict[str, ShownState] = {}
+        self._states: dict[str, TraceState] = {}
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
         """Time of the last output, by request."""
@@ -170,7 +170,7 @@ class StepBroadcaster:
         steps = [self._steps[n - first] for n in range(max(position, first), self.position)]
         return FeedNews(steps, max(0, first - position), self.position)
 
-    def state_of(self, model: ServedModel) -> ShownState | None:
+    def state_of(self, model: ServedModel) -> TraceState | None:
         return self._states.get(model.name)
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
@@ -216,7 +216,7 @@ class StepBroadcaster:
                 if part.output:
                     self._add_output(model, part, now_s)
 
-    def _add_output(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
+    def _add_output(self, model: ServedModel, part: TracePart, now_s: float) -> None:
         """The first output is a first token, unless the request had output before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s

@@ -53,7 +53,7 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveReq
 from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState
+from openai_cpu_server.contract.step import TraceHolding, TracePart, TraceState
 from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
@@ -67,7 +67,7 @@ from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.recent import RecentActivity
 
 L = TypeVar("L", bound=LiveSequence)
-Shown = TypeVar("Shown", ShownPart, ShownHolding)
+Shown = TypeVar("Shown", TracePart, TraceHolding)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class EventFilter:
     def name_of(self, client: str) -> str:
         return Client.of_label(client).shown_to(self.identity)
 
-    def parts(self, parts: Sequence[ShownPart]) -> list[StepPart]:
+    def parts(self, parts: Sequence[TracePart]) -> list[StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
         own, others = self._divided(parts)
         return [
@@ -124,7 +124,7 @@ class EventFilter:
             ),
         ]
 
-    def holdings(self, holdings: Sequence[ShownHolding]) -> list[Holding]:
+    def holdings(self, holdings: Sequence[TraceHolding]) -> list[Holding]:
         own, others = self._divided(holdings)
         return [
             *(Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
@@ -142,11 +142,11 @@ class EventFilter:
 _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
 
 
-def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
+def _sums(parts: Sequence[TracePart | StepPart]) -> dict[str, Any]:
     return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
 
 
-def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
+def _united(holdings: Iterable[TraceHolding]) -> list[tuple[int, int]]:
     tiles = {first + n for one in holdings for first, count in one.runs for n in range(count)}
     runs: list[tuple[int, int]] = []
     for tile in sorted(tiles):
@@ -215,7 +215,7 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
 
 
 _MOST_LISTED = 100
-_NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
+_NO_STATE = TraceState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def _model_state(model: ServedModel) -> ModelState:
     )
 
 
-def _cache(model: ServedModel, kv: KVStats, state: ShownState, event_filter: EventFilter) -> ModelCache:
+def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: EventFilter) -> ModelCache:
     pool = response_of(
         Pool,
         kv,
