@@ -28,7 +28,7 @@ from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, error_object
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api import calls, response_events
@@ -409,5 +409,5 @@ class Alike(FakeTokenizer):
 def test_of_tokens_with_one_text_the_likeliest_counts(chosen: int) -> None:
     logprobs = {1: -0.1, 2: -5.0, 3: -9.0}
     entry = TokenLogprob(token=chosen, logprob=logprobs[chosen], top=((1, -0.1), (2, -5.0)))
-    (top,) = LegacyWriter(ShownPieces(Alike()), 0).write([entry]).top_logprobs
+    (top,) = LegacyWriter(PieceTexts(Alike()), 0).write([entry]).top_logprobs
     assert top == {"a": -0.1}

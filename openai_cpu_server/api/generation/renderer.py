@@ -25,7 +25,7 @@ from openai_cpu_server.contract.request import OutputPart
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.errors import ErrorObject
-from openai_cpu_server.models.served import ShownPieces, finite_logprob
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 
 
@@ -134,12 +134,12 @@ class AnswerRenderer(Protocol):
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes: ...
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> Renderer: ...
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> Renderer: ...
 
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -281,7 +281,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprob], pieces: PieceTexts) -> ChatLogprobs:
     content = []
     for entry in entries:
         piece = pieces[entry.token]

@@ -25,7 +25,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject, numbered
-from openai_cpu_server.models.served import ShownPieces, finite_logprob
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 
 _ANY_SLOT = -1
 """Slot of all requests. Sent back as `id_slot` it has no effect."""
@@ -143,7 +143,7 @@ class LlamaRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -163,7 +163,7 @@ class LlamaRenderer:
         ]
         return completions[0] if len(completions) == 1 else b"[" + b",".join(completions) + b"]"
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> LlamaStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> LlamaStream:
         return LlamaStream(call, pieces)
 
 
@@ -208,7 +208,7 @@ def _completion(
     return _chosen_fields(answer, call.details.fields)
 
 
-def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[TokenProbabilities]:
+def _probabilities(scores: Sequence[TokenLogprob], pieces: PieceTexts) -> list[TokenProbabilities]:
     def fields(token: int) -> tuple[int, str, tuple[int, ...]]:
         piece = pieces[token]
         return token, piece.text, piece.bytes or ()
@@ -240,7 +240,7 @@ def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
 class LlamaStream(Renderer):
     """Stream of chunks. The last one of each answer has its settings."""
 
-    def __init__(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
+    def __init__(self, call: ResolvedRequest, pieces: PieceTexts) -> None:
         self._call = call
         self._pieces = pieces
         self._places = {request.id: at for at, request in enumerate(call.requests)}

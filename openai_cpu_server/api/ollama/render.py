@@ -41,7 +41,7 @@ from openai_cpu_server.http.errors import (
     headers_of,
     json_response,
 )
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
 OLLAMA = "/api"
@@ -128,7 +128,7 @@ def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
     )
 
 
-def _scored(line: OllamaLine, scores: Sequence[TokenLogprob], pieces: ShownPieces) -> OllamaLine:
+def _scored(line: OllamaLine, scores: Sequence[TokenLogprob], pieces: PieceTexts) -> OllamaLine:
     if not scores:
         return line
     return msgspec.structs.replace(line, logprobs=tuple(chat_logprobs(scores, pieces).content))
@@ -180,7 +180,7 @@ class OllamaRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -190,7 +190,7 @@ class OllamaRenderer:
         line = _scored(_ended(line, answer.ended, figures), answer.logprobs, pieces)
         return msgspec.json.encode(_with_context(line, call, answer.tokens))
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> OllamaStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> OllamaStream:
         return OllamaStream(call, self, pieces)
 
     def line(
@@ -208,7 +208,7 @@ class OllamaRenderer:
 
 
 class OllamaStream(Renderer):
-    def __init__(self, call: ResolvedRequest, renderer: OllamaRenderer, pieces: ShownPieces) -> None:
+    def __init__(self, call: ResolvedRequest, renderer: OllamaRenderer, pieces: PieceTexts) -> None:
         self._call = call
         self._renderer = renderer
         self._pieces = pieces

@@ -62,7 +62,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
@@ -447,7 +447,7 @@ class ResponseStream(Renderer):
     def __init__(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         response: ResponseObject,
         *,
         now: Callable[[], float] = time.time,
@@ -543,7 +543,7 @@ class ResponseStream(Renderer):
             chunks += self.output.write(part, entries)
         return chunks
 
-    def start_round(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
+    def start_round(self, call: ResolvedRequest, pieces: PieceTexts) -> None:
         self._call, self._pieces, self._reader = call, pieces, call.reader()
         self._content_scores, self._tokens, self._has_reasoned = ContentScores(), [], False
         self._num_rounds += 1

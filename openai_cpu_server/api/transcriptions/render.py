@@ -26,7 +26,7 @@ from openai_cpu_server.api.generation.renderer import (
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.models.served import ShownPieces, finite_logprob
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 
 _TASK_LANGUAGE = {"transcribe": "und", "translate": "english"}
 """Reported if the client names no language; `und` is the standard code for unknown."""
@@ -162,7 +162,7 @@ def _pieces(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> Ite
         yield _Piece(start_s, end_s, text, answer.tokens[first:], answer.logprobs[first:])
 
 
-def _scored(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> list[ScoredToken]:
+def _scored(entries: Sequence[TokenLogprob], pieces: PieceTexts) -> list[ScoredToken]:
     shown = [(pieces[entry.token], entry.logprob) for entry in entries]
     return [ScoredToken(piece.text, piece.bytes, finite_logprob(logprob)) for piece, logprob in shown]
 
@@ -184,7 +184,7 @@ class TranscriptRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        shown: ShownPieces,
+        shown: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -218,7 +218,7 @@ class TranscriptRenderer:
             usage=SoundDuration(seconds=round(figures.audio_s, 3)),
         )
 
-    def stream(self, call: ResolvedRequest, shown: ShownPieces) -> TranscriptStream:
+    def stream(self, call: ResolvedRequest, shown: PieceTexts) -> TranscriptStream:
         return TranscriptStream(call, shown if self.shows_logprobs else None)
 
 
@@ -277,7 +277,7 @@ class TranscriptStream(Renderer):
 
     done_marker = b"[DONE]"
 
-    def __init__(self, call: ResolvedRequest, shown: ShownPieces | None) -> None:
+    def __init__(self, call: ResolvedRequest, shown: PieceTexts | None) -> None:
         self._pieces = {request.id: _PieceStream(call) for request in call.requests}
         self._waiting = [request.id for request in reversed(call.requests)]
         self._shown = shown
