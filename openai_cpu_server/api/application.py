@@ -1,4 +1,4 @@
-"""API as one ASGI application, with a line for each family and each room of administration. The caller
+"""API as one ASGI application, with a line for each family and each router of administration. The caller
 owns the engine."""
 
 from __future__ import annotations

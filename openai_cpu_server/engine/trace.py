@@ -113,7 +113,7 @@ class StepTracer:
         return StepTrace(
             parts=parts,
             adapter=self._adapter if parts else None,
-            state=scheduler.shown_state() if is_due else None,
+            state=scheduler.trace_state() if is_due else None,
         )
 
 

@@ -1,5 +1,5 @@
 """The table of routes, from which the router, access checks, body limits and the OpenAPI document are
-made. Each route is a decorator on its handler; `api/application.py` lists the rooms."""
+made. Each route is a decorator on its handler; `api/application.py` lists the routers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ApiRoute:
     batched: Callable[[Any], BatchHandler] | None = None
     """Answers batch rows with this path, or None if they are not allowed."""
     handler: Callable[..., Awaitable[Any]] | None = None
-    """Method of the room's class. Set by the decorator."""
+    """Method of the router's class. Set by the decorator."""
 
     def __call__(self, handler: Handler) -> Handler:
         handler.__dict__[_ROUTES] = [

@@ -59,7 +59,7 @@ from openai_cpu_server.jobs.records import (
     StoredAmount,
 )
 from openai_cpu_server.jobs.run.rows import RowAnswer
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.storage import StorageQuotas
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
@@ -72,7 +72,7 @@ class RowRunner:
     routes: Mapping[str, BatchHandler]
     keys: KeyRing
     limits: RateLimits
-    storage: StorageRoom | None
+    storage: StorageQuotas | None
     history: RequestHistory
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:

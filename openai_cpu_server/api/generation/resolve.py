@@ -39,7 +39,7 @@ from openai_cpu_server.api.generation.sampling import (
     choices_of,
     for_choice,
     for_model,
-    output_room,
+    output_budget,
 )
 from openai_cpu_server.contract.media import Sound, media_in, shown_tokens
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, Tokenizer
@@ -108,7 +108,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
     is_ranked = choices.made > choices.shown and params.logprobs is None
     common = _request(params, context, output, top_logprobs=0 if is_ranked else params.logprobs)
     call_id = params.call_id or params.id_prefix + secrets.token_hex(12)
-    rooms = [output_room(params, len(prompt.tokens), context.info, context.options) for prompt in prompts]
+    budgets = [output_budget(params, len(prompt.tokens), context.info, context.options) for prompt in prompts]
     requests = tuple(
         msgspec.structs.replace(
             common,
@@ -117,15 +117,15 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
             boundaries=prompt.boundaries,
             media_items=prompt.media_items,
             media=prompt.media,
-            max_tokens=room.tokens,
+            max_tokens=budget.tokens,
             sampling=for_choice(common.sampling, choice),
         )
-        for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+        for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
         for choice in range(choices.made)
     )
     max_output_tokens, limit, tier = 0, params.max_tokens, params.service_tier
     if limit is not None and not limit.is_ours:
-        each = (room.tokens if limit.is_ceiling else limit.tokens for room in rooms)
+        each = (budget.tokens if limit.is_ceiling else limit.tokens for budget in budgets)
         max_output_tokens = choices.made * sum(each)
     if tier is not None:
         tier = served_tier(tier if tier in TIERS else "default", common.priority)
@@ -143,7 +143,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
         include_usage=params.include_usage,
         timeout_s=params.timeout_s,
         max_output_tokens=max_output_tokens,
-        context_ends_it=any(room.context_ends_it for room in rooms),
+        context_ends_it=any(budget.context_ends_it for budget in budgets),
         service_tier=tier,
         metadata=params.metadata,
         shown_logprobs=params.logprobs,

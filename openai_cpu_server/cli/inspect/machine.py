@@ -21,7 +21,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
 from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import DeviceMemory, KVType, MemoryRoom, encoder_memory
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, HostMemory, KVType, encoder_memory
 from openai_cpu_server.llama.offload.choice import device_for, devices, of_draft_model, split_planner_for
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -69,15 +69,15 @@ def read_memory(
     encoder, device_memory = encoder_memory(options), DeviceMemory()
     if options.offload.wants_device and (device := device_for(options.offload)) is not None:
         device_memory = split_planner_for(options, device, free).first_choice().device_memory
-    rooms = {
-        kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, device_memory=device_memory)
+    host_memories = {
+        kind: HostMemory.of(header, draft, kind, free, encoder=encoder, device_memory=device_memory)
         for kind in KVType
     }
-    left = rooms[KVType.F16].free_bytes
+    left = host_memories[KVType.F16].free_bytes
     pool, problem = None, None
     try:
-        room = rooms[KVType.named(options.kv_type)]
-        pool = room.pool_cells(options.kv_tokens)
+        host_memory = host_memories[KVType.named(options.kv_type)]
+        pool = host_memory.pool_cells(options.kv_tokens)
     except StartupError as error:
         problem = str(error)
     return MemoryFacts(
@@ -86,28 +86,28 @@ def read_memory(
         left_bytes=left,
         draft_model=str(draft.path) if draft is not None else None,
         kv_type=options.kv_type,
-        kv_types=kv_costs(rooms, trained, options.kv_type),
+        kv_types=kv_costs(host_memories, trained, options.kv_type),
         pool_tokens=pool,
         context=pool if pool is None or trained is None else min(pool, trained),
         problem=problem,
     )
 
 
-def kv_costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None, served: str) -> list[KvCost]:
+def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, served: str) -> list[KvCost]:
     """Return the costs of the types, or of the `served` one alone if a device holds some cells."""
     lengths = [length for length in _LENGTHS if trained is None or length < trained]
     lengths += [trained] if trained is not None else []
     return [
         KvCost(
             kind.label,
-            room.token_bytes,
+            host_memory.token_bytes,
             tokens,
             [SequencesThatFit(length, tokens // length) for length in lengths],
         )
-        for kind, room in rooms.items()
-        if room.cell_bytes > 0 and room.token_bytes > 0
-        if not room.device_memory.cell or kind.label == served
-        for tokens in [room.free_bytes // room.token_bytes]
+        for kind, host_memory in host_memories.items()
+        if host_memory.cell_bytes > 0 and host_memory.token_bytes > 0
+        if not host_memory.device_memory.cell or kind.label == served
+        for tokens in [host_memory.free_bytes // host_memory.token_bytes]
     ]
 
 

@@ -42,7 +42,7 @@ from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
 from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
+from openai_cpu_server.llama.model.kv_size import HostMemory, KVType
 from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, split_planner_for
 from openai_cpu_server.llama.offload.split import Split
 from openai_cpu_server.model_source import resolve_model
@@ -264,8 +264,8 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
 
 def _engine_options(header: GgufHeader, machine: Machine) -> EngineOptions:
     """The pool has room for every KV type; f32 is the largest."""
-    room = MemoryRoom.of(header, None, KVType.F32, machine.free_memory())
-    cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
+    host_memory = HostMemory.of(header, None, KVType.F32, machine.free_memory())
+    cells = min(_POOL_CELLS, max(host_memory.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
 
 

@@ -24,7 +24,7 @@ from openai_cpu_server.jobs.run.rows import (
 )
 from openai_cpu_server.jobs.store.batches import BatchLedger, LeaseLost
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.storage import StorageQuotas
 
 Commit = Callable[[Sequence[RowResult]], Awaitable[None]]
 
@@ -72,7 +72,7 @@ class BatchPaused(ServerError):
 class BatchParts(NamedTuple):
     files: FileStore
     ledger: BatchLedger
-    storage: StorageRoom
+    storage: StorageQuotas
     options: JobOptions
     clock: Callable[[], float]
 

@@ -305,7 +305,7 @@ class DeviceMemory(NamedTuple):
 _NO_DEVICE_MEMORY = DeviceMemory()
 
 
-class MemoryRoom(NamedTuple):
+class HostMemory(NamedTuple):
     """Memory left beside the weights."""
 
     free_bytes: int
@@ -324,7 +324,7 @@ class MemoryRoom(NamedTuple):
         *,
         encoder: EncoderMemory = _NO_ENCODER,
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
-    ) -> MemoryRoom:
+    ) -> HostMemory:
         """Subtract the weights. Raises `StartupError` if a part of a file is missing.
 
         `free_bytes`: before loading. Mapped weights are subtracted although the system counts them as free,
@@ -336,7 +336,7 @@ class MemoryRoom(NamedTuple):
         cell = bytes_per_cell(header, kv_type)
         return cls(max(0, free_bytes - weights), cell, draft_cell, device_memory)
 
-    def beside_states(self, num_bytes: int) -> MemoryRoom:
+    def beside_states(self, num_bytes: int) -> HostMemory:
         """Subtract the states of sequences. Raises `StartupError`."""
         num_bytes = max(0, num_bytes - self.device_memory.states)
         if num_bytes > self.free_bytes:

@@ -20,8 +20,8 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_k
 from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
     DeviceMemory,
+    HostMemory,
     KVType,
-    MemoryRoom,
     encoder_memory,
 )
 from openai_cpu_server.llama.offload.split import ModelSizes, Split, SplitPlanner, StepSizes
@@ -245,9 +245,9 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
     kv_type = KVType.named(options.kv_type)
     draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
-    room = MemoryRoom.of(header, draft, kv_type, both, encoder=encoder_memory(options))
+    host_memory = HostMemory.of(header, draft, kv_type, both, encoder=encoder_memory(options))
     sizes = ModelSizes.of(header, kv_type, offload, device.name)
-    step = StepSizes.of(sizes, options, room.pool_cells(options.kv_tokens), room.free_bytes)
+    step = StepSizes.of(sizes, options, host_memory.pool_cells(options.kv_tokens), host_memory.free_bytes)
     reserved_bytes = 0
     if draft is not None and options.draft_offload.wants_device:
         drafts = split_planner_for(of_draft_model(options), device, free_bytes)
