@@ -366,9 +366,9 @@ def _download(file: HubFile, progress: Progress | None = None) -> Path:
     None shows a bar."""
     if not file.is_here and file.size <= MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in another way
         file.blob.parent.mkdir(parents=True, exist_ok=True)
-        with _locked_partial(file) as begun:
-            if begun is not None:
-                _complete(file, begun, progress)
+        with _locked_partial(file) as partial_file:
+            if partial_file is not None:
+                _complete(file, partial_file, progress)
                 _check(file)
                 file.partial.replace(file.blob)
     return Path(hf_hub_download(file.repo, file.path))
@@ -378,56 +378,56 @@ def _download(file: HubFile, progress: Progress | None = None) -> Path:
 def _locked_partial(file: HubFile) -> Iterator[BinaryIO | None]:
     """Yield None if another process has just completed it."""
     while True:
-        with file.partial.open("ab") as begun:
-            fcntl.flock(begun, fcntl.LOCK_EX)  # it goes with the process
+        with file.partial.open("ab") as partial_file:
+            fcntl.flock(partial_file, fcntl.LOCK_EX)  # it goes with the process
             if file.is_here:
                 yield None
                 return
-            if os.fstat(begun.fileno()).st_nlink:  # else the process that had it has deleted it
-                yield begun
+            if os.fstat(partial_file.fileno()).st_nlink:  # else the process that had it has deleted it
+                yield partial_file
                 return
 
 
-def _complete(file: HubFile, begun: BinaryIO, progress: Progress | None) -> None:
-    if begun.tell() > file.size:
-        begun.truncate(0)
-    at = begun.seek(0, os.SEEK_END)
+def _complete(file: HubFile, partial_file: BinaryIO, progress: Progress | None) -> None:
+    if partial_file.tell() > file.size:
+        partial_file.truncate(0)
+    at = partial_file.seek(0, os.SEEK_END)
     http_get(
         hf_hub_url(file.repo, file.path),
-        cast("BinaryIO", _Bounded(begun, file)),
+        cast("BinaryIO", _Bounded(partial_file, file)),
         resume_size=at,
         headers=build_hf_headers(),
         expected_size=file.size,
         displayed_filename=file.path,
-        _tqdm_bar=None if progress is None else _Silent(begun, progress),
+        _tqdm_bar=None if progress is None else _Silent(partial_file, progress),
     )
-    begun.flush()
+    partial_file.flush()
 
 
 class _Bounded:
     """The disk was checked for no more than the announced size."""
 
-    def __init__(self, begun: BinaryIO, file: HubFile) -> None:
-        self._begun = begun
+    def __init__(self, partial_file: BinaryIO, file: HubFile) -> None:
+        self._partial = partial_file
         self._file = file
 
     def write(self, data: bytes) -> int:
-        if self._begun.tell() + len(data) > self._file.size:
-            self._begun.truncate(0)
+        if self._partial.tell() + len(data) > self._file.size:
+            self._partial.truncate(0)
             raise StartupError(
                 f"the hub sends more of {self._file.path} than the {in_gb(self._file.size)} that it announced"
             )
-        return self._begun.write(data)
+        return self._partial.write(data)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._begun, name)
+        return getattr(self._partial, name)
 
 
 class _Silent:
     """Progress bar for the library that draws nothing."""
 
-    def __init__(self, begun: BinaryIO, progress: Progress) -> None:
-        self._begun = begun
+    def __init__(self, partial_file: BinaryIO, progress: Progress) -> None:
+        self._partial = partial_file
         self._progress = progress
 
     def __enter__(self) -> _Silent:
@@ -436,7 +436,7 @@ class _Silent:
     def __exit__(self, *_: object) -> None: ...
 
     def update(self, num_bytes: float) -> None:
-        self._progress(self._begun.tell() + int(num_bytes))
+        self._progress(self._partial.tell() + int(num_bytes))
 
 
 def _check(file: HubFile) -> None:

@@ -172,7 +172,7 @@ class KeeperEntry:
     num_tries: int = 0
     """Consecutive loads after failures."""
     last_try_s: float = float("-inf")
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_in_memory(self) -> bool:
@@ -267,7 +267,7 @@ class ModelKeeper:
         self.require_room(model)
         if not model.is_in_memory:
             self._want(model)
-            await model.begun.wait()
+            await model.attempt_started.wait()
         if await model.engine.settled() is not EngineState.READY:
             status = model.engine.status()
             raise ModelNotLoaded(
@@ -310,7 +310,7 @@ class ModelKeeper:
     def _want(self, model: KeeperEntry) -> None:
         if model.wanted_s is None:
             model.wanted_s = self._clock()
-            model.begun.clear()
+            model.attempt_started.clear()
         self._news.set()
 
     async def _unload_and_load(self) -> None:
@@ -402,7 +402,7 @@ class ModelKeeper:
 
     def _begun(self, model: KeeperEntry) -> None:
         model.wanted_s = None
-        model.begun.set()
+        model.attempt_started.set()
 
     async def _observe_load(self, model: KeeperEntry) -> None:
         started_s = self._clock()

@@ -141,20 +141,20 @@ class Literals:
         return "".join([*parts, text[behind:]])
 
     def _stretches(self, text: str) -> Iterator[tuple[str, bool]]:
-        begun, behind, strips = 0, 0, False
+        start, behind, strips = 0, 0, False
         for place in (*self._names.places(text), None):
             end = len(text) if place is None else place.start
             if self._stem in text[behind:end]:
-                if behind > begun:
-                    yield text[begun:behind], False
+                if behind > start:
+                    yield text[start:behind], False
                 literal = text[behind:end].lstrip() if strips else text[behind:end]
                 if place is not None and place.token.strips_before:
                     literal = literal.rstrip()
                 yield literal, True
-                begun = end
+                start = end
             behind, strips = (end, False) if place is None else (place.end, place.token.strips_behind)
-        if begun < len(text):
-            yield text[begun:], False
+        if start < len(text):
+            yield text[start:], False
 
 
 class ChatText(NamedTuple):
@@ -200,8 +200,8 @@ def render_chat(
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered
-    begun = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
-    return ChatText(rendered.text + begun, stage_within(rendered.stage, begun, reasoning.form))
+    beginning = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
+    return ChatText(rendered.text + beginning, stage_within(rendered.stage, beginning, reasoning.form))
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:

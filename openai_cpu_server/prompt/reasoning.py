@@ -145,9 +145,9 @@ def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: Reaso
     return f"{opening}{reasoning}\n{form.end}{form.gap}{form.answer_begin}{content}"
 
 
-def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> ThinkingStage:
+def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) -> ThinkingStage:
     """Return the stage behind a begun answer."""
-    text = begun.lstrip()
+    text = beginning.lstrip()
     if stage is ThinkingStage.BEFORE and text:
         stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
     return ThinkingStage.BEHIND if stage is ThinkingStage.WITHIN and form.end in text else stage

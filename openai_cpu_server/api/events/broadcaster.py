@@ -128,7 +128,7 @@ class StepBroadcaster:
         self._models = models
         self._clock = clock
         self._listeners: list[Subscriber] = []
-        self._watched: list[ServedModel] = []
+        self._current_models: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_MAX_STEPS)
         self.position = 0
         self._states: dict[str, TraceState] = {}
@@ -183,24 +183,31 @@ class StepBroadcaster:
     def look_for_models(self) -> None:
         """Watch the successors of replaced models."""
         for model in self._models.current:
-            if model not in self._watched:
+            if model not in self._current_models:
                 self._watch(model)
 
     def _end(self) -> None:
-        for model in self._watched:
+        for model in self._current_models:
             model.engine.hide_steps()
-        for seen in (self._watched, self._steps, self._states, self._generating, self._ages, self._live):
+        for seen in (
+            self._current_models,
+            self._steps,
+            self._states,
+            self._generating,
+            self._ages,
+            self._live,
+        ):
             seen.clear()
 
     def _watch(self, model: ServedModel) -> None:
-        for former in [one for one in self._watched if one.name == model.name]:
-            self._watched.remove(former)
+        for former in [one for one in self._current_models if one.name == model.name]:
+            self._current_models.remove(former)
             former.engine.hide_steps()
-        self._watched.append(model)
+        self._current_models.append(model)
         model.engine.show_steps(partial(self._add_step, model))
 
     def _add_step(self, model: ServedModel, figures: StepFigures | None, shown: StepTrace) -> None:
-        if model not in self._watched:
+        if model not in self._current_models:
             return  # it was replaced, and this step was on its way
         now_s = self._clock()
         if shown.state is not None:

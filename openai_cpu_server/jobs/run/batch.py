@@ -129,8 +129,8 @@ class BatchRun:
             num_rows, self._errors = await self._checked()
             if self._errors:
                 return BatchStatus.FAILED
-            begun = BatchStatus.IN_PROGRESS
-            if not await self._ledger.move(batch_id, status, begun, total=num_rows):
+            in_progress = BatchStatus.IN_PROGRESS
+            if not await self._ledger.move(batch_id, status, in_progress, total=num_rows):
                 return BatchStatus.CANCELLED
         if status is not BatchStatus.FINALIZING:
             await self._run_rows()

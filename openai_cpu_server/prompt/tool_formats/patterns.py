@@ -120,12 +120,12 @@ class Spelling(msgspec.Struct, frozen=True):
         found = ""
         for char in reversed(rest[:-1]):
             found = f"({quoted(char)} {found})?" if found else f"{quoted(char)}?"
-        begun = found or '""'
+        prefix = found or '""'
         other = " | ".join(
             f"{quoted(rest[:i])} {_none_of(first + rest[i])}" if i else _none_of(first + rest[0])
             for i in range(len(rest))
         )
-        again = f"({begun} {mark})*"
+        again = f"({prefix} {mark})*"
         if not rest:
             return f"{_none_of(first)}* {mark}"
         return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"

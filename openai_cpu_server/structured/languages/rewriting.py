@@ -224,8 +224,8 @@ class RuleProduct(ABC, Generic[S]):
 
     def _behind(self, ways: dict[S, Expr], item: Expr) -> dict[S, Expr]:
         return merged_ways(
-            {after: seq(begun, expr) for after, expr in self._ways(item, before).items()}
-            for before, begun in ways.items()
+            {after: seq(prefix, expr) for after, expr in self._ways(item, before).items()}
+            for before, prefix in ways.items()
         )
 
     def _rounds(self, expr: Repeat, before: S) -> dict[S, Expr]:
