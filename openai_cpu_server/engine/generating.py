@@ -159,7 +159,7 @@ class EngineCore(Core[Step]):
 
     def _first_token_ms(self, sequence: Sequence) -> float:
         slowdown = self._slowdown * self._timer.lateness
-        return self._scheduler.expectations.first_token_ms(sequence, slowdown)
+        return self._scheduler.eta_estimator.first_token_ms(sequence, slowdown)
 
     def _plan(self, sharing: messages.Sharing) -> Step:
         self._slowdown = sharing.slowdown
@@ -253,7 +253,7 @@ class EngineCore(Core[Step]):
     def _queue_state(self, slowdown: float) -> messages.QueueState | None:
         if not self._scheduler.sequences.num_waiting:
             return None
-        places = tuple(self._scheduler.expectations.outlook(slowdown))
+        places = tuple(self._scheduler.eta_estimator.queue_places(slowdown))
         preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
         return messages.QueueState(places=places, preempted=preempted)
 

@@ -163,4 +163,4 @@ class ForecastSource:
         if self._scheduler.has_work and now_s - self._sent_s < _FORECAST_S:
             return None, None
         self._sent_s = now_s
-        return self._scheduler.expectations.forecast(), self._journal.take()
+        return self._scheduler.eta_estimator.forecast(), self._journal.take()

@@ -22,9 +22,9 @@ from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTur
 from openai_cpu_server.scheduler.admission import Admission, AdmissionQueue
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
+from openai_cpu_server.scheduler.eta import EtaEstimator
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
-from openai_cpu_server.scheduler.outlook import EtaEstimator
 from openai_cpu_server.scheduler.plan import StepCapacity, StepCost, StepPlan
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
@@ -91,7 +91,7 @@ class Scheduler:
             state_tokens=limits.state_tokens,
         )
         self._encodings = EncodingTurns(options)
-        self.expectations = EtaEstimator(
+        self.eta_estimator = EtaEstimator(
             self.sequences,
             self._waiting,
             self._memory.running,
@@ -258,7 +258,7 @@ class Scheduler:
         if elapsed_ms is not None and step.spans:
             self._learn_time(step, result, elapsed_ms - result.verbs_ms - result.encoding_ms)
         self.costs.executed(step)
-        self.expectations.computed(self.plan, step.adapter)
+        self.eta_estimator.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if step.encode is not None:
             advances += self._encodings.encoded(step.encode, step, result, running)

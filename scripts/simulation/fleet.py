@@ -211,7 +211,7 @@ class SimReplica:
         if with_prefixes and (news := self._journal.take()) is not None:
             self._version += 1
             held = HeldUpdate(version=self._version, saved=news.saved, dropped=news.dropped)
-        return ReplicaReport(self.state, self._scheduler.expectations.forecast(), held)
+        return ReplicaReport(self.state, self._scheduler.eta_estimator.forecast(), held)
 
 
 def new_scheduler(

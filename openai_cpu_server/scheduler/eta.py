@@ -165,7 +165,7 @@ class EtaEstimator:
             token_ms = decoding_ms if num_tokens == 1 else reading_ms
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
-    def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
+    def queue_places(self, slowdown: float = 1.0) -> list[QueuePlace]:
         """Return estimates for the first waiting sequences in order. `slowdown`: factor of all times."""
         line, first = self._line(), islice(self.waiting.in_order(), _MOST_PLACES)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
