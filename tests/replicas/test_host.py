@@ -18,8 +18,8 @@ from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.replicas.host.host import CpuSpending, ReplicaDoor, ReplicaHost
-from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.remote.proxy import StreamLink
 from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLost, encode_orders, read_news
 from tests.clock import Clock
 from tests.engine_client.test_client import expected_text

@@ -59,7 +59,7 @@ def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> N
     assert [entry.id for entry in driver.scheduler.eta_estimator.queue_places()] == ["short", "long"]
 
 
-def test_the_outlook_counts_what_outputs_really_become() -> None:
+def test_the_estimate_counts_what_outputs_really_become() -> None:
     driver = Driver(slots=1)
     driver.run(*(request(f"d{number}", output=5, priority=BATCH) for number in range(4)))
     driver.step(request("now", output=900, prompt=4))
@@ -96,7 +96,7 @@ def test_an_adapter_group_that_only_reads_takes_no_longer_than_its_prompts() -> 
     assert waits[0] < waits[1]
 
 
-def test_the_outlook_counts_the_encoding_of_pictures() -> None:
+def test_the_estimate_counts_the_encoding_of_pictures() -> None:
     """A request without pictures waits for slices between steps only, and a saved picture costs nothing."""
     driver = Driver(slots=8, cache_blocks=100)
     driver.run(seeing("first", picture(300)))

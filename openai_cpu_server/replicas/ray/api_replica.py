@@ -19,8 +19,8 @@ from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
-from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.remote.proxy import StreamLink
 from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLink, ReplicaLost
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool
 from openai_cpu_server.server.plans import planned_models, planned_routers

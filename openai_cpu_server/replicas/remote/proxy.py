@@ -117,7 +117,7 @@ _LAST_WORDS_S = 2.0
 """Time for a departed replica's last news: the cause of its death, and CPU time, sent every second."""
 
 
-class ReplicaCarrier:
+class ReplicaProxy:
     """Owns the sessions with the replicas. `RequestPlacement` owns their requests."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
