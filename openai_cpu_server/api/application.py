@@ -45,7 +45,7 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
 ROUTERS: Sequence[ApiRouter[AppState]] = (
     chat.ROUTER,
@@ -94,7 +94,7 @@ def create_api(
     keys: KeyRing | None = None,
     limits: RateLimits | None = None,
     jobs: Jobs | None = None,
-    watch: Watch | None = None,
+    telemetry: Telemetry | None = None,
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
     model_store: ModelStore | None = None,
@@ -103,15 +103,15 @@ def create_api(
 ) -> ServedApplication:
     """Build the API. Without `keys` the options' one key applies, and without `limits` this process counts.
 
-    `watch`: the engines' one, or None to watch no steps. `find_adapter`: finds the file that `POST
+    `telemetry`: the engines' one, or None to watch no steps. `find_adapter`: finds the file that `POST
     /v1/adapters` names.
     """
-    watch = watch or Watch.new(model=models.default.name)
-    watch.key_of, watch.book = key_of, jobs.usage.add if jobs else None
+    telemetry = telemetry or Telemetry.new(model=models.default.name)
+    telemetry.key_of, telemetry.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)
-    history = RequestHistory(watch)
+    history = RequestHistory(telemetry)
     streams = ResumableStreams(history, keep_s=options.keep_streams_s)
-    watch.metrics.watch_streams(streams.amounts)
+    telemetry.metrics.watch_streams(streams.amounts)
     state = AppState(
         models=models,
         options=options,
@@ -119,7 +119,7 @@ def create_api(
         limits=limits or RateLimits(Meter.open(None)),
         bodies=BodyBudget(options.max_bodies_bytes),
         history=history,
-        watch=watch,
+        telemetry=telemetry,
         jobs=jobs,
         answer_lookup=answer_lookup,
         find_adapter=find_adapter,

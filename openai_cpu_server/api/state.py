@@ -23,7 +23,7 @@ from openai_cpu_server.http.sockets import SocketState
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, ensure_served
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -95,7 +95,7 @@ class AppState(NamedTuple):
     limits: RateLimits
     bodies: BodyBudget
     history: RequestHistory
-    watch: Watch
+    telemetry: Telemetry
     jobs: Jobs | None
     """Without it there are no batch API and no stored responses."""
     answer_lookup: AnswerLookup | None

@@ -29,7 +29,7 @@ from openai_cpu_server.observe.ended import (
     RouteTaken,
     TraceParent,
 )
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("openai_cpu_server.requests")
@@ -172,12 +172,12 @@ def request_log_of(scope: Scope) -> RequestLog:
 class RequestHistory:
     """Common end of all requests. `end` is called once for each."""
 
-    watch: Watch
+    telemetry: Telemetry
 
     def end(self, request_log: RequestLog) -> None:
         ended_s = time.monotonic()
         request_log.log(ended_s - request_log.started_s)
-        self.watch.ended(
+        self.telemetry.ended(
             EndedRequest(
                 id=request_log.id,
                 origin=request_log.origin,

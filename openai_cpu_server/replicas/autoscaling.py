@@ -61,7 +61,7 @@ class ReplicaFleet:
     """Running and waiting requests, also those without a replica."""
 
 
-class FleetWatch:
+class FleetMonitor:
     """Summarizes reports of replicas. It remembers earlier reports to measure their speed."""
 
     def __init__(self, window_s: float = 30.0) -> None:

@@ -28,7 +28,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine
 from openai_cpu_server.server.plans import ModelPlan, planned_routers
@@ -50,7 +50,7 @@ class ModelFleet:
     """Owner of all models of a server and their engines. All methods belong to one event loop's thread."""
 
     def __init__(
-        self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
+        self, settings: Settings, plans: Sequence[ModelPlan], telemetry: Telemetry, readers: ReaderPool
     ) -> None:
         """Build all models and take over the readers. Raises StartupError if no model can ever be served, or
         a router leads nowhere."""
@@ -63,9 +63,9 @@ class ModelFleet:
             limit_bytes = settings.memory * _MIB
         elif not self._is_alone:
             limit_bytes = int(_BUDGET_SHARE * Machine().free_memory())
-        self._keeper = ModelKeeper(MemoryBudget(limit_bytes), watch.metrics)
+        self._keeper = ModelKeeper(MemoryBudget(limit_bytes), telemetry.metrics)
         num_models = len(plans) + may_grow
-        self._builder = ModelBuilder(settings, watch, self._keeper, readers, num_models, self._is_alone)
+        self._builder = ModelBuilder(settings, telemetry, self._keeper, readers, num_models, self._is_alone)
         try:
             self._models = self._built(plans)
             states = [model.engine.status() for model in self._models]

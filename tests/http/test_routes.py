@@ -19,7 +19,7 @@ from openai_cpu_server.http.keys import ADMIN, OPEN, WORK, KeyRing
 from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, served_routes
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.serving import client
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ def greeting(
     guard = AuthMiddleware(
         keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options
     )
-    history = RequestHistory(Watch.new(model="m"))
+    history = RequestHistory(Telemetry.new(model="m"))
     served = list(served_routes([room], word))
     return client(application(served, guard, history=history, options=options, headers=(), lifespan=None))
 

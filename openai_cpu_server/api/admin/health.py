@@ -100,7 +100,7 @@ _route = partial(ApiRoute, "GET", access=PROBES, tag="Operation")
 class HealthRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = models = state.models
-        self._metrics = state.watch.metrics
+        self._metrics = state.telemetry.metrics
         self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
         self._metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
         self._metrics.add(self._for_gateways)

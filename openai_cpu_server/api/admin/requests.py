@@ -152,7 +152,7 @@ class RequestRoutes:
         self._models = state.models
         self._calls = state.generation.calls
         self._streams = state.generation.streams
-        self._metrics = state.watch.metrics
+        self._metrics = state.telemetry.metrics
         self._keep_alive_s, self._lenient = state.options.keep_alive_s, state.options.lenient
 
     @_route("GET", "/v1/requests", answer=RequestList)

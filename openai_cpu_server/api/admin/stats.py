@@ -161,7 +161,7 @@ class StatsRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = state.models
         self._answer_lookup = state.answer_lookup
-        self._recent = state.watch.recent
+        self._recent = state.telemetry.recent
 
     @ApiRoute(
         "DELETE",

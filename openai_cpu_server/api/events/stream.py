@@ -512,7 +512,7 @@ class EventRoutes:
             listener = EventListener(
                 self._hub,
                 state.models,
-                state.watch.recent,
+                state.telemetry.recent,
                 identity,
                 kinds=kinds,
                 scheduling=state.options.scheduling,

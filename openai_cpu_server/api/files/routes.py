@@ -86,7 +86,7 @@ class RowRunner:
             priority=Priority.BATCH,
             has_headers=False,
         )
-        metrics = self.history.watch.metrics
+        metrics = self.history.telemetry.metrics
         metrics.rows_running.inc()
         is_over = False
         try:

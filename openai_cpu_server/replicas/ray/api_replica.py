@@ -16,8 +16,8 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
 from openai_cpu_server.observe.tracing import open_tracing
-from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.remote.proxy import StreamLink
@@ -108,13 +108,13 @@ class ApiReplica:
         opening = (asyncio.to_thread(ModelParts.open, settings, plan, None, self._readers) for plan in plans)
         parts = [await each for each in opening]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
-        self._watch = Watch.new(model=plans[0].name, tracing=tracing)
-        self._readers.on_death = self._watch.metrics.reader_died
+        self._telemetry = Telemetry.new(model=plans[0].name, tracing=tracing)
+        self._readers.on_death = self._telemetry.metrics.reader_died
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         kinds = {name: model.kind for model in served for name in model.names}
         routers, takes_any_name = planned_routers(settings, plans, kinds), settings.any_model_name
         registry = ModelRegistry(served, routers, takes_any_name=takes_any_name)
-        self._api = open_api(settings, registry, self._watch)
+        self._api = open_api(settings, registry, self._telemetry)
         self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._api.working())
         if settings.ray.ingress == "replicas":
@@ -142,7 +142,7 @@ class ApiReplica:
         for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self._readers.close)
-        self._watch.close()
+        self._telemetry.close()
 
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
         settings = self._settings
@@ -151,7 +151,7 @@ class ApiReplica:
             lease_s=settings.ray.lease_s,
             max_held_bytes=settings.stream_buffer_mb * _MIB,
             num_routers=settings.ray.api_replicas,
-            spent=ModelWatch(self._watch, parts.plan.name).spent,
+            spent=ModelTelemetry(self._telemetry, parts.plan.name).spent,
         )
         self._engines.append(engine)
         self._tasks.append(asyncio.create_task(_follow(engine, handle)))
