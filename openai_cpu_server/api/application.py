@@ -29,8 +29,8 @@ from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
 from openai_cpu_server.api.pooling import routes as pooling
-from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
+from openai_cpu_server.api.responses import stored_conversations
 from openai_cpu_server.api.state import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.contract.mcp import McpServers
@@ -52,7 +52,7 @@ ROUTERS: Sequence[ApiRouter[AppState]] = (
     completions.ROUTER,
     transcriptions.ROUTER,
     responses.ROUTER,
-    kept_conversations.ROUTER,
+    stored_conversations.ROUTER,
     messages.ROUTER,
     generate.ROUTER,
     ollama.ROUTER,

@@ -239,7 +239,7 @@ class ModelRoutes:
         cards = [model_card(chosen) for chosen in served]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
-        cards += map(shelved_card, available)
+        cards += map(available_card, available)
         if CODEX not in request.query_params:
             return json_response(ModelList(cards))
         named = [(one.name, one.model) for one in served if one.model.kind is ModelKind.GENERATES]
@@ -258,7 +258,7 @@ class ModelRoutes:
         if not self._models.has(name):
             for available in await available_models(self._models, allowed):
                 if available.name == name:
-                    return json_response(shelved_card(available))
+                    return json_response(available_card(available))
         return json_response(model_card(self._models.choose(name, allowed)))
 
     @_route(
@@ -337,7 +337,7 @@ def model_card(chosen: ChosenModel) -> ModelCard:
     )
 
 
-def shelved_card(model: AvailableModel) -> ModelCard:
+def available_card(model: AvailableModel) -> ModelCard:
     is_sound = model.why_not is None
     return ModelCard(
         id=model.name,
