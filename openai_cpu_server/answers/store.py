@@ -107,7 +107,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         id="",
         priority=Priority.INTERACTIVE,
         client="",
-        tells_progress=False,
+        reports_progress=False,
         account="",
         group="",
         route="",

@@ -325,7 +325,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """Marks of reasoning and answer, or None if the whole output is the answer."""
     show_control_tokens: bool = False
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
-    tells_progress: bool = False
+    reports_progress: bool = False
     pin: bool = False
 
     @property

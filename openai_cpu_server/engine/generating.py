@@ -394,7 +394,7 @@ def build_core(
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing
-    journal = PrefixJournal() if options.tells_forecast else None
+    journal = PrefixJournal() if options.reports_forecast else None
     cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
     full = CostModel(curve) if curve else CostModel.guess(info.num_parameters)
     costs = ThreadCosts(full, threads=backend.threads.most)

@@ -138,7 +138,7 @@ def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]
         cache_bytes=options.cache_bytes // len(nodes),
         cache_file=options.cache_file and f"{options.cache_file}.node{node}",
         reads_weights=True,
-        tells_forecast=True,
+        reports_forecast=True,
     )
 
 

@@ -173,7 +173,7 @@ def test_a_prompt_tells_how_far_it_is() -> None:
     engine = Engine()
     prompt = tuple(2 + number % 200 for number in range(700))
     engine.serve(request("a", tokens=prompt[:400]))
-    asked = msgspec.structs.replace(request("b", tokens=prompt), tells_progress=True)
+    asked = msgspec.structs.replace(request("b", tokens=prompt), reports_progress=True)
     engine.serve(asked, request("c", tokens=prompt[::-1]))
     told = [each for event in engine.events if (each := event.progress) is not None and event.id == "b"]
     assert len(told) == sum(event.progress is not None for event in engine.events)
@@ -381,7 +381,7 @@ def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> Non
 
 
 def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:
-    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, tells_forecast=True))
+    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, reports_forecast=True))
     for engine in (silent, telling):
         engine.serve(request("r", prompt=130, output=3))
     assert (silent.last.forecast, silent.last.prefixes) == (None, None)

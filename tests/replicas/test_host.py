@@ -48,7 +48,9 @@ async def hosting(
     spending: CpuSpending | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[ReplicaHost]:
-    options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", tells_forecast=True)
+    options = EngineOptions(
+        model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", reports_forecast=True
+    )
     spending = spending or CpuSpending()
     supervisor = Supervisor((*COMMAND, *flags), options, begins_asleep=True, observer=spending)
     host = ReplicaHost(supervisor, lease_s=lease_s, spending=spending, clock=clock)

@@ -173,7 +173,7 @@ def _request(
         top_logprobs=top_logprobs,
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
-        tells_progress=params.details.progress,
+        reports_progress=params.details.progress,
         client=router_caller.client,
         account=router_caller.account,
         group=router_caller.group,

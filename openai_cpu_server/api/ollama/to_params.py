@@ -85,7 +85,7 @@ def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
     if body.raw or not (body.system or body.images or template):
         texts = PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
-        return _params(body, texts, tells_context=texts.is_said)
+        return _params(body, texts, returns_context=texts.is_said)
     texts_by_role = [("system", body.system)] if body.system else []
     texts_by_role.append(("user", _with_marks(prompt, body.images)))
     messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in texts_by_role]
@@ -93,7 +93,7 @@ def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
     suffix = body.suffix or ""
     conversation = ConversationParam(messages, "prompt", before=context, template=template, suffix=suffix)
     # Pictures are no tokens that could be sent again.
-    return _params(body, conversation, pictures=pictures, tells_context=not (pictures or suffix))
+    return _params(body, conversation, pictures=pictures, returns_context=not (pictures or suffix))
 
 
 def _params(
@@ -102,7 +102,7 @@ def _params(
     *,
     tools: ToolsParam | None = None,
     pictures: Sequence[Attachment] = (),
-    tells_context: bool = False,
+    returns_context: bool = False,
 ) -> GenerationParams:
     options = body.options or OllamaOptions()
     messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
@@ -131,7 +131,7 @@ def _params(
         tools=tools,
         thinking=thinking,
         attached=tuple(pictures),
-        details=DetailsParam(progress=bool(body.return_progress), tokens=tells_context),
+        details=DetailsParam(progress=bool(body.return_progress), tokens=returns_context),
     )
 
 
