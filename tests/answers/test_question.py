@@ -11,7 +11,7 @@ from tests.answers.questions import AROUND, ASKER, question, request
 
 
 def asked_by(**fields: object) -> AnswerKey:
-    return question(text="hi", asker=msgspec.structs.replace(ASKER, **fields))
+    return question(text="hi", scope=msgspec.structs.replace(ASKER, **fields))
 
 
 OTHER_ASKERS = [

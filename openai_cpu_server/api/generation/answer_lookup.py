@@ -87,7 +87,7 @@ class AnswerLookup:
         if file is None or info is None:
             return None
         return AnswerKey(
-            asker=AnswerScope(
+            scope=AnswerScope(
                 holder=key.digest.hex() if key else "",
                 model=file,
                 kv_type=info.kv_type,
@@ -117,7 +117,7 @@ class AnswerLookup:
         """Skip the answer if another adapter has taken the name since the lookup and may have produced it."""
         finishes = [event.finish for event in events if event.finish is not None]
         are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
-        if are_good and chosen.adapter_key == question.asker.adapter:
+        if are_good and chosen.adapter_key == question.scope.adapter:
             self._cache.keep(question, place, events)
 
 
