@@ -34,7 +34,7 @@ def begun(one: ResolvedRequest, model: ServedModel, request_log: RequestLog | No
 async def test_what_was_told_is_counted_for_the_log() -> None:
     model, one, request_log = served(FakeEngine()).default, call(), RequestLog("r", "POST", "/")
     async with begun(one, model, request_log) as running:
-        told = [said async for said in running.tell(CHAT.renderer.stream(one, model.pieces))]
+        told = [said async for said in running.emit(CHAT.renderer.stream(one, model.pieces))]
     assert told
     assert request_log.call is not None
     assert request_log.notes["output_tokens"] == request_log.call.figures.output_tokens > 0
@@ -48,7 +48,7 @@ async def test_who_waits_is_told_the_place() -> None:
     async with RunningCall(
         one, generation, model, request_log=RequestLog("r", "POST", "/"), calls=RunningCalls()
     ) as it:
-        told = it.tell(CHAT.renderer.stream(one, model.pieces))
+        told = it.emit(CHAT.renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
 
         def is_told() -> bool:

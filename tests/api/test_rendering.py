@@ -330,7 +330,7 @@ def test_the_bytes_of_a_failure_in_a_stream_of_messages() -> None:
 
 def test_who_waits_for_a_message_is_pinged() -> None:
     stream = MessagesRenderer().stream(call(), PIECES)
-    news = (stream.waits(QueuePlace("c-0", 1, 5.0)), stream.waits(ModelLoading(0.5)), stream.keepalive())
+    news = (stream.waiting(QueuePlace("c-0", 1, 5.0)), stream.waiting(ModelLoading(0.5)), stream.keepalive())
     assert [events(chunks) for chunks in news] == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
 
 
@@ -352,7 +352,7 @@ def test_a_waiting_response_is_queued_once(status: ResponseStatus, news: str, ex
     stream = response_events.stream(call(), status, {"background": status is ResponseStatus.QUEUED})
     chunks = [*stream.begin()]
     for letter in news:
-        chunks += stream.waits(PLACE) if letter == "w" else stream.keepalive()
+        chunks += stream.waiting(PLACE) if letter == "w" else stream.keepalive()
     assert (stream.response.status == "queued") is ("l" not in news)
     heard = objects([*chunks, *stream.event(text(0, "Hi"))])
     assert " ".join(kinds(heard)).startswith(f"{expected} output_item.added")

@@ -199,7 +199,7 @@ class ChatExchange:
             await self._socket.send(about(name, await self._route.whole(running)))
             return running.call.headers
         async with running:
-            async for item in running.tell(self._route.renderer(running)):
+            async for item in running.emit(self._route.renderer(running)):
                 if isinstance(item, (QueuePlace, ModelLoading)):
                     await self._socket.send(news_about(name, running.call.id, item))
                     continue

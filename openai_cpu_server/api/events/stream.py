@@ -504,9 +504,9 @@ class EventRoutes:
         self._hub.check_room(_subscriber(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
-        return partial(self._tell, kinds)
+        return partial(self._emit, kinds)
 
-    async def _tell(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def _emit(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
         identity, state = context_of(scope).identity, self._state
         with self._hub.listening(_subscriber(identity)):
             listener = EventListener(

@@ -107,7 +107,7 @@ class Renderer(ABC):
     def begin(self) -> Sequence[Chunk]:
         return ()
 
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """Report a queue place or a loading model. Without chunks a comment is sent."""
         return ()
 
@@ -116,7 +116,7 @@ class Renderer(ABC):
         return ()
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waits`."""
+        """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waiting`."""
         return ()
 
     @abstractmethod

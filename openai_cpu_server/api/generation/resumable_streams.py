@@ -130,7 +130,7 @@ class ResumableStream:
 
     async def _items(self) -> AsyncIterator[StreamItem]:
         async with self.running as running:
-            async for item in running.tell(self.renderer):
+            async for item in running.emit(self.renderer):
                 yield item
 
     def number_behind(self, last_event: str | None) -> int:

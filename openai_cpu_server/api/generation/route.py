@@ -121,7 +121,7 @@ class EventStream:
     ) -> None:
         """`items`: items to send, or None for the call's own."""
         self._running = running
-        self._items = running.tell(renderer) if items is None else items
+        self._items = running.emit(renderer) if items is None else items
         self._renderer = renderer
         self._keep_alive_s = keep_alive_s
 

@@ -117,7 +117,7 @@ StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
 
 
 def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
-    return renderer.waits(item) if isinstance(item, (QueuePlace, ModelLoading)) else item
+    return renderer.waiting(item) if isinstance(item, (QueuePlace, ModelLoading)) else item
 
 
 @dataclass
@@ -162,7 +162,7 @@ class OpenCall(Protocol):
     @property
     def figures(self) -> Figures: ...
 
-    def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
+    def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
 
     async def gather(self) -> dict[str, GatheredAnswer]: ...
 
@@ -279,7 +279,7 @@ class RunningCall:
         """Figures so far, complete once every request has finished."""
         return self._tally.figures(self.generation.figures)
 
-    async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
+    async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield all that a streaming client gets, as it comes. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():

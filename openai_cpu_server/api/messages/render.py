@@ -271,7 +271,7 @@ class MessageStream(Renderer):
         )
         return (_chunk("message_start", b'"message":' + msgspec.json.encode(message)),)
 
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         return _PING
 
     def keepalive(self) -> Sequence[Chunk]:

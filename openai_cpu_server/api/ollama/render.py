@@ -283,7 +283,7 @@ def progress_of(step: PullStep) -> OllamaProgress | None:
 
 
 async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[bytes]:
-    async for item in running.tell(renderer):
+    async for item in running.emit(renderer):
         yield b"".join(chunk.json + b"\n" for chunk in chunks_of(item, renderer))
 
 

@@ -47,7 +47,7 @@ from openai_cpu_server.jobs.responses import RENEW_S, ResponseRepository
 from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 
 logger = logging.getLogger(__name__)
-_FIRST_SIGN_S = 1.0
+_FIRST_KEEPALIVE_S = 1.0
 """Longest time until a waiting response reports that it waits."""
 _BYTES_PER_TOKEN = 4
 """Approximate bytes of a token in a response."""
@@ -96,7 +96,7 @@ class RunningResponse:
     async def items(self) -> AsyncIterator[StreamItem]:
         """Yield the events. The response is stored before its client sees the end, which may be a failure."""
         try:
-            async for item in self._with_signs(self.call.tell(self.stream)):
+            async for item in self._with_keepalives(self.call.emit(self.stream)):
                 if self.stream.has_ended:
                     await self._store(self.response)
                 yield item
@@ -113,7 +113,7 @@ class RunningResponse:
 
     async def whole(self) -> bytes:
         async with self.call:
-            async for _ in self.call.tell(self.stream):
+            async for _ in self.call.emit(self.stream):
                 pass
             await self._store(self.response)
         size = _BYTES_PER_TOKEN * self.call.figures.total_tokens
@@ -165,10 +165,10 @@ class RunningResponse:
             items.append(stored)
         return conversations.turn(conversation_id, items)
 
-    async def _with_signs(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
+    async def _with_keepalives(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
         """Add signs of life while no items come. Keep-alive comments cannot replace them, because the signs
         are numbered events."""
-        wait_s = min(_FIRST_SIGN_S, self._keep_alive_s) or None
+        wait_s = min(_FIRST_KEEPALIVE_S, self._keep_alive_s) or None
         async with aclosing(items):
             while self.stream.is_silent:
                 coming = asyncio.ensure_future(anext(items, None))
@@ -419,7 +419,7 @@ class Background:
         stream, request_log = live.running.stream, live.request_log
         try:
             async with live.running.call as call:
-                async for item in call.tell(stream):
+                async for item in call.emit(stream):
                     chunks = chunks_of(item, stream)
                     if stream.has_ended:
                         request_log.status = 200

@@ -505,7 +505,7 @@ class ResponseStream(Renderer):
         self._stage = StreamStage.QUEUED
         return [created, self._about("response.queued")]
 
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """The stream reports the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.keepalive()

@@ -208,14 +208,14 @@ class ToolLoop:
         """Run only the first generation, without tool calls."""
         return await self.running.gather()
 
-    async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
+    async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield the events of all rounds. Raises errors of generations, DeadlineExceeded,
         RequestCancelled."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
         while True:
-            async with aclosing(self.running.tell(_Round(stream))) as items:
+            async with aclosing(self.running.emit(_Round(stream))) as items:
                 async for item in items:
                     yield item
             await self._leave(None, None, None)
