@@ -196,7 +196,7 @@ class _PartsChoice(_TextChoice):
         self._content_scores = ContentScores()
 
     def choices(self, event: TokenEvent) -> list[bytes]:
-        self._content_scores.hear(event)
+        self._content_scores.add(event)
         parts, choices = self._reader.read(event), []
         if not self._is_open and (parts or event.finish is not None):
             self._is_open = True

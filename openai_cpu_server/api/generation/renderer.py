@@ -263,7 +263,7 @@ class ContentScores:
         self._held: list[TokenLogprob] = []
         self._released: list[TokenLogprob] = []
 
-    def hear(self, event: TokenEvent) -> None:
+    def add(self, event: TokenEvent) -> None:
         self._num_scores += len(event.logprobs)
         self._held += event.logprobs
         if event.answer_start is not None:

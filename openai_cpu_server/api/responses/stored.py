@@ -66,7 +66,7 @@ class StoredResponses:
         return logged_stream(stored, {}, keep_alive_s=self.options.keep_alive_s)
 
     async def delete(self, request: Request) -> Response:
-        repository, (owner, response_id) = self._there(), owner_and_id(request)
+        repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
         await repository.delete(owner, response_id)
@@ -74,7 +74,7 @@ class StoredResponses:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a response. Repeating this is allowed. Raises InvalidRequest if the response has ended."""
-        repository, (owner, response_id) = self._there(), owner_and_id(request)
+        repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
@@ -94,10 +94,10 @@ class StoredResponses:
         return _json(encoded(ended))
 
     async def input_items(self, request: Request) -> Response:
-        items, has_more = await self._there().inputs(*owner_and_id(request), item_page(request))
+        items, has_more = await self._require_repository().inputs(*owner_and_id(request), item_page(request))
         return await listed_items(items, has_more=has_more)
 
-    def _there(self) -> ResponseRepository:
+    def _require_repository(self) -> ResponseRepository:
         if self.repository is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
         return self.repository
@@ -114,7 +114,7 @@ class StoredResponses:
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
         """A response whose server has died has failed."""
-        repository = self._there()
+        repository = self._require_repository()
         record = await repository.get(owner, response_id)
         if not repository.is_left_behind(record):
             return record
@@ -132,7 +132,7 @@ class StoredResponses:
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
         """A response of another server is replayed once it has ended."""
-        repository = self._there()
+        repository = self._require_repository()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
             record = await self._record(record.owner, record.id)

@@ -89,7 +89,7 @@ class ConversationRoutes:
     )
     async def create(self, request: Request) -> Response:
         """Create a stored conversation, with or without items."""
-        repository, context = self._there(), context_of(request.scope)
+        repository, context = self._require_repository(), context_of(request.scope)
         body, ignored, size = await self._read(request, ConversationBody)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items or (), context.owner, size)
@@ -101,13 +101,13 @@ class ConversationRoutes:
     @_route("GET", "/v1/conversations/{id}", answer=ConversationObject)
     async def one(self, request: Request) -> Response:
         """Return a conversation."""
-        record = await self._there().conversations.get(*owner_and_id(request))
+        record = await self._require_repository().conversations.get(*owner_and_id(request))
         return json_response(ConversationObject.of(record))
 
     @_route("POST", "/v1/conversations/{id}", body=ConversationChange, answer=ConversationObject)
     async def change(self, request: Request) -> Response:
         """Replace the metadata of a conversation."""
-        repository = self._there()
+        repository = self._require_repository()
         body, ignored, _ = await self._read(request, ConversationChange)
         record = await repository.conversations.change(*owner_and_id(request), body.metadata or {})
         return json_response(ConversationObject.of(record), headers=ignored.headers)
@@ -116,7 +116,7 @@ class ConversationRoutes:
     async def delete(self, request: Request) -> Response:
         """Delete a conversation with its items."""
         owner, conversation_id = owner_and_id(request)
-        await self._there().conversations.delete(owner, conversation_id)
+        await self._require_repository().conversations.delete(owner, conversation_id)
         return json_response(ConversationDeleted(conversation_id))
 
     @_route(
@@ -128,7 +128,7 @@ class ConversationRoutes:
     async def items(self, request: Request) -> Response:
         """List the items of a conversation."""
         page = item_page(request)
-        items, has_more = await self._there().conversations.page(*owner_and_id(request), page)
+        items, has_more = await self._require_repository().conversations.page(*owner_and_id(request), page)
         return await listed_items(items, has_more=has_more)
 
     @_route(
@@ -141,7 +141,7 @@ class ConversationRoutes:
     )
     async def add_items(self, request: Request) -> Response:
         """Add items to a conversation."""
-        repository, context = self._there(), context_of(request.scope)
+        repository, context = self._require_repository(), context_of(request.scope)
         _check_includes(request)
         body, ignored, size = await self._read(request, NewItemsBody)
         await _check_room(repository, context, size)
@@ -154,17 +154,19 @@ class ConversationRoutes:
     async def item(self, request: Request) -> Response:
         """Return an item of a conversation."""
         _check_includes(request)
-        found = await self._there().conversations.item(*owner_and_id(request), request.path_params["item_id"])
+        found = await self._require_repository().conversations.item(
+            *owner_and_id(request), request.path_params["item_id"]
+        )
         return Response(found.content, media_type="application/json")
 
     @_route("DELETE", "/v1/conversations/{id}/items/{item_id}", answer=ConversationObject)
     async def delete_item(self, request: Request) -> Response:
         """Delete an item of a conversation."""
         item_id = request.path_params["item_id"]
-        record = await self._there().conversations.delete_item(*owner_and_id(request), item_id)
+        record = await self._require_repository().conversations.delete_item(*owner_and_id(request), item_id)
         return json_response(ConversationObject.of(record))
 
-    def _there(self) -> ResponseRepository:
+    def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
             raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
         return self._repository

@@ -531,7 +531,7 @@ class ResponseStream(Renderer):
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._content_scores.hear(event)
+            self._content_scores.add(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for reasons that are no result
             self.is_whole = event.finish.reason is FinishReason.STOP

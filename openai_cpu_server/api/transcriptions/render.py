@@ -264,7 +264,7 @@ class _PieceStream:
         self.has_ended = False
 
     def add(self, event: TokenEvent) -> None:
-        self._content_scores.hear(event)
+        self._content_scores.add(event)
         self.text += content_of(self._reader.read(event))
         self.scores += self._content_scores.take()
         if event.finish is not None:
