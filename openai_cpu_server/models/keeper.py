@@ -343,7 +343,7 @@ class ModelKeeper:
 
     async def _load_if_room(self, model: KeeperEntry) -> None:
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
-            self._begun(model)
+            self._started(model)
             return
         going = self._to_unload(model)
         if going is None:
@@ -388,19 +388,19 @@ class ModelKeeper:
 
     def _load(self, model: KeeperEntry) -> None:
         if model.engine.process_state not in (EngineState.ASLEEP, EngineState.FAILED):
-            self._begun(model)
+            self._started(model)
             return
         logger.info("loading %s: %s", model.name, model.need)
         if model.engine.process_state is EngineState.FAILED:
             now_s = self._clock()
             model.num_tries, model.last_try_s = model.tries(now_s) + 1, now_s
         model.engine.wake()
-        self._begun(model)
+        self._started(model)
         task = asyncio.create_task(self._observe_load(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
-    def _begun(self, model: KeeperEntry) -> None:
+    def _started(self, model: KeeperEntry) -> None:
         model.wanted_s = None
         model.attempt_started.set()
 

@@ -34,7 +34,7 @@ from openai_cpu_server.errors import (
     unknown_parameter,
     wrong_value,
 )
-from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.body import streamed_body
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
@@ -181,7 +181,7 @@ class RequestRoutes:
     )
     async def control(self, request: Request) -> Response:
         """End a running answer, or only its reasoning."""
-        body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(ControlBody, await streamed_body(request), lenient=self._lenient)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
         return json_response(Controlled(name, body.action.value), headers=ignored.headers)
@@ -189,7 +189,7 @@ class RequestRoutes:
     @_route("POST", "/v1/chat/completions/control", body=LlamaControlBody, answer=LlamaControlled)
     async def control_as_llama_server(self, request: Request) -> Response:
         """End a running answer or its reasoning, in llama-server's format."""
-        body, ignored = parse(LlamaControlBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(LlamaControlBody, await streamed_body(request), lenient=self._lenient)
         answer = LlamaControlled(success=True)
         try:
             body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
@@ -252,7 +252,7 @@ class RequestRoutes:
     @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
     async def look_up(self, request: Request) -> Response:
         """List the resumable streams among these conversations."""
-        body, ignored = parse(LookupBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(LookupBody, await streamed_body(request), lenient=self._lenient)
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 

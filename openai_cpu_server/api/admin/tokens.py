@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import WORK
@@ -186,7 +186,7 @@ class TokenRoutes:
 
     async def _read(self, schema: type[B], request: Request) -> tuple[B, Ignored, int]:
         """Return the body, its ignored fields, and its size in bytes."""
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
         return body, ignored, len(data)
 

@@ -37,7 +37,7 @@ from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, 
 from openai_cpu_server.api.generation.to_params import any_object, generation_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
 from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE
@@ -130,7 +130,7 @@ class GenerateBatchRoute:
     state: AppState
 
     async def create(self, request: Request) -> Response:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         batch = await off_loop(len(data), partial(_batch, data, self.state.options))
         del data
         work = _RunningBatch(self.one, self.state, context_of(request.scope), batch)

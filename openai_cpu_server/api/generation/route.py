@@ -33,7 +33,7 @@ from openai_cpu_server.api.generation.running import (
 )
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, wrong_value
-from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
+from openai_cpu_server.http.body import BodyQuota, off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of, request_log_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.options import ApiOptions
@@ -237,7 +237,7 @@ class GenerationRoute:
 
     async def create(self, request: Request) -> ASGIApp:
         conversation = conversation_of(request.headers)
-        data, context = await unkept_body(request), context_of(request.scope)
+        data, context = await streamed_body(request), context_of(request.scope)
         params = await self._read(data)
         del data  # the call may wait for long
         if conversation is not None and params.stream and self.service.streams.keep_s:
@@ -328,7 +328,7 @@ class CountRoute:
     answer: Callable[..., msgspec.Struct] = InputTokens
 
     async def count(self, request: Request) -> Response:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         params = await off_loop(len(data), partial(self.reader.read, data, lenient=self.lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models

@@ -52,7 +52,7 @@ from openai_cpu_server.api.ollama.to_params import ollama_chat_params, ollama_ge
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
@@ -79,7 +79,7 @@ class OllamaGeneration(Generic[B]):
         self._route = GenerationRoute(family, state.generation, state.options)
 
     async def create(self, request: Request) -> ASGIApp:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         num_bytes = len(data)
         reading = partial(parse, self._reader.schema, data, lenient=self._state.options.lenient)
         body, ignored = await off_loop(num_bytes, reading)
@@ -183,7 +183,7 @@ class OllamaRoutes:
     @_route("POST", f"{OLLAMA}/show", body=OllamaShowBody, answer=OllamaShown, errors=(404, 503))
     async def show(self, request: Request) -> Response:
         """Describe a model and its capabilities."""
-        body, ignored = parse(OllamaShowBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(OllamaShowBody, await streamed_body(request), lenient=self._lenient)
         name = body.model or body.name
         if name is None:
             raise missing("model")
@@ -198,7 +198,7 @@ class OllamaRoutes:
     @_streamed(f"{OLLAMA}/pull", body=OllamaPullBody, errors=(404, 503))
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
-        body, ignored = parse(OllamaPullBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(OllamaPullBody, await streamed_body(request), lenient=self._lenient)
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
             return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
@@ -208,7 +208,7 @@ class OllamaRoutes:
     @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
     async def create(self, request: Request) -> Response:
         """Create a name for a model with a system prompt, parameters and messages."""
-        body, ignored = parse(OllamaCreateBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(OllamaCreateBody, await streamed_body(request), lenient=self._lenient)
         preset = preset_of(body)
         await self._derive(request, body.model_name, preset)
         if body.stream is False:
@@ -218,14 +218,14 @@ class OllamaRoutes:
     @_admin_route("POST", f"{OLLAMA}/copy", body=OllamaCopyBody, errors=(404,))
     async def copy(self, request: Request) -> Response:
         """Give a model another name."""
-        body, _ = parse(OllamaCopyBody, await unkept_body(request), lenient=self._lenient)
+        body, _ = parse(OllamaCopyBody, await streamed_body(request), lenient=self._lenient)
         await self._derive(request, body.destination, Preset(base=body.source))
         return Response()
 
     @_admin_route("DELETE", f"{OLLAMA}/delete", body=OllamaNamed, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
         """Remove a downloaded model and its files, or remove a name."""
-        body, _ = parse(OllamaNamed, await unkept_body(request), lenient=self._lenient)
+        body, _ = parse(OllamaNamed, await streamed_body(request), lenient=self._lenient)
         await store_for(self._store, body.model_name, request).remove(body.model_name)
         return Response()
 

@@ -53,7 +53,7 @@ from openai_cpu_server.api.state import AppState
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS
@@ -76,8 +76,8 @@ class PoolingRoute(Generic[B]):
     """Runs in any thread. Raises errors of `http/errors.py`."""
 
     async def create(self, request: Request) -> Response:
-        data, context = await unkept_body(request), context_of(request.scope)
-        call, working, chosen = await self._begun(data, context)
+        data, context = await streamed_body(request), context_of(request.scope)
+        call, working, chosen = await self._started(data, context)
         del data  # the call may wait for long
         context.body.release()
         request_log = context.request_log
@@ -90,7 +90,7 @@ class PoolingRoute(Generic[B]):
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a body without a request of its own, such as a batch row."""
-        call, working, chosen = await self._begun(data, context)
+        call, working, chosen = await self._started(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
@@ -113,7 +113,7 @@ class PoolingRoute(Generic[B]):
         call = await in_thread(resolving, is_slow=is_slow)
         return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
-    async def _begun(
+    async def _started(
         self, data: bytes, context: RequestContext
     ) -> tuple[PoolingCall, Embedding, ChosenModel]:
         """A model may be replaced between choosing and submitting, so it is chosen again."""

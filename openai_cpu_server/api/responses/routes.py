@@ -26,7 +26,7 @@ from openai_cpu_server.api.responses.stored import StoredResponses, logged_strea
 from openai_cpu_server.api.responses.stream import encoded
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import GenerationFailed
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
@@ -67,7 +67,7 @@ class ResponsesRoutes:
     )
     async def create(self, request: Request) -> ASGIApp:
         """Create a response: whole, as server-sent events, or in the background."""
-        data, context = await unkept_body(request), context_of(request.scope)
+        data, context = await streamed_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity)
         if params.body.background and self._background is not None:
             return await self._behind(request, params, self._background)
@@ -96,7 +96,7 @@ class ResponsesRoutes:
     )
     async def compact(self, request: Request) -> Response:
         """Compact a conversation: keep the user's messages, and summarize all else."""
-        data, context = await unkept_body(request), context_of(request.scope)
+        data, context = await streamed_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity, is_compacting=True)
         running = await self._maker.begin(params, context)
         context.body.release()
@@ -135,7 +135,7 @@ class ResponsesRoutes:
     )
     async def input_tokens(self, request: Request) -> Response:
         """Count the prompt tokens of a response."""
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         counted_body, ignored = await off_loop(len(data), reading)
         body, context = counted_body.as_response(), context_of(request.scope)

@@ -20,7 +20,7 @@ from openai_cpu_server.api.responses.stored import item_page, listed_items, owne
 from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import REQUESTS, WORK
@@ -172,7 +172,7 @@ class ConversationRoutes:
         return self._repository
 
     async def _read(self, request: Request, schema: type[B]) -> tuple[B, Ignored, int]:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._options.lenient))
         return body, ignored, len(data)
 
