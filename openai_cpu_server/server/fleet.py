@@ -229,19 +229,19 @@ class ModelFleet:
                     continue
                 seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again
                 try:
-                    await self._read_anew(model)
+                    await self._reread(model)
                 except (ServerError, OSError) as error:  # such as a file that goes while it is being read
                     logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
 
-    async def _read_anew(self, old: LoadedModel) -> None:
+    async def _reread(self, old: LoadedModel) -> None:
         async with self._replacing[old.plan.name]:
             is_used = old.entry.is_in_memory or old.engine.residency.has_requests
             if old not in self._models or is_used:
                 return
-            self._take_place(old, await self._built_anew(old))
+            self._take_place(old, await self._rebuilt(old))
             logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
 
-    async def _built_anew(self, old: LoadedModel) -> LoadedModel:
+    async def _rebuilt(self, old: LoadedModel) -> LoadedModel:
         """Build the model from its current file, with the adapters of now. Raises ModelTooLarge,
         ModelNotLoaded."""
         offered = [status.adapter for status in old.engine.adapters()]
@@ -258,7 +258,7 @@ class ModelFleet:
     async def _replaced(self, old: LoadedModel) -> LoadedModel:
         """Load the new model beside the old one if there is room for both, else after it. Requests then wait
         until the old one has gone."""
-        new = await self._built_anew(old)
+        new = await self._rebuilt(old)
         has_room = not old.entry.is_in_memory or self._keeper.fits_beside(new.entry)
         try:
             if has_room:

@@ -95,7 +95,7 @@ async def remote(
     engine = RemoteEngine(max_queue=100, lease_s=lease_s, spent=spent)
     running = asyncio.create_task(engine.run())
     try:
-        engine.replicas_are({f"r{number}": link(plate) for number, plate in enumerate(plates)})
+        engine.set_replicas({f"r{number}": link(plate) for number, plate in enumerate(plates)})
         await eventually(lambda: engine.state is state)
         yield engine
     finally:

@@ -159,7 +159,7 @@ def store_for(store: ModelStore | None, name: str, request: Request) -> ModelSto
     return store
 
 
-async def to_its_end(store: ModelStore, name: str) -> None:
+async def pull_to_end(store: ModelStore, name: str) -> None:
     async for _ in store.pull(name):
         pass
 
@@ -214,7 +214,7 @@ class ModelRoutes:
             progress = _pull_events(store, body.model, request)
             headers = {**NO_STORE_HEADERS, **ignored.headers}
             return event_source(progress, headers, keep_alive_s=self._options.keep_alive_s)
-        await while_connected(request.receive, partial(to_its_end, store, body.model))
+        await while_connected(request.receive, partial(pull_to_end, store, body.model))
         return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
 
     @_route("DELETE", "/v1/models/{id:path}", access=ADMIN, answer=ModelDeleted, errors=(404, 409))

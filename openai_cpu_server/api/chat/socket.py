@@ -73,11 +73,11 @@ def _name(value: msgspec.Raw, field: str) -> str | None:
     return name
 
 
-def about(name: str, json_object: bytes) -> bytes:
+def with_request_id(name: str, json_object: bytes) -> bytes:
     return b'{"request_id":' + msgspec.json.encode(name) + b"," + json_object[1:]
 
 
-def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
+def wait_event(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
     """Report a wait, which is possible only before a request's first chunk."""
     fields: dict[str, object] = {"request_id": name, "id": call_id}
     if isinstance(news, ModelLoading):
@@ -96,7 +96,7 @@ class _Request:
     running: RunningCall | None = None
     is_cancelled: bool = False
 
-    def goes_by(self, name: str) -> bool:
+    def is_named(self, name: str) -> bool:
         return name == self.name or (self.running is not None and name == self.running.call.id)
 
     def cancel(self) -> None:
@@ -151,7 +151,7 @@ class ChatExchange:
         await self._socket.send(_failed(None, request_log, error, {}))
 
     def _cancel(self, name: str) -> None:
-        requests = [request for request in self._running.values() if request.goes_by(name)]
+        requests = [request for request in self._running.values() if request.is_named(name)]
         if not requests:
             raise RequestNotFound(name)
         for request in requests:
@@ -196,15 +196,15 @@ class ChatExchange:
         request.body.release()
         request.submitted(running)
         if not running.call.stream:
-            await self._socket.send(about(name, await self._route.whole(running)))
+            await self._socket.send(with_request_id(name, await self._route.whole(running)))
             return running.call.headers
         async with running:
             async for item in running.emit(self._route.renderer(running)):
                 if isinstance(item, (QueuePlace, ModelLoading)):
-                    await self._socket.send(news_about(name, running.call.id, item))
+                    await self._socket.send(wait_event(name, running.call.id, item))
                     continue
                 for chunk in item:
-                    await self._socket.send(about(name, chunk.json))
+                    await self._socket.send(with_request_id(name, chunk.json))
         return running.call.headers
 
 

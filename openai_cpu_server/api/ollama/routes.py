@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.admin.models import store_for, to_its_end
+from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
 from openai_cpu_server.api.ollama.models import (
@@ -202,7 +202,7 @@ class OllamaRoutes:
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
             return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
-        await while_connected(request.receive, partial(to_its_end, store, body.model_name))
+        await while_connected(request.receive, partial(pull_to_end, store, body.model_name))
         return json_response(DONE, headers=ignored.headers)
 
     @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))

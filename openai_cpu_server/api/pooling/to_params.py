@@ -392,7 +392,7 @@ def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveC
         message = f"{len(pairs.texts)} texts: one call may have {context.options.max_sequences} sequences."
         raise wrong(message, pairs.texts_at)
     reader = InputReader.of(context, body.cut, room=1)
-    prompts = _Prompts(reader, model.rerank).about(pairs)
+    prompts = _Prompts(reader, model.rerank).prompts_of(pairs)
     work = _questions(prompts, _answers(reader, model.rerank), body, context)
     return _Scoring(work, probabilities if body.activates else first_numbers)
 
@@ -401,7 +401,7 @@ class _Prompts(NamedTuple):
     reader: InputReader
     template: RerankPrompts
 
-    def about(self, pairs: _Pairs) -> list[Tokens]:
+    def prompts_of(self, pairs: _Pairs) -> list[Tokens]:
         """Return the prompts. Raises InputTooLong, with `truncate` only for more than the document."""
         found = []
         for query, documents, params in pairs.by_query():
@@ -463,7 +463,7 @@ def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext
     reader = InputReader.of(context, body.cut)
     template = context.chosen.model.rerank
     if template is not None:
-        return tuple(_Prompts(reader, template).about(pairs))
+        return tuple(_Prompts(reader, template).prompts_of(pairs))
     read = reader.plain((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     queries, texts = read[: len(pairs.queries)], read[len(pairs.queries) :]
     alike = queries * len(texts) if len(queries) == 1 else queries

@@ -378,7 +378,7 @@ def open_database(where: str) -> Database:
     )
 
 
-def away(error: Exception) -> str | None:
+def unavailable_reason(error: Exception) -> str | None:
     """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 

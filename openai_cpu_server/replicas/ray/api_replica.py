@@ -56,13 +56,13 @@ class ReplicaRoster:
         """Make one call, which waits for a first replica. From then on the router reports changes."""
         while True:
             try:
-                await self._handle.known.remote(ReplicaAddress("", self._tell))
+                await self._handle.known.remote(ReplicaAddress("", self._notify))
                 return
             except Exception as error:  # of Ray's many: the replica that was asked died, say
                 logger.warning("no engine replica has answered yet: %s", _first_line(error))
                 await asyncio.sleep(1.0)
 
-    def _tell(self, names: frozenset[str]) -> None:
+    def _notify(self, names: frozenset[str]) -> None:
         """Called in the router's thread."""
         if names != self._names:
             self._names = names
@@ -73,7 +73,7 @@ class ReplicaRoster:
         self._changed(self._links)
 
     def _link(self, name: str) -> StreamLink:
-        to, asking, loading = ReplicaAddress(name, self._tell), self._handle.door, self._handle.load_adapter
+        to, asking, loading = ReplicaAddress(name, self._notify), self._handle.door, self._handle.load_adapter
 
         async def door() -> DoorAddress:
             return DoorAddress(*await _answered(asking.remote(to)))
@@ -159,5 +159,5 @@ class ApiReplica:
 
 
 async def _follow(engine: RemoteEngine, handle: DeploymentHandle) -> None:
-    await ReplicaRoster(handle, engine.replicas_are).follow()
+    await ReplicaRoster(handle, engine.set_replicas).follow()
     await engine.run()

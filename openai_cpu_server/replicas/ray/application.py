@@ -20,7 +20,7 @@ from ray.serve.config import (
     RequestRouterConfig,
 )
 
-from openai_cpu_server.config.folders import expanded_path, tell_others
+from openai_cpu_server.config.folders import expanded_path, export_settings
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import RayTable, Settings
 from openai_cpu_server.errors import StartupError
@@ -171,7 +171,7 @@ def run(settings: Settings) -> None:
     """Run in the cluster that the settings name, or in a new one on this machine. Raises StartupError."""
     app = serve_application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
-    tell_others(OF_NEW_CLUSTER)  # a cluster that runs does not look at them
+    export_settings(OF_NEW_CLUSTER)  # a cluster that runs does not look at them
     try:
         ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:

@@ -206,9 +206,9 @@ class RemoteEngine:
             await asyncio.sleep(_RETRY_S)
             self._proxy.retry()
 
-    def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
+    def set_replicas(self, links: Mapping[str, ReplicaLink]) -> None:
         """Set the present replicas by name. Requests of absent ones move as soon as another is ready."""
-        self._proxy.replicas_are(links)
+        self._proxy.set_replicas(links)
 
     def drain(self) -> None:
         self._overview.is_draining = True

@@ -138,7 +138,7 @@ class ReplicaProxy:
 
     # -- replicas ----------------------------------------------------------------------------------------
 
-    def replicas_are(self, links: Mapping[str, wire.ReplicaLink]) -> None:
+    def set_replicas(self, links: Mapping[str, wire.ReplicaLink]) -> None:
         """Attend new replicas. Absent ones get no new requests, and their requests move."""
         self._links = dict(links)
         for name in links:
