@@ -93,7 +93,7 @@ class EngineCore(Core[Step]):
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._events) or self._tracer.is_owed
+        return self._scheduler.has_work or bool(self._events) or self._tracer.is_pending
 
     @property
     def work(self) -> Priority | None:

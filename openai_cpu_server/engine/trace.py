@@ -78,7 +78,7 @@ class StepTracer:
         self._adapter: str | None = None
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         """True if a new observer has received nothing yet."""
         return self.is_on and self._state_sent_s == _LONG_AGO
 

@@ -73,7 +73,7 @@ class AdapterControl:
         return bool(self._pending)
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._unanswered)
 
     def status(self, key: str) -> AdapterStatus | None:

@@ -115,7 +115,7 @@ class RequestReplay:
     # -- for the supervisor ------------------------------------------------------------------------------
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         """True if the engine has requests to compute."""
         return not self._outside.is_everybody
 

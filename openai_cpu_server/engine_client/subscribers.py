@@ -126,7 +126,7 @@ class MediaShapes:
         self._send: Callable[..., None] | None = None
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._pending) and self._send is not None
 
     @property
@@ -247,9 +247,9 @@ class EngineNews:
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
-    def is_owed(self, replay: RequestReplay) -> bool:
+    def is_pending(self, replay: RequestReplay) -> bool:
         is_awaited = self._partner is not None and self._partner.is_awaited
-        return replay.is_owed or self.adapters.is_owed or self.shapes.is_owed or is_awaited
+        return replay.is_pending or self.adapters.is_pending or self.shapes.is_pending or is_awaited
 
     @property
     def is_waiting(self) -> bool:

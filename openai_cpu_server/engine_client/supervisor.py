@@ -269,7 +269,7 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self.state is not EngineState.READY,
-            owes=lambda: self.news.is_owed(replay),
+            is_pending=lambda: self.news.is_pending(replay),
             is_waiting=lambda: self.news.is_waiting,
         )
         try:

@@ -16,11 +16,13 @@ class Story:
         self.detector = HangDetector(limits, now_s=self.now_s)
 
     def hung_after(
-        self, seconds: float, *, is_loading: bool = False, owes: bool = True, is_waiting: bool = False
+        self, seconds: float, *, is_loading: bool = False, is_pending: bool = True, is_waiting: bool = False
     ) -> bool:
         for _ in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
-            if self.detector.is_hung(self.now_s, is_loading=is_loading, owes=owes, is_waiting=is_waiting):
+            if self.detector.is_hung(
+                self.now_s, is_loading=is_loading, is_pending=is_pending, is_waiting=is_waiting
+            ):
                 return True
         return False
 

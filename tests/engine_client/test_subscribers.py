@@ -98,11 +98,11 @@ def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_pr
     one = Adapter(name="poet", path="p", digest="1" * 64)
     story = Story(one)
     assert story.sent == [LoadAdapter(one)], "it has said nothing of it at its start"
-    assert story.news.is_owed(story.requests)
+    assert story.news.is_pending(story.requests)
     story.news.handle(
         AdapterLoaded(LoadedAdapter(key=one.key, rank=8, num_tensors=14, size_bytes=1000)), story.requests
     )
-    assert not story.news.is_owed(story.requests)
+    assert not story.news.is_pending(story.requests)
     assert [loaded.key for loaded in story.news.info.adapters] == [one.key]
     assert story.news.next_process() == (one,)
     assert story.news.info.adapters == ()
@@ -163,7 +163,7 @@ async def test_each_size_is_asked_once_also_where_many_ask() -> None:
     shapes, sent = MediaShapes(), list[MeasureMedia]()
     early = await _asked(shapes, SMALL, SMALL)
     assert shapes.is_awaited
-    assert not shapes.is_owed, "there is no process"
+    assert not shapes.is_pending, "there is no process"
     shapes.ready(sent.append)
     late = await _asked(shapes, LARGE, SMALL)
     assert [each.sizes for each in sent] == [(SMALL,), (LARGE,)]
