@@ -99,13 +99,13 @@ def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
     )
 
 
-Holding = Callable[[], Awaitable[list[TimedEvent]]]
+HoldEvents = Callable[[], Awaitable[list[TimedEvent]]]
 
 
 class CascadeAttempt(NamedTuple):
     """Hooks for the small model's answer, which is held until it is judged."""
 
-    disconnect_guard: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
+    disconnect_guard: Callable[[HoldEvents], Awaitable[list[TimedEvent]]] = lambda hold: hold()
     submitted: Callable[[RunningCall], None] = lambda running: None
 
 
