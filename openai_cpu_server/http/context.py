@@ -1,4 +1,4 @@
-"""One request while it is served: its sender, log record, limits and end."""
+"""One request while it is served: its caller, log record, limits and end."""
 
 from __future__ import annotations
 

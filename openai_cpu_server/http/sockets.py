@@ -122,7 +122,7 @@ class OpenSocket:
         )
 
     def caller(self, identity: Identity) -> Caller:
-        """Return the sender of messages. The handshake's priority is their default. Raises InvalidRequest."""
+        """Return the caller of messages. The handshake's priority is their default. Raises InvalidRequest."""
         headers, default = self._websocket.headers, self.options.default_priority
         progress = headers.get(PROGRESS_HEADER)
         caller = Caller.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)

@@ -312,7 +312,7 @@ EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
 """Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number, its neighbours a
 quarter and four times that."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-_LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
+_CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
 """Text at the end of the budget. Without it many models go on reasoning in the answer."""
 
 
@@ -408,14 +408,14 @@ class ThinkingOutputs:
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is ThinkingStage.WITHIN
         behind = answer_begin if constraint.grammar is None else ""
-        last_words = "" if plan.budget == 0 else _LAST_WORDS
+        closing = "" if plan.budget == 0 else _CLOSING_WORDS
         thinking = Thinking(
             begin="" if is_open else form.begin,
             end=form.end,
             opening=self._tokens(form.begin) if is_ruled and not is_open else (),
             shown_behind=form.answer_alone if form.has_channels else "",
             budget=plan.budget,
-            closing=self._tokens(last_words + form.end + behind),
+            closing=self._tokens(closing + form.end + behind),
         )
         before = self._tokens(form.gap + answer_begin) if is_ruled else ()
         return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
