@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from openai_cpu_server.contract.model_info import ControlToken, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.reasoning import (
+    ReasoningField,
     TemplateReasoning,
     ThinkingStage,
-    ThoughtsField,
     begun_answer,
     stage_behind,
     stage_within,
@@ -183,7 +183,7 @@ def render_chat(
     them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
-    echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
+    echo = ReasoningField.NOWHERE if reasoning is None else reasoning.echo
     rendered_messages = template_messages(
         finished, as_parts=template.shape.wants_parts, shape=template.shape.calls
     )

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.model_info import SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, TemplateFailed
 from openai_cpu_server.prompt.chat import ChatText, ControlNames, Literals, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.conversation import adapted, in_words, lost, with_bound_results
-from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage, ThoughtsField
+from openai_cpu_server.prompt.reasoning import ReasoningField, TemplateReasoning, ThinkingStage
 from openai_cpu_server.prompt.template import Message, PromptTemplate, tried
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
@@ -232,7 +232,7 @@ class ChatPrompts:
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
         """If the template rejects or loses a message, write all but plain chat in words."""
-        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ThoughtsField.NOWHERE
+        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         for shape in (template.shape, in_words(template.shape)):
             try:

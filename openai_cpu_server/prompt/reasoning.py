@@ -156,7 +156,7 @@ def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) ->
 _NEEDLE = "needle 7c2e"
 
 
-class ThoughtsField(enum.Enum):
+class ReasoningField(enum.Enum):
     """Field in which a template looks for thoughts."""
 
     REASONING_CONTENT = "reasoning_content"
@@ -166,31 +166,31 @@ class ThoughtsField(enum.Enum):
     NOWHERE = "nowhere"
 
 
-def echo_of(template: PromptTemplate) -> ThoughtsField:
+def echo_of(template: PromptTemplate) -> ReasoningField:
     """Try an answer and a tool call."""
-    tried = (echo for echo in ThoughtsField if echo is not ThoughtsField.NOWHERE)
-    return next((echo for echo in tried if _shows(template, echo)), ThoughtsField.NOWHERE)
+    tried = (echo for echo in ReasoningField if echo is not ReasoningField.NOWHERE)
+    return next((echo for echo in tried if _shows(template, echo)), ReasoningField.NOWHERE)
 
 
-def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
+def with_echo(message: Message, echo: ReasoningField) -> dict[str, object]:
     """Move a message's `reasoning_content` to where the template looks, or drop it."""
     fields = dict(message)
     reasoning = fields.pop("reasoning_content", None)
-    if not isinstance(reasoning, str) or not reasoning or echo is ThoughtsField.NOWHERE:
+    if not isinstance(reasoning, str) or not reasoning or echo is ReasoningField.NOWHERE:
         return fields
     content = fields.get("content")
-    if echo is ThoughtsField.PARTS:
+    if echo is ReasoningField.PARTS:
         parts = content if isinstance(content, list) else []
         if isinstance(content, str) and content:
             parts = [{"type": "text", "text": content}]
         return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
-    if echo is ThoughtsField.THINKING and content and fields.get("tool_calls"):
+    if echo is ReasoningField.THINKING and content and fields.get("tool_calls"):
         # gpt-oss' template refuses both beside calls, and shows either of them as thoughts.
         return {**fields, "content": "", "thinking": f"{reasoning}\n\n{content_text(content)}"}
     return {**fields, echo.value: reasoning}
 
 
-def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
+def _shows(template: PromptTemplate, echo: ReasoningField) -> bool:
     call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}
     question = {"role": "user", "content": "a"}
     thoughts = {"role": "assistant", "reasoning_content": _NEEDLE}
@@ -204,7 +204,7 @@ def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
     form: ReasoningFormat
-    echo: ThoughtsField
+    echo: ReasoningField
     has_switch: bool
     """True if thinking can be switched on and off."""
     thinks_by_default: bool

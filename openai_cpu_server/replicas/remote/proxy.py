@@ -22,7 +22,7 @@ from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
 from openai_cpu_server.replicas import wire
-from openai_cpu_server.replicas.remote.placement import RequestPlacement
+from openai_cpu_server.replicas.remote.assignment import RequestAssignment
 from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
 from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
 
@@ -118,11 +118,11 @@ _LAST_WORDS_S = 2.0
 
 
 class ReplicaProxy:
-    """Owns the sessions with the replicas. `RequestPlacement` owns their requests."""
+    """Owns the sessions with the replicas. `RequestAssignment` owns their requests."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
         self.replicas: dict[str, ReplicaMember] = {}
-        self.requests = RequestPlacement(self.replicas, router, clock)
+        self.requests = RequestAssignment(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         self.last_loss: tuple[str, float] | None = None
         """Reason and time of the last loss."""
