@@ -32,7 +32,7 @@ class Story:
     ("limits", "now", "limits_s"),
     [
         (HangLimits(step_s=10, load_s=100), {}, (10, 100)),
-        (HangLimits(step_s=10, load_s=100), {"owes": False}, (None, 100)),
+        (HangLimits(step_s=10, load_s=100), {"is_pending": False}, (None, 100)),
         (HangLimits(step_s=10, load_s=10), {"is_waiting": True}, (None, None)),  # for its turn
         (HangLimits(step_s=None, load_s=None), {}, (None, None)),
     ],
