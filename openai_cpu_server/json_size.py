@@ -39,7 +39,7 @@ class JsonSize(NamedTuple):
         return self.containers + self.num_quotes // 2
 
 
-def check_size(data: bytes, *, most_numbers: int = MOST_NUMBERS) -> None:
+def check_json_size(data: bytes, *, most_numbers: int = MOST_NUMBERS) -> None:
     """Reject a text with too many values. Raises TooManyValues. Invalid JSON may pass."""
     if len(data) <= _SMALL:
         return

@@ -314,9 +314,9 @@ class FakeBackend:
         if encode is None:
             return False, 0.0
         opened = self.opened[encode.slot]
-        medium = opened.media[encode.medium]
-        item = opened.media_items[medium.item]
-        key = item.digest, medium.part
+        placeholder = opened.media[encode.placeholder]
+        item = opened.media_items[placeholder.item]
+        key = item.digest, placeholder.part
         if key in self.rows:
             return True, 0.0
         is_begun = self.encoding is not None and self.encoding[0] == key
@@ -341,11 +341,11 @@ class FakeBackend:
             assert all(one.can_be_cut or not one.start < span.start < one.end for one in media)
         if not any(map(is_row, span.tokens)):
             return
-        medium = next(one for one in media if one.start <= span.start < one.end)
-        digest = self.opened[span.slot].media_items[medium.item].digest
-        assert span.start + span.num_tokens <= medium.end
-        assert (digest, medium.part) in self.rows, "it is not encoded"
-        assert not medium.rows.is_whole or span.num_tokens == medium.rows.num_rows
+        placeholder = next(one for one in media if one.start <= span.start < one.end)
+        digest = self.opened[span.slot].media_items[placeholder.item].digest
+        assert span.start + span.num_tokens <= placeholder.end
+        assert (digest, placeholder.part) in self.rows, "it is not encoded"
+        assert not placeholder.rows.is_whole or span.num_tokens == placeholder.rows.num_rows
         assert not span.sample
         assert not span.targets
 

@@ -18,6 +18,16 @@ def test_a_public_class_name_is_defined_once() -> None:
     assert {name: count for name, count in homes.items() if count > 1} == {}
 
 
+def test_a_public_function_name_is_defined_once() -> None:
+    """Functions of modules, without `main`: each program has one."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = (
+        node.name for source in package().values() for node in source.tree.body if isinstance(node, functions)
+    )
+    homes = Counter(name for name in names if not name.startswith("_") and name != "main")
+    assert {name: count for name, count in homes.items() if count > 1} == {}
+
+
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
 def test_a_room_states_its_callers_and_its_promises(room: str) -> None:
     words = ast.get_docstring(package()[room].tree) or ""
@@ -43,7 +53,7 @@ def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_rai
     assert found == {}
 
 
-PARTICIPLES = {"told", "known", "given", "asked", "kept", "said"}
+PARTICIPLES = {"told", "known", "given", "asked", "kept", "said", "begun", "heard", "recalled", "watched"}
 
 
 def named(source: Source) -> Iterator[str]:

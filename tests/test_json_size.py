@@ -7,7 +7,7 @@ import pytest
 
 from openai_cpu_server import json_size
 from openai_cpu_server.errors import TooManyValues
-from openai_cpu_server.json_size import MOST_NUMBERS, MOST_POINTS, MOST_TOKENS, check_size, size_of
+from openai_cpu_server.json_size import MOST_NUMBERS, MOST_POINTS, MOST_TOKENS, check_json_size, size_of
 
 ODD = ['"', "\\", "\\\\", '\\"', "{[:,]}", "é", "\n", "x" * 40, ""]
 
@@ -50,7 +50,7 @@ def test_it_counts_what_a_parser_finds(piece, monkeypatch):
 def test_marks_within_strings_are_text():
     prose = json.dumps({"text": 'He said: "well, [this] {is} it", and left. ' * 400_000}).encode()
     assert size_of(prose).points == 3 + 2
-    check_size(prose)
+    check_json_size(prose)
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_marks_within_strings_are_text():
 )
 def test_too_many_values_are_refused(text):
     with pytest.raises(TooManyValues, match=r"has more than [\d,]+ .*; send several smaller"):
-        check_size(text)
+        check_json_size(text)
 
 
 def test_token_ids_may_be_more():
     ids = json.dumps({"input": [[5] * 244] * 2_048}).encode()
-    check_size(ids, most_numbers=MOST_TOKENS)
+    check_json_size(ids, most_numbers=MOST_TOKENS)
     with pytest.raises(TooManyValues):
-        check_size(ids)
+        check_json_size(ids)
 
 
 def test_a_long_conversation_and_a_large_schema_pass():
     part = {"type": "input_text", "text": "some words, and: more"}
-    check_size(json.dumps([{"type": "message", "role": "user", "content": [part]}] * 10_000).encode())
-    check_size(json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(12_000)}}).encode())
+    check_json_size(json.dumps([{"type": "message", "role": "user", "content": [part]}] * 10_000).encode())
+    check_json_size(json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(12_000)}}).encode())

@@ -25,7 +25,7 @@ from openai_cpu_server.answers.store import (
     group_key,
     turn_key,
 )
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.contract.figures import NO_WORK
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
@@ -44,13 +44,13 @@ def is_good(finish: Finish, *, asked_tokens: int) -> bool:
     return finish.reason is FinishReason.STOP or (finish.reason is FinishReason.LENGTH and asked_tokens > 0)
 
 
-def packed(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) -> bytes:
+def packed_answer(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) -> bytes:
     indices = {request.id: index for index, request in enumerate(requests)}
     numbered = [(indices[event.id], msgspec.structs.replace(event, id="")) for event in events]
     return msgspec.msgpack.encode(numbered)
 
 
-def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
+def unpacked_answer(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
     """Decode stored events as events of these requests, with no work in their figures. Raises
     CorruptAnswer."""
     try:
@@ -190,8 +190,8 @@ class AnswerCache:
             return None
         try:
             if len(answer) <= _SMALL_BYTES:
-                return unpacked(answer, question.requests)
-            return await asyncio.to_thread(unpacked, answer, question.requests)
+                return unpacked_answer(answer, question.requests)
+            return await asyncio.to_thread(unpacked_answer, answer, question.requests)
         except CorruptAnswer:
             return None
 
@@ -209,7 +209,7 @@ class AnswerCache:
         return None
 
     async def _keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
-        answer = await asyncio.to_thread(packed, events, question.requests)
+        answer = await asyncio.to_thread(packed_answer, events, question.requests)
         entry = AnswerEntry(key=place.key, answer=answer, group=place.group, vector=place.vector)
         if entry.num_bytes > self._largest_bytes:
             return
@@ -228,4 +228,4 @@ def open_answers(where: str, bounds: StoreBounds, *, default: Path) -> AnswerSto
         raise StartupError("--answer-cache: expected on, memory, a PATH, or redis://HOST:PORT")
     if where == "memory":
         return SqliteAnswers.open(None, bounds)
-    return SqliteAnswers.open(default if where == "on" else expanded(where), bounds)
+    return SqliteAnswers.open(default if where == "on" else expanded_path(where), bounds)

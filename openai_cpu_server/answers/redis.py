@@ -21,7 +21,7 @@ from openai_cpu_server.answers.store import (
     StoreBounds,
     StoreFailed,
     StoreSize,
-    nearest,
+    nearest_turns,
 )
 from openai_cpu_server.errors import StartupError
 
@@ -143,7 +143,7 @@ class RedisAnswers:
         if not await self._finds_itself():
             rows = await self._command("HGETALL", _TURNS + group)
             turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
-            return nearest(turns, vector, at_least=at_least)
+            return nearest_turns(turns, vector, at_least=at_least)
         found = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", FEW)
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
         # The scores are (1 + cosine) / 2.

@@ -20,7 +20,7 @@ from openai_cpu_server.answers.store import (
     StoreBounds,
     StoreFailed,
     StoreSize,
-    nearest,
+    nearest_turns,
 )
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.database import (
@@ -139,7 +139,7 @@ class SqliteAnswers:
         )
         with self._database.read() as connection:
             rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
-        return nearest(rows, vector, at_least=at_least)
+        return nearest_turns(rows, vector, at_least=at_least)
 
     @_in_thread
     def put(self, entry: AnswerEntry) -> StoreSize:

@@ -57,7 +57,7 @@ class LastTurn(msgspec.Struct, frozen=True):
 
 
 class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
-    asker: AnswerScope
+    scope: AnswerScope
     requests: tuple[GenerationRequest, ...]
     is_repeatable: bool
     """True if sampling is greedy or has a seed from the client."""
@@ -71,7 +71,7 @@ def exact_key(question: AnswerKey) -> str | None:
     """Return the key of the question, or None if its answer differs each time."""
     if not question.is_repeatable:
         return None
-    return _digest("exact", question.asker, [_deciding(request) for request in question.requests])
+    return _digest("exact", question.scope, [_deciding(request) for request in question.requests])
 
 
 def group_key(question: AnswerKey, embedder: str) -> str | None:
@@ -90,7 +90,7 @@ def group_key(question: AnswerKey, embedder: str) -> str | None:
         alike.append(msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling))
     turn = question.turn
     facts = [embedder, question.asked_tokens, turn.around, marks_of(turn.text), alike]
-    return _digest("group", question.asker, facts)
+    return _digest("group", question.scope, facts)
 
 
 def turn_key(group: str, turn: LastTurn) -> str:
@@ -107,19 +107,19 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         id="",
         priority=Priority.INTERACTIVE,
         client="",
-        tells_progress=False,
+        reports_progress=False,
         account="",
         group="",
         route="",
         pin=False,
-        borders=(),
+        boundaries=(),
         media_items=(),  # the prompt has numbers made of their digests
         sampling=msgspec.structs.replace(request.sampling, seed=seed),
     )
 
 
-def _digest(kind: str, asker: AnswerScope, facts: object) -> str:
-    return hashlib.sha256(msgspec.msgpack.encode([_VERSION, kind, asker, facts])).hexdigest()
+def _digest(kind: str, scope: AnswerScope, facts: object) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode([_VERSION, kind, scope, facts])).hexdigest()
 
 
 _VECTOR_NUMBER = np.dtype("<f4")
@@ -140,7 +140,7 @@ def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes
     return (vector / length).astype(_VECTOR_NUMBER).tobytes()
 
 
-def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float) -> list[SimilarTurn]:
+def nearest_turns(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float) -> list[SimilarTurn]:
     """Return at most `FEW` rows of at least this similarity, most similar first. Rows of another length are
     skipped."""
     same = [(key, row) for key, row in rows if len(row) == len(vector)]

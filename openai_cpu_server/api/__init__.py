@@ -1,7 +1,7 @@
 """The API: one folder per family, and the parts that families share.
 
-`application` lists families and administration, and builds one ASGI application from a server's `parts`.
-`server/` and each API replica call it. A family defines its bodies and answers; `asking/` handles models and
-`http/` handles clients. Promises: a route costs one file, and a family costs one folder and one line of
+`application` lists families and administration, and builds one ASGI application from a server's `state`.
+`server/` and each API replica call it. A family defines its bodies and answers; `generation/` handles models
+and `http/` clients. Promises: a route costs one file, and a family costs one folder and one line of
 `application`.
 """

@@ -1,4 +1,4 @@
-"""API as one ASGI application, with a line for each family and each room of administration. The caller
+"""API as one ASGI application, with a line for each family and each router of administration. The caller
 owns the engine."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.admin import adapters, health, page, requests, stats, tokens, usage
-from openai_cpu_server.api.admin import mcp as mcp_rooms
-from openai_cpu_server.api.admin import models as model_rooms
+from openai_cpu_server.api.admin import mcp as mcp_routes
+from openai_cpu_server.api.admin import models as model_routes
 from openai_cpu_server.api.admin.adapters import no_adapters
 from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.chat import routes as chat
@@ -28,10 +28,10 @@ from openai_cpu_server.api.generation.resumable_streams import CONVERSATION_HEAD
 from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
-from openai_cpu_server.api.parts import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.pooling import routes as pooling
-from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
+from openai_cpu_server.api.responses import stored_conversations
+from openai_cpu_server.api.state import AppState, FindAdapter, ModelKeeping, ModelStore
 from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.http.application import DOCUMENT, application
@@ -45,32 +45,32 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
-ROOMS: Sequence[ApiRouter[AppState]] = (
-    chat.ROOM,
-    completions.ROOM,
-    transcriptions.ROOM,
-    responses.ROOM,
-    kept_conversations.ROOM,
-    messages.ROOM,
-    generate.ROOM,
-    ollama.ROOM,
-    llama_server.ROOM,
-    pooling.ROOM,
-    tokens.ROOM,
-    model_rooms.ROOM,
-    adapters.ROOM,
-    mcp_rooms.ROOM,
-    requests.ROOM,
-    files.ROOM,
-    usage.ROOM,
-    health.ROOM,
-    stats.ROOM,
-    events.ROOM,
-    page.ROOM,
+ROUTERS: Sequence[ApiRouter[AppState]] = (
+    chat.ROUTER,
+    completions.ROUTER,
+    transcriptions.ROUTER,
+    responses.ROUTER,
+    stored_conversations.ROUTER,
+    messages.ROUTER,
+    generate.ROUTER,
+    ollama.ROUTER,
+    llama_server.ROUTER,
+    pooling.ROUTER,
+    tokens.ROUTER,
+    model_routes.ROUTER,
+    adapters.ROUTER,
+    mcp_routes.ROUTER,
+    requests.ROUTER,
+    files.ROUTER,
+    usage.ROUTER,
+    health.ROUTER,
+    stats.ROUTER,
+    events.ROUTER,
+    page.ROUTER,
 )
-ROWS: Sequence[ApiRoute] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
+ROWS: Sequence[ApiRoute] = (*(row for router in ROUTERS for row in router.rows), DOCUMENT)
 """Table of all routes. A server may leave some out."""
 
 
@@ -94,56 +94,56 @@ def create_api(
     keys: KeyRing | None = None,
     limits: RateLimits | None = None,
     jobs: Jobs | None = None,
-    watch: Watch | None = None,
+    telemetry: Telemetry | None = None,
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
     model_store: ModelStore | None = None,
-    recall: AnswerLookup | None = None,
+    answer_lookup: AnswerLookup | None = None,
     mcp: McpServers | None = None,
 ) -> ServedApplication:
     """Build the API. Without `keys` the options' one key applies, and without `limits` this process counts.
 
-    `watch`: the engines' one, or None to watch no steps. `find_adapter`: finds the file that `POST
+    `telemetry`: the engines' one, or None to watch no steps. `find_adapter`: finds the file that `POST
     /v1/adapters` names.
     """
-    watch = watch or Watch.new(model=models.default.name)
-    watch.key_of, watch.book = key_of, jobs.usage.add if jobs else None
+    telemetry = telemetry or Telemetry.new(model=models.default.name)
+    telemetry.key_of, telemetry.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)
-    endings = RequestHistory(watch)
-    streams = ResumableStreams(endings, keep_s=options.keep_streams_s)
-    watch.metrics.watch_streams(streams.amounts)
-    parts = AppState(
+    history = RequestHistory(telemetry)
+    streams = ResumableStreams(history, keep_s=options.keep_streams_s)
+    telemetry.metrics.watch_streams(streams.amounts)
+    state = AppState(
         models=models,
         options=options,
         keys=keys or KeyRing(options.api_key),
         limits=limits or RateLimits(Meter.open(None)),
         bodies=BodyBudget(options.max_bodies_bytes),
-        endings=endings,
-        watch=watch,
+        history=history,
+        telemetry=telemetry,
         jobs=jobs,
-        recall=recall,
+        answer_lookup=answer_lookup,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
         store=model_store,
         generation=GenerationService(
-            models, options, AttachmentFinder(options.media, upload), streams, recall
+            models, options, AttachmentFinder(options.media, upload), streams, answer_lookup
         ),
         mcp=mcp,
         at_end=[streams.close],
     )
-    served = list(served_routes(ROOMS, parts))
-    guard = AuthMiddleware(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
-    app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
+    served = list(served_routes(ROUTERS, state))
+    guard = AuthMiddleware(keys=state.keys, limits=state.limits, bodies=state.bodies, options=options)
+    app = application(served, guard, history=state.history, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
         routes={route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
-        keys=parts.keys,
-        limits=parts.limits,
+        keys=state.keys,
+        limits=state.limits,
         storage=jobs.storage if jobs else None,
-        endings=parts.endings,
+        history=state.history,
     )
 
     async def settle() -> None:
-        for ended in parts.at_end:
+        for ended in state.at_end:
             await ended()
 
-    return ServedApplication(app, rows, settle, parts.bodies)
+    return ServedApplication(app, rows, settle, state.bodies)

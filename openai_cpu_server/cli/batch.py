@@ -79,7 +79,7 @@ def checked_endpoint(path: Path, options: JobOptions) -> str:
     return endpoint
 
 
-def parts(path: Path) -> Iterator[bytes]:
+def file_chunks(path: Path) -> Iterator[bytes]:
     """Yield the content of the file. Raises StartupError."""
     try:
         with path.open("rb") as file:
@@ -91,7 +91,7 @@ def parts(path: Path) -> Iterator[bytes]:
 
 def _lines(path: Path) -> Iterator[list[InputLine]]:
     splitter = LineSplitter()
-    for part in parts(path):
+    for part in file_chunks(path):
         yield splitter.feed(part)
     yield splitter.end()
 
@@ -190,7 +190,7 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
     if batch.status is BatchStatus.FAILED:
         raise StartupError(f"{paths.state} is of a batch that failed; delete it to begin anew")
     stored = await jobs.files.get(_OWNER, batch.input_file_id)
-    content = parts(paths.input)
+    content = file_chunks(paths.input)
     async for part in jobs.files.content(stored.id):
         if next(content, b"") != part:
             break

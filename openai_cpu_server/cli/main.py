@@ -31,7 +31,7 @@ class _Command(NamedTuple):
     """True if it takes reader processes, which start while the rest is imported."""
 
 
-def load(arguments: Sequence[str]) -> Callable[[], None]:
+def load_command(arguments: Sequence[str]) -> Callable[[], None]:
     """Import the command's function and bind it to its arguments. Both raise StartupError."""
     first = arguments[0] if arguments else "serve"
     if first in _HELP:
@@ -107,7 +107,7 @@ def main() -> None:
             require_utf8(argument, "the argument")
         gc.disable()  # collections would take a tenth of the time of the imports, which stay
         try:
-            run = load(sys.argv[1:])  # seconds, on a busy machine
+            run = load_command(sys.argv[1:])  # seconds, on a busy machine
         finally:
             gc.freeze()
             gc.enable()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from openai_cpu_server.model_source.hub import HubFile, HubModel
 
 _HUB = "openai_cpu_server.model_source.hub"
-_ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove"
+_ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove_cached"
 """Imported when called, because the hub's library takes half a second and `--help` does not need it."""
 _EXIT_WRONG = 2
 _TELL_S = 0.2

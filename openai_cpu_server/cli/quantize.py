@@ -34,7 +34,7 @@ from rich.progress import (
 from openai_cpu_server.child_processes.spawn import child_environment
 from openai_cpu_server.cli.plain_text import bytes_text, columns, say, show
 from openai_cpu_server.cli.quantize_worker import QuantizeAnswer, QuantizeJob, QuantizeOrder
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import (
     FILE_TYPES,
@@ -90,7 +90,7 @@ def quantize(arguments: Sequence[str]) -> None:
     source = SourceModel.read(local_model(options.source))
     num_parts = len(source.files) if options.keep_split else 1
     native_options = _quantize_options(options, kind, num_parts=num_parts)
-    output = OutputFiles(expanded(options.output), num_parts=num_parts)
+    output = OutputFiles(expanded_path(options.output), num_parts=num_parts)
     output.check(source.files, may_overwrite=options.force)
     try:
         _quantize(source, output, native_options, dry_run=options.dry_run)

@@ -21,7 +21,7 @@ from openai_cpu_server.llama.gguf.quantize import (
     QuantizeOptions,
     QuantizePlan,
     plan,
-    quantize,
+    write_quantized,
 )
 
 _ABANDONED = 1
@@ -78,7 +78,9 @@ def _work(job: QuantizeJob) -> None:
         os._exit(_ABANDONED)
 
     threading.Thread(target=leave_with_parent, daemon=True).start()
-    quantize(source, Path(order.target), job.options, lambda number: _send(QuantizeAnswer(tensor=number)))
+    write_quantized(
+        source, Path(order.target), job.options, lambda number: _send(QuantizeAnswer(tensor=number))
+    )
     _send(QuantizeAnswer(is_end=True))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.reader.child import ReaderChild
-from openai_cpu_server.server.run import serve as serve_with
+from openai_cpu_server.server.run import run_server as serve_with
 
 
 def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:

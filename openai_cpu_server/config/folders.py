@@ -38,7 +38,7 @@ def user_data_dir() -> Path:
     return base / _NAME
 
 
-def expanded(path: Path | str) -> Path:
+def expanded_path(path: Path | str) -> Path:
     """Expand `~`. Raises StartupError for a user without a home."""
     try:
         return Path(path).expanduser()
@@ -71,7 +71,7 @@ def foreign_settings() -> Mapping[str, str]:
     return os.environ
 
 
-def tell_others(settings: Mapping[str, str]) -> None:
+def export_settings(settings: Mapping[str, str]) -> None:
     """Set variables for child processes, except those that the user has set."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
@@ -93,4 +93,4 @@ def tune_engines() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    tell_others(HUGE_PAGES | _NO_BLAS_THREADS)
+    export_settings(HUGE_PAGES | _NO_BLAS_THREADS)

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 from pydantic_settings import CliSuppress
 
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.models import of_servers
 from openai_cpu_server.config.routers import Table
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
@@ -66,7 +66,7 @@ class McpServerTable(Table):
         return McpServerOptions(
             command=(self.command, *self.args) if self.command is not None else (),
             env=self.env,
-            cwd=str(expanded(self.cwd)) if self.cwd is not None else None,
+            cwd=str(expanded_path(self.cwd)) if self.cwd is not None else None,
             url=self.url or "",
             headers=self.headers,
             tools=frozenset(self.tools) if self.tools is not None else None,

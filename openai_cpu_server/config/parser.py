@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.config.sources import (
     named_by,
     option,
-    origin_of,
+    option_source,
     require_known,
     set_value,
     variable,
@@ -94,7 +94,9 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         return CliApp.run(settings, cli_args=others, cli_settings_source=source, **named)
     except ValidationError as error:
         problems = (
-            _problem(e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else "")
+            _problem(
+                e["loc"], e["msg"], option_source(str(e["loc"][0]), arguments, config) if e["loc"] else ""
+            )
             for e in error.errors()
         )
         raise StartupError("; ".join(problems)) from None
@@ -127,7 +129,7 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
     named = set_value("config", os.environ.get(variable("config")), variable("config"))
     parser.add_argument("--config", default=named)
     path = parser.parse_known_args(arguments)[0].config
-    return expanded(path) if path else None
+    return expanded_path(path) if path else None
 
 
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:

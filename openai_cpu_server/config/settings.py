@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from openai_cpu_server.config.adapters import AdapterOption, parse_adapter
-from openai_cpu_server.config.folders import expanded, user_cache_dir
+from openai_cpu_server.config.folders import expanded_path, user_cache_dir
 from openai_cpu_server.config.mcp import McpOptions
 from openai_cpu_server.config.models import (
     ENGINE_DEFAULTS,
@@ -499,7 +499,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     @property
     def profile_dir(self) -> Path:
         """Return a folder that engines may write to, which therefore holds no models or wheels."""
-        return expanded(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
+        return expanded_path(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
 
     @property
     def traces_endpoint(self) -> str | None:

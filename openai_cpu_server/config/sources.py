@@ -135,7 +135,7 @@ def without_empty_values(arguments: Sequence[str]) -> list[str]:
     return remaining
 
 
-def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
+def option_source(name: str, arguments: Sequence[str], config: Path | None) -> str:
     """Return the source of an option for the end of an error line; "" for the command line."""
     if named_by(name, arguments):
         return ""

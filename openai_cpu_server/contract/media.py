@@ -150,13 +150,17 @@ def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
 def are_rows(tokens: Sequence[int], media: Sequence[PlaceholderRange], items: Sequence[MediaItem]) -> bool:
     """Return True if the prompt has the rows of these media in order, with tokens behind the last."""
     end = 0
-    for medium in media:
-        if not (end <= medium.start < medium.end < len(tokens) and 0 <= medium.item < len(items)):
+    for placeholder in media:
+        if not (
+            end <= placeholder.start < placeholder.end < len(tokens) and 0 <= placeholder.item < len(items)
+        ):
             return False
-        digest = items[medium.item].digest
-        if tuple(tokens[medium.start : medium.end]) != row_numbers(digest, medium.part, medium.rows.num_rows):
+        digest = items[placeholder.item].digest
+        if tuple(tokens[placeholder.start : placeholder.end]) != row_numbers(
+            digest, placeholder.part, placeholder.rows.num_rows
+        ):
             return False
-        end = medium.end
+        end = placeholder.end
     return True
 
 

@@ -79,7 +79,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """auto: the process drops unneeded privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
     """Folders of the adapters that may be loaded later."""
-    tells_forecast: bool = False
+    reports_forecast: bool = False
     """Send forecasts and names of prefixes, by which a router chooses between several engines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -302,7 +302,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
     """Places of the media rows in the prompt, in order. Tokens follow the last one."""
-    borders: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
     """Prefix boundaries: ascending lengths of prefixes behind which other prompts are likely to differ.
     They are the ends of system prompt and tools, of the text before the last user's, and of the text
     before the answer; the last may be the whole prompt."""
@@ -325,15 +325,15 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """Marks of reasoning and answer, or None if the whole output is the answer."""
     show_control_tokens: bool = False
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
-    tells_progress: bool = False
+    reports_progress: bool = False
     pin: bool = False
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
-    def item_of(self, medium: int) -> MediaItem:
-        return self.media_items[self.media[medium].item]
+    def item_of(self, placeholder: int) -> MediaItem:
+        return self.media_items[self.media[placeholder].item]
 
     @property
     def cells_namespace(self) -> str:

@@ -125,7 +125,7 @@ class Encode(msgspec.Struct, frozen=True):
     """Continue encoding a medium of an open slot. Any other unfinished encoding is discarded."""
 
     slot: int
-    medium: int
+    placeholder: int
     """Index into the slot's `media`."""
     ms: float
     """Time limit, which the current operation may exceed."""
@@ -258,7 +258,7 @@ class Backend(NativeModel, Protocol):
         """Load a file of `export_cache`, parents before children; return () if it is unusable."""
 
 
-class ShownPart(msgspec.Struct, frozen=True, array_like=True):
+class TracePart(msgspec.Struct, frozen=True, array_like=True):
     """Part of one sequence in a step, in tokens. `draft` counts draft tokens."""
 
     id: str
@@ -281,7 +281,7 @@ class ShownPart(msgspec.Struct, frozen=True, array_like=True):
         return self.encoding_ms if self.why == Sound.kind else 0.0
 
 
-class ShownHolding(msgspec.Struct, frozen=True, array_like=True):
+class TraceHolding(msgspec.Struct, frozen=True, array_like=True):
     """KV cells of one sequence. Sequences with the same tiles share them."""
 
     id: str
@@ -291,7 +291,7 @@ class ShownHolding(msgspec.Struct, frozen=True, array_like=True):
     """Ascending runs of tiles of the pool: (first, length)."""
 
 
-class ShownWait(msgspec.Struct, frozen=True, array_like=True):
+class TraceWait(msgspec.Struct, frozen=True, array_like=True):
     """Reason why a sequence near the head of the queue waits: a `slot`, `cells`, or a `prefix` that
     another sequence is computing."""
 
@@ -299,21 +299,21 @@ class ShownWait(msgspec.Struct, frozen=True, array_like=True):
     why: str
 
 
-class ShownState(msgspec.Struct, frozen=True, kw_only=True):
+class TraceState(msgspec.Struct, frozen=True, kw_only=True):
     """Holdings and waits of all sequences, sent occasionally and when the last sequence leaves."""
 
     pool_tiles: int
     """0 if the model has no cells."""
     tile_blocks: int
     """Blocks of the pool in a tile: more than one in a large pool, which bounds the message."""
-    holdings: tuple[ShownHolding, ...]
-    waits: tuple[ShownWait, ...]
+    holdings: tuple[TraceHolding, ...]
+    waits: tuple[TraceWait, ...]
     cache_pinned_blocks: int
 
 
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    parts: tuple[ShownPart, ...] = ()
+    parts: tuple[TracePart, ...] = ()
     adapter: str | None = None
     """Key of the step's adapter."""
-    state: ShownState | None = None
+    state: TraceState | None = None
     """Sent unless a recent trace had it."""

@@ -16,7 +16,7 @@ from openai_cpu_server.contract.model_info import Adapter, ModelInfo, ThreadCont
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit
-from openai_cpu_server.engine.cores import CoreWatch
+from openai_cpu_server.engine.cores import CoreMonitor
 
 NEVER = float("-inf")
 _QUEUE_NEWS_S = 0.5
@@ -132,7 +132,7 @@ class Core(ABC, Generic[Planned]):
         self, threads: ThreadControl, *, preempt_threshold_ms: float, clock: Callable[[], float]
     ) -> None:
         self._timer = StepTimer(clock, time.process_time, preempt_threshold_s=preempt_threshold_ms / 1000)
-        self._cores = CoreWatch(threads, clock)
+        self._cores = CoreMonitor(threads, clock)
         self._clock = clock
         self._events: list[messages.TokenEvent] = []
         self._embedded: list[Embedded] = []

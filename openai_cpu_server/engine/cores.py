@@ -123,7 +123,7 @@ _LOG_S = 10.0
 """Minimum time between two log messages about changes."""
 
 
-class CoreWatch:
+class CoreMonitor:
     """Observer of steps that sets the number of threads for the next one."""
 
     def __init__(self, threads: ThreadControl, clock: Callable[[], float]) -> None:

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.contract.step import CacheFileLimit, ShownPart, StepTrace
+from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TracePart
 from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
@@ -26,7 +26,7 @@ from openai_cpu_server.engine.base import (
 )
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
-from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
+from openai_cpu_server.scheduler.embed_queue import EmbedCapacity, EmbedPart, EmbedQueue
 
 _ENOUGH_TOKENS = 256
 """Larger steps are not faster, and other work waits longer. MiniLM, inputs of 32 tokens, in 1,000 tokens a
@@ -91,7 +91,7 @@ class EmbedCore(Core[list[EmbedPart]]):
         budget_ms = options.batch_beside_ms if interactive else options.batch_stall_ms
         sizes = range(2, min(_ENOUGH_TOKENS, info.max_step_tokens) + 1)
         budget_tokens = 1 + bisect_right(sizes, budget_ms, key=self._cost.predict_ms)
-        return self._queue.compose(EmbedRoom(info.max_seqs, info.max_step_tokens, budget_tokens))
+        return self._queue.compose(EmbedCapacity(info.max_seqs, info.max_step_tokens, budget_tokens))
 
     def _members(self, planned: list[EmbedPart]) -> messages.StepStarted:
         inputs = _inputs(planned)
@@ -223,10 +223,10 @@ def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
     return sum(lengths), sum(length**2 for length in lengths)
 
 
-def _shown(part: EmbedPart) -> ShownPart:
+def _shown(part: EmbedPart) -> TracePart:
     request = part.pending.request
     tokens = sum(map(len, part.inputs))
-    return ShownPart(request.id, request.client, request.priority, "prompt", prompt=tokens)
+    return TracePart(request.id, request.client, request.priority, "prompt", prompt=tokens)
 
 
 def _failed(request: EmbedRequest, why: str) -> Embedded:

@@ -93,7 +93,7 @@ class EngineCore(Core[Step]):
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._events) or self._tracer.is_owed
+        return self._scheduler.has_work or bool(self._events) or self._tracer.is_pending
 
     @property
     def work(self) -> Priority | None:
@@ -159,7 +159,7 @@ class EngineCore(Core[Step]):
 
     def _first_token_ms(self, sequence: Sequence) -> float:
         slowdown = self._slowdown * self._timer.lateness
-        return self._scheduler.expectations.first_token_ms(sequence, slowdown)
+        return self._scheduler.eta_estimator.first_token_ms(sequence, slowdown)
 
     def _plan(self, sharing: messages.Sharing) -> Step:
         self._slowdown = sharing.slowdown
@@ -212,7 +212,7 @@ class EngineCore(Core[Step]):
             (sequence,) = encoders
             client, encoded_kind = (
                 sequence.request.client,
-                sequence.request.item_of(planned.encode.medium).kind,
+                sequence.request.item_of(planned.encode.placeholder).kind,
             )
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
@@ -253,7 +253,7 @@ class EngineCore(Core[Step]):
     def _queue_state(self, slowdown: float) -> messages.QueueState | None:
         if not self._scheduler.sequences.num_waiting:
             return None
-        places = tuple(self._scheduler.expectations.outlook(slowdown))
+        places = tuple(self._scheduler.eta_estimator.queue_places(slowdown))
         preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
         return messages.QueueState(places=places, preempted=preempted)
 
@@ -306,7 +306,7 @@ class EngineCore(Core[Step]):
             case messages.UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case messages.ShowSteps() | messages.HideSteps():
-                self._tracer.heard(command)
+                self._tracer.handle(command)
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
@@ -394,7 +394,7 @@ def build_core(
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing
-    journal = PrefixJournal() if options.tells_forecast else None
+    journal = PrefixJournal() if options.reports_forecast else None
     cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
     full = CostModel(curve) if curve else CostModel.guess(info.num_parameters)
     costs = ThreadCosts(full, threads=backend.threads.most)

@@ -157,7 +157,7 @@ class SequenceOutput:
         return () if reason is None else self._event(self._finish(reason))
 
     def advance(self, advance: SequenceAdvance) -> Events:
-        progress = tuple(self._progress()) if self._sequence.request.tells_progress else ()
+        progress = tuple(self._progress()) if self._sequence.request.reports_progress else ()
         self._scores.extend(advance.scores)
         if advance.samples:
             return progress + self._sampled(advance)

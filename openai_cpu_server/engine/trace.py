@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from openai_cpu_server.contract.messages import HideSteps, ShowSteps
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
-from openai_cpu_server.contract.step import ShownPart, Span, Step, StepResult, StepTrace
+from openai_cpu_server.contract.step import Span, Step, StepResult, StepTrace, TracePart
 from openai_cpu_server.scheduler.plan import StepReason
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler
@@ -74,15 +74,15 @@ class StepTracer:
         self._clock = clock
         self.is_on = False
         self._state_sent_s = _LONG_AGO
-        self._parts: tuple[ShownPart, ...] = ()
+        self._parts: tuple[TracePart, ...] = ()
         self._adapter: str | None = None
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         """True if a new observer has received nothing yet."""
         return self.is_on and self._state_sent_s == _LONG_AGO
 
-    def heard(self, command: ShowSteps | HideSteps) -> None:
+    def handle(self, command: ShowSteps | HideSteps) -> None:
         self.is_on, self._parts, self._state_sent_s = isinstance(command, ShowSteps), (), _LONG_AGO
 
     def note(
@@ -113,18 +113,18 @@ class StepTracer:
         return StepTrace(
             parts=parts,
             adapter=self._adapter if parts else None,
-            state=scheduler.shown_state() if is_due else None,
+            state=scheduler.trace_state() if is_due else None,
         )
 
 
-def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], result: StepResult) -> ShownPart:
+def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], result: StepResult) -> TracePart:
     drafted = result.drafted.get(span.slot, NOTHING_DRAFTED)
     forced = reasons.get(StepReason.FORCED, 0)
     others = len(span.tokens) - forced
     request, is_decoding = sequence.request, sequence.is_decoding
     first = result.samples.get(span.slot)
     samples = ((first,) if first is not None else ()) + result.further.get(span.slot, ())
-    return ShownPart(
+    return TracePart(
         id=request.id,
         client=request.client,
         priority=request.priority,
@@ -138,11 +138,11 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], res
     )
 
 
-def _encoding(sequence: Sequence, step: Step, result: StepResult) -> ShownPart:
+def _encoding(sequence: Sequence, step: Step, result: StepResult) -> TracePart:
     assert step.encode is not None
     request = sequence.request
-    kind = request.item_of(step.encode.medium).kind
-    return ShownPart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
+    kind = request.item_of(step.encode.placeholder).kind
+    return TracePart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
 
 
 _FORECAST_S = 0.1
@@ -163,4 +163,4 @@ class ForecastSource:
         if self._scheduler.has_work and now_s - self._sent_s < _FORECAST_S:
             return None, None
         self._sent_s = now_s
-        return self._scheduler.expectations.forecast(), self._journal.take()
+        return self._scheduler.eta_estimator.forecast(), self._journal.take()

@@ -73,7 +73,7 @@ class AdapterControl:
         return bool(self._pending)
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._unanswered)
 
     def status(self, key: str) -> AdapterStatus | None:
@@ -135,7 +135,7 @@ class AdapterControl:
         if late := self._unanswered:
             send(*[messages.LoadAdapter(adapter) for adapter in late])
 
-    def heard(self, news: messages.AdapterNews) -> None:
+    def handle(self, news: messages.AdapterNews) -> None:
         match news:
             case messages.LoadingAdapter(key=key):
                 self._being_loaded = key

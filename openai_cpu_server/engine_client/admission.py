@@ -53,7 +53,7 @@ class RequestProxy(Protocol):
 class RequestAdmission:
     """Creation of live requests from API calls, for a local engine or for remote replicas."""
 
-    carrier: RequestProxy
+    proxy: RequestProxy
     culprits: CulpritLedger
     adapters: Callable[[], Iterable[AdapterStatus]]
     """Adapters that requests may name, and rejected ones."""
@@ -71,9 +71,9 @@ class RequestAdmission:
         self._check(requests[0], len(requests))
         requests = self._with_adapter(requests)
         generation = GenerationAnswer(
-            requests, cancel=self.carrier.cancel, clock=self.clock, max_held_bytes=self.max_held_bytes
+            requests, cancel=self.proxy.cancel, clock=self.clock, max_held_bytes=self.max_held_bytes
         )
-        self.carrier.accept([AcceptedRequest(request, generation, self.clock()) for request in requests])
+        self.proxy.accept([AcceptedRequest(request, generation, self.clock()) for request in requests])
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
@@ -87,29 +87,29 @@ class RequestAdmission:
                 message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
                 raise InvalidRequest(message, param="input", code="context_length_exceeded")
         self._check(request, 1)
-        embedding = EmbeddingAnswer(request, cancel=self.carrier.cancel, clock=self.clock)
-        self.carrier.accept([AcceptedRequest(request, embedding, self.clock())])
+        embedding = EmbeddingAnswer(request, cancel=self.proxy.cancel, clock=self.clock)
+        self.proxy.accept([AcceptedRequest(request, embedding, self.clock())])
         return embedding
 
     def cancel(self, name: str) -> bool:
         """End the API call with this id, or with this sequence. Return False if there is none here."""
-        call = self.carrier.live.call_of(name)
-        end_cancelled(self.carrier, call)
+        call = self.proxy.live.call_of(name)
+        end_cancelled(self.proxy, call)
         return bool(call)
 
     def stop(self, name: str) -> bool:
         """Finish with its output what `cancel` would end. Return False if there is none here."""
-        call = self.carrier.live.call_of(name)
+        call = self.proxy.live.call_of(name)
         for live in call:
-            self.carrier.stop(live)
+            self.proxy.stop(live)
         return bool(call)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
         """Return False if the sequence is not here or is about to end."""
-        live = self.carrier.live.get(request_id)
+        live = self.proxy.live.get(request_id)
         if live is None or live.is_stopping:
             return False
-        self.carrier.end_thinking(live, ending)
+        self.proxy.end_thinking(live, ending)
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
@@ -119,7 +119,7 @@ class RequestAdmission:
         if num_new > self.max_queue:
             message = f"{num_new} sequences in one call; {self.max_queue} may wait at once on this server."
             raise InvalidRequest(message, param="n", code="invalid_value")
-        live, priority = self.carrier.live, request.priority
+        live, priority = self.proxy.live, request.priority
         waiting = live.count(RequestState.WAITING)[priority.label]
         num_over = waiting + num_new - self.max_queue
         if num_over > 0:
@@ -139,9 +139,9 @@ class RequestAdmission:
         return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
 
 
-def end_cancelled(carrier: RequestProxy, call: Sequence[AcceptedRequest]) -> None:
+def end_cancelled(proxy: RequestProxy, call: Sequence[AcceptedRequest]) -> None:
     if call:
-        carrier.cancel(*[live.request.id for live in call])
+        proxy.cancel(*[live.request.id for live in call])
     for live in call:
         live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
 

@@ -46,7 +46,7 @@ class Residency:
 
     @property
     def is_at_work(self) -> bool:
-        return self._replay.is_owed
+        return self._replay.is_pending
 
     @property
     def has_requests(self) -> bool:

@@ -1,6 +1,6 @@
 """Accepted requests that have not ended, and the receivers of their results.
 
-The engine that computes them may be local or remote. Each carrier of requests to engines owns one `Delivery`.
+The engine that computes them may be local or remote. Each proxy of requests to engines owns one `Delivery`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def names_of(request_id: str) -> tuple[str, str]:
 class ExpectedStart(msgspec.Struct, frozen=True):
     position: int
     first_token_s: float
-    """Time on the carrier's clock."""
+    """Time on the proxy's clock."""
 
 
 @dataclass(eq=False)

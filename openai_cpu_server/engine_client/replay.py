@@ -115,7 +115,7 @@ class RequestReplay:
     # -- for the supervisor ------------------------------------------------------------------------------
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         """True if the engine has requests to compute."""
         return not self._outside.is_everybody
 
@@ -136,7 +136,7 @@ class RequestReplay:
         """Stop sending. `died` follows if the process is to be replaced."""
         self._send = None
 
-    def heard(
+    def handle(
         self, event: messages.StepStarted | messages.Handling | messages.StepDone | messages.QueueState
     ) -> None:
         match event:

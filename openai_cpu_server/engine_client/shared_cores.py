@@ -285,7 +285,7 @@ class CoresPartner:
         self._loads_as = None
         self._cores.leave(self.name)
 
-    def heard(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
+    def handle(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
         """Handle an event. `loads_for`: best priority that waits for the load, or None (batch work)."""
         wants = event.wants if isinstance(event, TurnBack) else event
         work = wants.work

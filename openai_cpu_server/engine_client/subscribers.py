@@ -56,7 +56,7 @@ class CachedBlocks:
         self._version = 0
         """Number of all changes, of which `_changes` has the last ones."""
 
-    def heard(self, news: PrefixNews) -> None:
+    def handle(self, news: PrefixNews) -> None:
         self._held.difference_update(news.dropped)
         self._held.update(news.saved)
         self._changes.append(news)
@@ -94,7 +94,7 @@ class LoadProgress:
         """Timed share of the steps, or None before it begins or if it is not needed."""
         self._model_path = model_path
 
-    def heard(self, event: messages.Loading) -> bool:
+    def handle(self, event: messages.Loading) -> bool:
         """Return True if another tenth of the model is loaded."""
         if event.phase is messages.LoadingPhase.COSTS:
             self.timed = event.fraction
@@ -126,7 +126,7 @@ class MediaShapes:
         self._send: Callable[..., None] | None = None
 
     @property
-    def is_owed(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._pending) and self._send is not None
 
     @property
@@ -161,7 +161,7 @@ class MediaShapes:
         if self._pending:
             send(messages.MeasureMedia(tuple(self._pending)))
 
-    def heard(self, measured: Sequence[MeasuredMedia]) -> None:
+    def handle(self, measured: Sequence[MeasuredMedia]) -> None:
         for one in measured:
             self._settle(one)
 
@@ -247,9 +247,9 @@ class EngineNews:
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
-    def is_owed(self, replay: RequestReplay) -> bool:
+    def is_pending(self, replay: RequestReplay) -> bool:
         is_awaited = self._partner is not None and self._partner.is_awaited
-        return replay.is_owed or self.adapters.is_owed or self.shapes.is_owed or is_awaited
+        return replay.is_pending or self.adapters.is_pending or self.shapes.is_pending or is_awaited
 
     @property
     def is_waiting(self) -> bool:
@@ -274,25 +274,25 @@ class EngineNews:
             send(messages.ShowSteps())
         replay.ready(send)
 
-    def heard(self, event: messages.Event, replay: RequestReplay) -> None:
+    def handle(self, event: messages.Event, replay: RequestReplay) -> None:
         match event:
             case messages.Loading():
-                if self.progress.heard(event):
+                if self.progress.handle(event):
                     replay.report_loading(self.progress.loaded)
             case messages.LoadingAdapter() | messages.AdapterLoaded() | messages.AdapterRefused():
-                self.adapters.heard(event)
+                self.adapters.handle(event)
             case messages.MediaMeasured(media=media):
-                self.shapes.heard(media)
+                self.shapes.handle(media)
             case messages.StepDone():
                 self._step_done(event)
-                replay.heard(event)
+                replay.handle(event)
             case messages.EngineWants() | messages.TurnBack():
                 assert self._partner is not None, "turns are for engines that share cores"
-                self._partner.heard(event, loads_for=replay.best_priority)
+                self._partner.handle(event, loads_for=replay.best_priority)
             case messages.Ready() | messages.StartFailed():
                 raise AssertionError("that is for the supervisor")
             case _:
-                replay.heard(event)
+                replay.handle(event)
 
     def lost(self, replay: RequestReplay) -> None:
         self._send = None
@@ -324,7 +324,7 @@ class EngineNews:
         if step.forecast is not None:
             self.forecast = step.forecast
         if step.prefixes is not None:
-            self.held_blocks.heard(step.prefixes)
+            self.held_blocks.handle(step.prefixes)
         self.has_advanced = self.has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
             self.threads, self.is_throttled = step.figures.threads, step.figures.is_throttled

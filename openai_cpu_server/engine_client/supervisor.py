@@ -269,13 +269,13 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self.state is not EngineState.READY,
-            owes=lambda: self.news.is_owed(replay),
+            is_pending=lambda: self.news.is_pending(replay),
             is_waiting=lambda: self.news.is_waiting,
         )
         try:
             while (event := await watchdog.receive()) is not None and self._life.is_wanted:
                 if not process.is_closing:
-                    self._heard(event, replay)
+                    self._handle(event, replay)
         finally:
             was_asked_to_end = process.is_closing or not was_wanted
             watchdog.stop()
@@ -284,7 +284,7 @@ class Supervisor:
             await process.close()
         return None if was_asked_to_end else watchdog.death()
 
-    def _heard(self, event: Event, replay: RequestReplay) -> None:
+    def _handle(self, event: Event, replay: RequestReplay) -> None:
         match event:
             case Ready(info=info):
                 logger.info("ready: %s", info.summary)
@@ -297,7 +297,7 @@ class Supervisor:
                     raise StartupError(message)
                 self._start_failure = message
             case _:
-                self.news.heard(event, replay)
+                self.news.handle(event, replay)
 
     async def _replace(self, death: Death, replay: RequestReplay) -> None:
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless

@@ -57,13 +57,13 @@ class HangDetector:
     def stuck_s(self) -> float:
         return max(self.silence_s, self.handling_s or 0.0)
 
-    def is_hung(self, now_s: float, *, is_loading: bool, owes: bool, is_waiting: bool = False) -> bool:
-        """`owes`: the engine has work. `is_waiting`: another engine computes, so that it may not. A long
-        gap between two checks counts as a short one, because this process was stopped or had no CPU then,
-        and neither had the engine."""
+    def is_hung(self, now_s: float, *, is_loading: bool, is_pending: bool, is_waiting: bool = False) -> bool:
+        """`is_pending`: the engine has work. `is_waiting`: another engine computes, so this one may not. A
+        long gap between two checks counts as a short one, because this process was stopped or had no CPU
+        then, and neither had the engine."""
         waited = min(now_s - self._checked_s, 2 * TICK_S)
         self._checked_s = now_s
-        is_due = (is_loading or owes) and not is_waiting
+        is_due = (is_loading or is_pending) and not is_waiting
         self.silence_s = self.silence_s + waited if is_due else 0.0
         if self.handling_s is not None:
             self.handling_s += waited
@@ -83,7 +83,7 @@ class Watchdog:
     killer: MemoryKiller
     clock: Callable[[], float]
     is_loading: Callable[[], bool]
-    owes: Callable[[], bool]
+    is_pending: Callable[[], bool]
     is_waiting: Callable[[], bool]
     """True while another engine uses the cores, which is not a hang."""
     _hung_s: float | None = None
@@ -124,7 +124,10 @@ class Watchdog:
 
     async def _watch(self) -> None:
         while not self._detector.is_hung(
-            self.clock(), is_loading=self.is_loading(), owes=self.owes(), is_waiting=self.is_waiting()
+            self.clock(),
+            is_loading=self.is_loading(),
+            is_pending=self.is_pending(),
+            is_waiting=self.is_waiting(),
         ):
             self.killer.look()
             await asyncio.sleep(TICK_S)

@@ -21,7 +21,7 @@ from starlette.routing import Match
 from starlette.types import Lifespan
 
 from openai_cpu_server import __version__
-from openai_cpu_server.http.context import RequestHistory, ticket_of
+from openai_cpu_server.http.context import RequestHistory, request_log_of
 from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape, shape_at
 from openai_cpu_server.http.gate import AuthMiddleware, ErrorMiddleware, HostGate, canonical_origin
 from openai_cpu_server.http.keys import OPEN, Callers
@@ -44,7 +44,7 @@ def application(
     served: Sequence[ServedRoute],
     guard: AuthMiddleware,
     *,
-    endings: RequestHistory,
+    history: RequestHistory,
     options: ApiOptions,
     headers: Sequence[str],
     lifespan: Lifespan[Starlette] | None,
@@ -55,9 +55,9 @@ def application(
     app = Starlette(
         routes=[route.guarded(guard) for route in [*served, document]],
         middleware=[
-            Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
+            Middleware(HostGate, history=history, hosts=options.hosts, shapes=shapes),
             *_cors(options.cors_origins, headers),
-            Middleware(ErrorMiddleware, endings=endings, shapes=shapes),
+            Middleware(ErrorMiddleware, history=history, shapes=shapes),
         ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
         lifespan=lifespan,
@@ -100,9 +100,9 @@ async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: 
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}{_hint(request)}"
     named = HTTPException(error.status_code, detail, error.headers)
-    ticket = ticket_of(request.scope)
-    ticket.failed(named)
-    return shape_at(ticket.path, shapes).response(named, ticket.id)
+    request_log = request_log_of(request.scope)
+    request_log.failed(named)
+    return shape_at(request_log.path, shapes).response(named, request_log.id)
 
 
 _BODY_NAME = "request.{model}"

@@ -208,7 +208,7 @@ async def small_body(request: Request) -> bytes:
     return bytes(received)
 
 
-async def unkept_body(request: Request) -> bytes:
+async def streamed_body(request: Request) -> bytes:
     """Read without a copy in the request, piece by piece: joining 20 MB can block the event loop for 0.1
     s."""
     received = BytesIO()

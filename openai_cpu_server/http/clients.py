@@ -1,4 +1,4 @@
-"""Senders of requests: keys, addresses, and the clients among which the scheduler takes turns."""
+"""Callers of requests: keys, addresses, and the clients among which the scheduler takes turns."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def key_of(label: str) -> str:
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """Return the sender's address, or its /64 of IPv6, or None as on a Unix socket. Headers are believed
+    """Return the caller's address, or its /64 of IPv6, or None as on a Unix socket. Headers are believed
     from the right up to the first untrusted hop."""
     client = scope.get("client")
     hop = _address(client[0]) if client else None

@@ -1,4 +1,4 @@
-"""One request while it is served: its sender, log record, limits and end."""
+"""One request while it is served: its caller, log record, limits and end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from openai_cpu_server.observe.ended import (
     RouteTaken,
     TraceParent,
 )
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("openai_cpu_server.requests")
@@ -37,7 +37,7 @@ request_logger = logging.getLogger("openai_cpu_server.requests")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACE_STATE = 512
-_SCOPE_KEY = "openai_cpu_server.ticket"
+_SCOPE_KEY = "openai_cpu_server.request_log"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD = OTHER_ROUTE = "other"
 """Label of unknown methods and paths, because clients can invent any number."""
@@ -143,8 +143,8 @@ class RequestLog:
         )
 
 
-def open_ticket(scope: Scope) -> RequestLog:
-    """Create the ticket, with the client's request id if it is well-formed."""
+def open_request_log(scope: Scope) -> RequestLog:
+    """Create the log entry, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
     client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
     request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
@@ -153,47 +153,47 @@ def open_ticket(scope: Scope) -> RequestLog:
     trace = None  # a malformed header starts a new trace, as the specification requires
     if _TRACE_PARENT.fullmatch(parent):
         trace = TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
-    ticket = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
-    scope[_SCOPE_KEY] = ticket
-    return ticket
+    request_log = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
+    scope[_SCOPE_KEY] = request_log
+    return request_log
 
 
 def new_request_id() -> str:
     return "req_" + secrets.token_hex(16)
 
 
-def ticket_of(scope: Scope) -> RequestLog:
-    ticket = scope[_SCOPE_KEY]
-    assert isinstance(ticket, RequestLog)
-    return ticket
+def request_log_of(scope: Scope) -> RequestLog:
+    request_log = scope[_SCOPE_KEY]
+    assert isinstance(request_log, RequestLog)
+    return request_log
 
 
 @dataclass(frozen=True)
 class RequestHistory:
     """Common end of all requests. `end` is called once for each."""
 
-    watch: Watch
+    telemetry: Telemetry
 
-    def end(self, ticket: RequestLog) -> None:
+    def end(self, request_log: RequestLog) -> None:
         ended_s = time.monotonic()
-        ticket.log(ended_s - ticket.started_s)
-        self.watch.ended(
+        request_log.log(ended_s - request_log.started_s)
+        self.telemetry.ended(
             EndedRequest(
-                id=ticket.id,
-                origin=ticket.origin,
-                method=ticket.method if ticket.method in _METHODS else _OTHER_METHOD,
-                route=ticket.route,
-                priority=ticket.priority.label if ticket.priority is not None else "none",
-                status=CLIENT_GONE if ticket.status is None else ticket.status,
-                code=ticket.code,
-                started_s=ticket.started_s,
+                id=request_log.id,
+                origin=request_log.origin,
+                method=request_log.method if request_log.method in _METHODS else _OTHER_METHOD,
+                route=request_log.route,
+                priority=request_log.priority.label if request_log.priority is not None else "none",
+                status=CLIENT_GONE if request_log.status is None else request_log.status,
+                code=request_log.code,
+                started_s=request_log.started_s,
                 ended_s=ended_s,
-                is_quiet=ticket.is_quiet,
-                call=ticket.call,
-                trace=ticket.trace,
-                routed=ticket.routed,
-                answer=ticket.answer,
-                key=ticket.client or "",
+                is_quiet=request_log.is_quiet,
+                call=request_log.call,
+                trace=request_log.trace,
+                routed=request_log.routed,
+                answer=request_log.answer,
+                key=request_log.client or "",
             )
         )
 
@@ -257,18 +257,18 @@ def _named(label: str | None, param: str) -> Priority | None:
 class RequestContext:
     """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
 
-    ticket: RequestLog
-    sender: Caller
-    lease: Reservation | None = None
+    request_log: RequestLog
+    caller: Caller
+    reservation: Reservation | None = None
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
-    claim: Credentials | None = None
+    credentials: Credentials | None = None
     """Credentials accepted by the gate, or None for a message or row."""
     timeout_s: float | None = None
     """Limit for a call, waiting included, or None."""
 
     @property
     def identity(self) -> Identity:
-        return self.sender.identity
+        return self.caller.identity
 
     @property
     def owner(self) -> str:
@@ -277,25 +277,25 @@ class RequestContext:
 
     @property
     def limit_headers(self) -> dict[str, str]:
-        return {} if self.lease is None else self.lease.headers
+        return {} if self.reservation is None else self.reservation.headers
 
     def identity_now(self, keys: KeyRing) -> Identity:
         """Return the connection's identity by the current keys. Raises Unauthorized, Forbidden."""
-        assert self.claim is not None, "it has come through the gate"
-        return self.claim.identity(keys)
+        assert self.credentials is not None, "it has come through the gate"
+        return self.credentials.identity(keys)
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Reserve tokens of the lease, if there is one. Raises TokensLimited."""
-        if self.lease is not None:
-            await self.lease.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        """Reserve tokens, if the call has a reservation. Raises TokensLimited."""
+        if self.reservation is not None:
+            await self.reservation.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     async def settle(self) -> None:
-        if self.lease is not None:
-            await self.lease.settle()
+        if self.reservation is not None:
+            await self.reservation.settle()
 
     async def refund(self) -> None:
-        if self.lease is not None:
-            await self.lease.refund()
+        if self.reservation is not None:
+            await self.reservation.refund()
 
 
 def put_context(scope: Scope, context: RequestContext) -> None:
@@ -316,36 +316,39 @@ def limit_headers_of(scope: Scope) -> dict[str, str]:
 
 @dataclass
 class ServedRequest:
-    leases: AsyncExitStack
+    reservations: AsyncExitStack
     error: Exception | None = None
 
     async def hold(self, context: RequestContext) -> None:
         """Apply the key's limits until the request ends. Raises RequestsLimited."""
-        if context.lease is not None:
-            await self.leases.enter_async_context(context.lease)
+        if context.reservation is not None:
+            await self.reservations.enter_async_context(context.reservation)
 
 
 @asynccontextmanager
 async def served(
-    ticket: RequestLog, end: Callable[[RequestLog], None], *, has_left: Callable[[], bool] = lambda: False
+    request_log: RequestLog,
+    end: Callable[[RequestLog], None],
+    *,
+    has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
     """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
-    stored, and a cancellation propagates. `end` is called once, after the lease has ended. `has_left`:
+    stored, and a cancellation propagates. `end` is called once, after the reservation has ended. `has_left`:
     True if the client has left, which is not a failure."""
-    leases = AsyncExitStack()
-    request = ServedRequest(leases)
+    reservations = AsyncExitStack()
+    request = ServedRequest(reservations)
     try:
-        async with leases:
+        async with reservations:
             yield request
-        ticket.status = 200
+        request_log.status = 200
     except Exception as error:
         request.error = error
-        ticket.status = failure_of(error).status
+        request_log.status = failure_of(error).status
         if has_left():
-            ticket.log_ours(error)
+            request_log.log_ours(error)
         else:
-            ticket.failed(error)
+            request_log.failed(error)
     finally:
         if has_left():
-            ticket.client_gone()
-        end(ticket)
+            request_log.client_gone()
+        end(request_log)

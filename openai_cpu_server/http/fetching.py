@@ -39,7 +39,7 @@ class Fetched(NamedTuple):
     """Total time, redirects included."""
 
 
-async def fetch(source: Fetched) -> bytes:
+async def fetch_url(source: Fetched) -> bytes:
     """Return the content. Raises InvalidRequest, with a clause as its message."""
     try:
         with anyio.fail_after(source.timeout_s):

@@ -33,9 +33,9 @@ from openai_cpu_server.http.context import (
     RequestHistory,
     RequestLog,
     limit_headers_of,
-    open_ticket,
+    open_request_log,
     put_context,
-    ticket_of,
+    request_log_of,
 )
 from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
 from openai_cpu_server.http.keys import Access, Callers, KeyRing, Metering
@@ -140,27 +140,27 @@ _SWITCHING_PROTOCOLS = 101
 
 
 class ErrorMiddleware:
-    """Opens the ticket of each request, turns failures into responses, and ends the ticket."""
+    """Opens the log entry of each request, turns failures into responses, and ends the entry."""
 
-    def __init__(self, app: ASGIApp, *, endings: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, history: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
         self._app = app
-        self._endings = endings
+        self._history = history
         self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        ticket = open_ticket(scope)
-        shape = shape_at(ticket.path, self._shapes)
+        request_log = open_request_log(scope)
+        shape = shape_at(request_log.path, self._shapes)
 
         async def tagged(message: Message) -> None:
             status = _opening_status(message)
-            if ticket.status is None and status is not None:
+            if request_log.status is None and status is not None:
                 message.setdefault("headers", [])
-                headers = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
+                headers = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, request_log.id)}
                 MutableHeaders(scope=message).update(headers)
-                ticket.status = status
+                request_log.status = status
             await send(message)
 
         try:
@@ -168,19 +168,19 @@ class ErrorMiddleware:
                 raise InvalidRequest("The path has control characters.", code="invalid_path")
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
-            ticket.client_gone()
+            request_log.client_gone()
         except Exception as error:
-            ticket.failed(error)
+            request_log.failed(error)
             if isinstance(error, JobsUnavailable):
-                logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
-            if ticket.status is not None:
+                logger.error("request %s: the jobs database failed: %s", request_log.id, error.reason)
+            if request_log.status is not None:
                 if is_ours(error) or scope["type"] == "websocket":
                     raise  # for a traceback in the log
                 return  # the web server cuts the connection
-            response = shape.response(error, ticket.id)
+            response = shape.response(error, request_log.id)
             await response(scope, receive, tagged)
         finally:
-            self._endings.end(ticket)
+            self._history.end(request_log)
 
 
 class HostGate:
@@ -190,7 +190,7 @@ class HostGate:
         self,
         app: ASGIApp,
         *,
-        endings: RequestHistory,
+        history: RequestHistory,
         hosts: Collection[str] | None,
         shapes: Sequence[ErrorShape],
     ) -> None:
@@ -201,7 +201,7 @@ class HostGate:
 
         self._app = app
         self._hosts = hosts
-        self._refusing = ErrorMiddleware(refuse, endings=endings, shapes=shapes)
+        self._refusing = ErrorMiddleware(refuse, history=history, shapes=shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")
@@ -243,50 +243,50 @@ class AuthMiddleware:
     ) -> None:
         """Serve the request if it is admitted. Raises TooManyConnections, OriginRefused, Unauthorized,
         Forbidden, RequestsLimited, and errors of the body."""
-        ticket = ticket_of(scope)
-        ticket.is_quiet = access.is_quiet
+        request_log = request_log_of(scope)
+        request_log.is_quiet = access.is_quiet
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):
             raise TooManyConnections
         check_origin(scope, self._origins)
-        context = self._context(access, scope, ticket)
+        context = self._context(access, scope, request_log)
         put_context(scope, context)
         works_for(context.identity)
         if scope["type"] != "http":  # the messages of a WebSocket are held to the same where they are read
             await handle(scope, receive, send)
             return
         if access.metering is Metering.CALLS and scope["method"] == "POST":
-            ticket.priority = context.sender.announced_priority()
+            request_log.priority = context.caller.announced_priority()
         max_bytes = self._max_bytes(access)
         await check_announced(scope, receive, max_bytes)
         body = inflated(scope, paced(receive, self._options.read_timeout_s))
-        async with context.lease or contextlib.nullcontext():
+        async with context.reservation or contextlib.nullcontext():
             try:
                 await handle(scope, self._counted(body, context.body, max_bytes), send)
             finally:
                 context.body.release()
 
-    def _context(self, access: Access, scope: Scope, ticket: RequestLog) -> RequestContext:
+    def _context(self, access: Access, scope: Scope, request_log: RequestLog) -> RequestContext:
         # A browser on this machine may show a page whose name points here, so the name is checked too.
         is_called_locally = is_local(scope) and is_own_host(scope, self._hosts)
         is_administrator = self._options.is_admin_open or is_called_locally
         proxies = self._options.trusted_proxies
-        claim = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
-        identity = claim.identity(self._keys)
-        ticket.client = identity.holder
+        credentials = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
+        identity = credentials.identity(self._keys)
+        request_log.client = identity.holder
         headers = Headers(scope=scope)
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
         return RequestContext(
-            ticket,
+            request_log,
             Caller.of(
                 identity,
                 header=headers.get(PRIORITY_HEADER),
                 default=self._options.default_priority,
                 progress=headers.get(PROGRESS_HEADER),
             ),
-            claim=claim,
-            lease=None
+            credentials=credentials,
+            reservation=None
             if access.metering is Metering.NONE
-            else self._limits.lease(identity.key, takes_place=access.metering is not Metering.REQUESTS),
+            else self._limits.reservation(identity.key, takes_place=access.metering is not Metering.REQUESTS),
             body=BodyQuota(self._bodies, most_bytes),
             timeout_s=self._options.request_timeout_s,
         )

@@ -106,7 +106,7 @@ ANYBODY = Identity(key=None, digest=None)
 STRANGER = Key(name="", digest=b"", scopes=frozenset())
 """Stands for the missing key on a server with keys; allows nothing."""
 VISITOR = Key(name="", digest=b"", scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
-"""Stands for the key of a remote sender on a server without keys, whose administrators are local."""
+"""Stands for the key of a remote caller on a server without keys, whose administrators are local."""
 
 
 class Metering(enum.Enum):

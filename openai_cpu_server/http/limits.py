@@ -202,7 +202,7 @@ class RateLimits:
         self._meter = meter
         self._accounts: dict[str, _Account] = {}
 
-    def lease(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
+    def reservation(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
         """`takes_place`: the request counts in `concurrent`."""
         name = key.name if key else ""
         allowance = key.allowance if key else Allowance()
@@ -211,10 +211,10 @@ class RateLimits:
         account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
         return Reservation(name, allowance, account, self._meter)
 
-    def row_lease(self, key: Key | None) -> Reservation:
-        """Return a lease for a batch row, which counts only against the limit for rows."""
+    def row_reservation(self, key: Key | None) -> Reservation:
+        """Return a reservation for a batch row, which counts only against the limit for rows."""
         if key is None or key.allowance.batch_tokens_per_day is None:
-            return self.lease(None)
+            return self.reservation(None)
         name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
         return Reservation(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
 

@@ -64,7 +64,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_admin_open: bool = True
     """Without keys, all clients are administrators if True, else only those on this machine."""
     trusted_proxies: tuple[Network, ...] = ()
-    """Peers whose headers name the sender of a request."""
+    """Peers whose headers name the caller of a request."""
     max_socket_requests: int = 64
     max_sequences: int = 1024
     default_priority: Priority = Priority.INTERACTIVE

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from openai_cpu_server.errors import InvalidRequest, missing
 from openai_cpu_server.http.ignored_params import Hints, Refusals, UnsupportedParam, is_one_of
-from openai_cpu_server.json_size import MOST_NUMBERS, check_size
+from openai_cpu_server.json_size import MOST_NUMBERS, check_json_size
 
 _KINDS = {
     "bool_type": "a boolean",
@@ -179,7 +179,7 @@ def is_lenient(info: ValidationInfo) -> bool:
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     """Return the body and its ignored fields. `lenient`: unknown fields are ignored too, and some fields
     accept more values. Raises InvalidRequest, TooManyValues."""
-    check_size(data, most_numbers=schema.most_numbers)
+    check_json_size(data, most_numbers=schema.most_numbers)
     validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
     return _checked(validated, partial(from_json, data), lenient=lenient)
 

@@ -1,5 +1,5 @@
 """The table of routes, from which the router, access checks, body limits and the OpenAPI document are
-made. Each route is a decorator on its handler; `api/application.py` lists the rooms."""
+made. Each route is a decorator on its handler; `api/application.py` lists the routers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.http.context import RequestContext, ticket_of
+from openai_cpu_server.http.context import RequestContext, request_log_of
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
 from openai_cpu_server.http.gate import AuthMiddleware
 from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
@@ -67,7 +67,7 @@ class ApiRoute:
     batched: Callable[[Any], BatchHandler] | None = None
     """Answers batch rows with this path, or None if they are not allowed."""
     handler: Callable[..., Awaitable[Any]] | None = None
-    """Method of the room's class. Set by the decorator."""
+    """Method of the router's class. Set by the decorator."""
 
     def __call__(self, handler: Handler) -> Handler:
         handler.__dict__[_ROUTES] = [
@@ -90,9 +90,9 @@ class ApiRoute:
         return f"{self.method} {self.shown_path}"
 
 
-def routes_of(room: Callable[..., Any]) -> tuple[ApiRoute, ...]:
+def routes_of(router: Callable[..., Any]) -> tuple[ApiRoute, ...]:
     """Return the routes that decorate methods of this class."""
-    return tuple(route for method in vars(room).values() for route in getattr(method, _ROUTES, ()))
+    return tuple(route for method in vars(router).values() for route in getattr(method, _ROUTES, ()))
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,13 @@ class ServedRoute:
         return None if self.row.batched is None else self.row.batched(self.of)
 
 
-def served_routes(rooms: Iterable[ApiRouter[P]], parts: P) -> Iterator[ServedRoute]:
-    for room in rooms:
-        if room.is_served(parts):
-            made, is_hidden = room.make(parts), room.is_hidden(parts)
-            yield from (ServedRoute(row, made, is_hidden=is_hidden, shape=room.shape) for row in room.rows)
+def served_routes(routers: Iterable[ApiRouter[P]], state: P) -> Iterator[ServedRoute]:
+    for router in routers:
+        if router.is_served(state):
+            made, is_hidden = router.make(state), router.is_hidden(state)
+            yield from (
+                ServedRoute(row, made, is_hidden=is_hidden, shape=router.shape) for row in router.rows
+            )
 
 
 class GuardedRoute(Route):
@@ -146,7 +148,7 @@ class GuardedRoute(Route):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard unsupported methods with the same key, but do not meter them."""
-        ticket_of(scope).route = self._row.shown_path
+        request_log_of(scope).route = self._row.shown_path
         is_there = scope["method"] in (self.methods or ())
         access = self._row.access if is_there else unmetered(self._row.access)
         await self._guard.admit(access, super().handle, scope, receive, send)
@@ -159,7 +161,7 @@ class GuardedSocket(WebSocketRoute):
         self._guard = guard
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket_of(scope).route = self._row.shown_path
+        request_log_of(scope).route = self._row.shown_path
         await self._guard.admit(self._row.access, super().handle, scope, receive, send)
 
 

@@ -40,11 +40,11 @@ class Exchange(Protocol):
     def cancel(self) -> None: ...
 
 
-class SocketParts(NamedTuple):
+class SocketState(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: RequestHistory
+    history: RequestHistory
     options: ApiOptions
 
 
@@ -53,27 +53,27 @@ class SocketServer:
     """Errors of the handshake are ordinary HTTP responses."""
 
     exchange: Callable[[OpenSocket], Exchange]
-    parts: SocketParts
+    state: SocketState
     subprotocol: str | None = None
 
     async def serve(self, websocket: WebSocket) -> None:
-        socket = OpenSocket(websocket, self.parts)
-        socket.sender(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
+        socket = OpenSocket(websocket, self.state)
+        socket.caller(context_of(websocket.scope).identity)  # refuses wrong headers before it opens
         is_offered = self.subprotocol in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=self.subprotocol if is_offered else None)
         await socket.run(self.exchange(socket))
 
 
 class OpenSocket:
-    def __init__(self, websocket: WebSocket, parts: SocketParts) -> None:
+    def __init__(self, websocket: WebSocket, state: SocketState) -> None:
         self._websocket = websocket
-        self._parts = parts
+        self._state = state
         self._handshake = context_of(websocket.scope)
         self._group: TaskGroup | None = None
         self._exchange: Exchange | None = None
         self.is_open = True
-        self.options = parts.options
-        self.id = self._handshake.ticket.id
+        self.options = state.options
+        self.id = self._handshake.request_log.id
 
     async def run(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -99,30 +99,30 @@ class OpenSocket:
 
     def held(self, num_bytes: int) -> BodyQuota:
         """Reserve memory for a message. Raises BodiesFull."""
-        quota = BodyQuota(self._parts.bodies, num_bytes)
+        quota = BodyQuota(self._state.bodies, num_bytes)
         quota.has_grown(num_bytes)
         return quota
 
-    def ticket(self, *, has_headers: bool = False) -> RequestLog:
+    def new_request_log(self, *, has_headers: bool = False) -> RequestLog:
         """`has_headers`: the last message contains the headers of a response."""
-        return self._handshake.ticket.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
+        return self._handshake.request_log.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
-    def serving(self, ticket: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
-        return served(ticket, self._parts.endings.end, has_left=lambda: not self.is_open)
+    def serving(self, request_log: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
+        return served(request_log, self._state.history.end, has_left=lambda: not self.is_open)
 
-    def context(self, ticket: RequestLog) -> RequestContext:
+    def context(self, request_log: RequestLog) -> RequestContext:
         """Return a context by the current keys. Raises Unauthorized, Forbidden."""
-        identity = self._handshake.identity_now(self._parts.keys)
-        sender = self.sender(identity)
-        ticket.client, ticket.priority = identity.holder, sender.default_priority
+        identity = self._handshake.identity_now(self._state.keys)
+        caller = self.caller(identity)
+        request_log.client, request_log.priority = identity.holder, caller.default_priority
         works_for(identity)
         timeout_s = self.options.request_timeout_s
         return RequestContext(
-            ticket, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s
+            request_log, caller, reservation=self._state.limits.reservation(identity.key), timeout_s=timeout_s
         )
 
-    def sender(self, identity: Identity) -> Caller:
-        """Return the sender of messages. The handshake's priority is their default. Raises InvalidRequest."""
+    def caller(self, identity: Identity) -> Caller:
+        """Return the caller of messages. The handshake's priority is their default. Raises InvalidRequest."""
         headers, default = self._websocket.headers, self.options.default_priority
         progress = headers.get(PROGRESS_HEADER)
         caller = Caller.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)

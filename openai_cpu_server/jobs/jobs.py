@@ -27,7 +27,7 @@ from openai_cpu_server.jobs.run.runner import BatchRunner
 from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore
 from openai_cpu_server.jobs.store.database import storable
 from openai_cpu_server.jobs.store.files import FileStore, UploadSource
-from openai_cpu_server.jobs.store.storage import DiskSpace, StorageRoom, disk_space
+from openai_cpu_server.jobs.store.storage import DiskSpace, StorageQuotas, disk_space
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
@@ -65,7 +65,7 @@ class Jobs:
         self._clock = clock
         self._threads = DatabaseThreads(database, "jobs-db")
         place = database, self._threads, clock
-        self.storage = StorageRoom(*place, space)
+        self.storage = StorageQuotas(*place, space)
         self.files, self.batches, self.usage = FileStore(*place), BatchStore(*place), UsageBook(*place)
         ledger = BatchLedger(*place, lease_s=options.lease_s)
         self._runner = BatchRunner(BatchParts(self.files, ledger, self.storage, options, clock))

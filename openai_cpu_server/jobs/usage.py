@@ -15,7 +15,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.jobs.store.database import Repository, away, learned, reads, usage, writes
+from openai_cpu_server.jobs.store.database import (
+    Repository,
+    learned,
+    reads,
+    unavailable_reason,
+    usage,
+    writes,
+)
 from openai_cpu_server.storage.breaker import CircuitBreaker
 
 _COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
@@ -79,7 +86,9 @@ class UsageBook(Repository):
         self._unwritten: dict[UsageSlot, Amounts] = {}
         self._lock = anyio.Lock()
         self._breaker = CircuitBreaker(
-            fails="what keys use cannot be written: %s", back="what keys use is written again", failure=away
+            fails="what keys use cannot be written: %s",
+            back="what keys use is written again",
+            failure=unavailable_reason,
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:

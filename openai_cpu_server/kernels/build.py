@@ -54,7 +54,7 @@ class BuildFailed(Exception):
     """The message is one line."""
 
 
-def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
+def build_library(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
     """Compile the library, even if it exists. Raises `BuildFailed`.
 
     `compiler`: a command line, or "" for the machine's. `cpu`: compiler flags of the instruction set.
@@ -112,7 +112,7 @@ def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequenc
     if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
     target.unlink(missing_ok=True)
-    build(compiler, target=target, cpu=cpu)
+    build_library(compiler, target=target, cpu=cpu)
     key_file.write_text(key)
     return True
 

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.step import CacheFileLimit, SavedBlock, Step, St
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters, load
+from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters, load_model
 from openai_cpu_server.llama.slots import SlotTable
 from openai_cpu_server.llama.steps import StepRunner
 
@@ -47,7 +47,7 @@ class LlamaBackend:
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
         """Load a model. Raises `StartupError` with one line for the terminal."""
-        backend = cls(load(options, on_progress, machine or Machine()))
+        backend = cls(load_model(options, on_progress, machine or Machine()))
         try:
             backend._constraints.wait_until_ready()
         except BaseException:

@@ -108,8 +108,8 @@ class ComputeThreads:
         self._seen |= self._workers
         self._looks += 1
         self._is_settled = len(self._workers) == self.count - 1 or self._looks >= _MOST_LOOKS
-        watched = self._workers | {threading.get_native_id()}
-        self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in watched}
+        threads = self._workers | {threading.get_native_id()}
+        self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in threads}
         if self._may_bind and 1 < self.count == 1 + len(self._workers):
             self._place()
 

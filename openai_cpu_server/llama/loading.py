@@ -30,8 +30,8 @@ from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
     NUM_COPYING,
     SLOTS_MAX,
+    HostMemory,
     KVType,
-    MemoryRoom,
     SequencePlan,
     batch_tokens,
     encoder_memory,
@@ -167,7 +167,7 @@ class _LoadPlan(NamedTuple):
     weights: WeightsPlan
     draft: WeightsPlan | None
     kernels: Kernels
-    room: MemoryRoom
+    host_memory: HostMemory
 
 
 class LoadedParts(NamedTuple):
@@ -185,7 +185,7 @@ class LoadedParts(NamedTuple):
     row_store: RowStore | None
 
 
-def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
+def load_model(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
     """Load the model of the options. Raises `StartupError`; then nothing stays loaded.
 
     `on_progress`: called with 0 to 1, and may let others compute. After 1 the load only fills memory, with
@@ -238,11 +238,13 @@ class _Loader:
             raise StartupError(f"{model.path} ({architecture}) is no model that generates text.")
         vocabulary = Vocabulary(model)
         state_bytes, can_go_back = self._probe_state(model) if model.is_recurrent else (0, False)
-        sequences = self._plan_sequences(model, state_bytes, plan.room.free_bytes, can_go_back=can_go_back)
-        room = plan.room.beside_states(state_bytes * sequences.num_states)
+        sequences = self._plan_sequences(
+            model, state_bytes, plan.host_memory.free_bytes, can_go_back=can_go_back
+        )
+        host_memory = plan.host_memory.beside_states(state_bytes * sequences.num_states)
         projector_path = None if options.projector_path is None else Path(options.projector_path)
         projector = None if projector_path is None else self._load_projector(projector_path, model)
-        context = self._make_context(model, plan.weights.places, sequences, room, projector)
+        context = self._make_context(model, plan.weights.places, sequences, host_memory, projector)
         info = self._info(plan, model, vocabulary, context, state_bytes)
         draft_model = None
         if plan.draft is not None:
@@ -280,9 +282,11 @@ class _Loader:
             draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
         weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
         leave_to_ggml(weights.layout, kernels)
-        kv_type, elsewhere = KVType.named(options.kv_type), weights.places.elsewhere
-        room = MemoryRoom.of(header, draft, kv_type, free_bytes, encoder=encoder, elsewhere=elsewhere)
-        return _LoadPlan(weights, draft_plan, kernels, room)
+        kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
+        host_memory = HostMemory.of(
+            header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory
+        )
+        return _LoadPlan(weights, draft_plan, kernels, host_memory)
 
     def _info(
         self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, state_bytes: int
@@ -296,7 +300,7 @@ class _Loader:
             vocab_size=vocabulary.vocab_size,
             context_trained=model.context_trained or context.kv_cells,
             kv_tokens=context.kv_cells,
-            kv_bytes_per_token=plan.room.cell_bytes,
+            kv_bytes_per_token=plan.host_memory.cell_bytes,
             kv_type=self._options.kv_type,
             max_seqs=self._options.max_seqs,
             max_step_tokens=context.batch_tokens,
@@ -383,14 +387,14 @@ class _Loader:
         model: Model,
         places: Places,
         sequences: SequencePlan,
-        room: MemoryRoom,
+        host_memory: HostMemory,
         projector: Projector | None,
     ) -> Context:
         options = self._options
         # Some rows of a picture are computed in one step, beside a token of each other request.
         whole_rows = 0 if projector is None else projector.most_whole_rows
         context_options = ContextOptions(
-            kv_cells=places.most_cells(room.pool_cells(options.kv_tokens)),
+            kv_cells=places.most_cells(host_memory.pool_cells(options.kv_tokens)),
             kv_type=KVType.named(options.kv_type),
             num_slots=sequences.rollback_slots.stop,
             num_guarded=sequences.num_guarded,

@@ -106,11 +106,11 @@ class OpenSlot:
         """True if each token has a position of its own."""
         return not any(one.rows.has_one_place for one in self.media)
 
-    def medium_at(self, index: int) -> int:
+    def placeholder_at(self, index: int) -> int:
         return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
 
-    def media_item(self, medium: int) -> MediaItem:
-        return self._media_items[self.media[medium].item]
+    def media_item(self, placeholder: int) -> MediaItem:
+        return self._media_items[self.media[placeholder].item]
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """Leading tokens of the draft that the constraint allows."""
@@ -337,24 +337,24 @@ class SlotTable:
     def rows(self, span: Span) -> PlacedRows:
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[span.slot]
-        at = opened.medium_at(span.start)
-        medium, rows = opened.media[at], self._row_store.get(opened.rows_keys[at])
+        at = opened.placeholder_at(span.start)
+        placeholder, rows = opened.media[at], self._row_store.get(opened.rows_keys[at])
         assert rows is not None, "the rows are not encoded"
-        first = span.start - medium.start
+        first = span.start - placeholder.start
         part = slice(first, first + len(span.tokens))
         return PlacedRows(
             span.slot,
             rows.values[part],
-            rows.places[:, part] + opened.position(medium.start),
-            is_whole=medium.rows.is_whole,
+            rows.places[:, part] + opened.position(placeholder.start),
+            is_whole=placeholder.rows.is_whole,
         )
 
     def encode(self, encode: Encode) -> bool:
         """Continue an encoding, and return True if it is done. Raises `EncodingFailed`."""
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
-        part = opened.media[encode.medium].part
-        item, seconds = opened.media_item(encode.medium), encode.ms / 1000
+        part = opened.media[encode.placeholder].part
+        item, seconds = opened.media_item(encode.placeholder), encode.ms / 1000
         return self._row_store.encode(item, part, seconds, wanted=self._wanted_rows)
 
     @property

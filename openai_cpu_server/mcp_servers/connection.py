@@ -189,7 +189,7 @@ class McpConnection:
             if wait_s > 0:
                 raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
             traffic = ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
-            self._link = _Link(self._transport, self._options, traffic, self._heard)
+            self._link = _Link(self._transport, self._options, traffic, self._handle)
         link = self._link
         try:
             await link.ready()
@@ -223,7 +223,7 @@ class McpConnection:
         link.task.add_done_callback(self._left.discard)
         link.leave()
 
-    async def _heard(self, message: IncomingMessage) -> None:
+    async def _handle(self, message: IncomingMessage) -> None:
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
@@ -238,11 +238,11 @@ class _Link:
         transport: Transport,
         options: McpServerOptions,
         traffic: ServerTraffic,
-        heard: MessageHandlerFnT,
+        message_handler: MessageHandlerFnT,
     ) -> None:
         self.traffic = traffic
         self._connecting = transport(options, traffic)
-        self._heard = heard
+        self._handle = message_handler
         self._client: Client | None = None
         self._is_up = asyncio.Event()
         self._failure: str | None = None
@@ -277,7 +277,7 @@ class _Link:
         from mcp_types import Implementation
 
         info = Implementation(name="openai-cpu-server", version=__version__)
-        client = Client(self._connecting, cache=None, message_handler=self._heard, client_info=info)
+        client = Client(self._connecting, cache=None, message_handler=self._handle, client_info=info)
         try:
             async with client:
                 self._client = client

@@ -59,7 +59,7 @@ class ServerTraffic:
         """Reset the counts, because a caller has sent a request."""
         self._num_bytes = self._num_messages = 0
 
-    def heard(self, num_bytes: int, num_messages: int) -> bool:
+    def count(self, num_bytes: int, num_messages: int) -> bool:
         """Count input. Return False if the server floods. Small messages cost more than their bytes."""
         self._num_bytes += num_bytes
         self._num_messages += num_messages
@@ -125,7 +125,7 @@ async def _read(
     try:
         while chunk := await process.stdout.read(_CHUNK_BYTES):
             buffer += chunk
-            if not traffic.heard(len(chunk), chunk.count(b"\n")) or len(buffer) > traffic.most_bytes:
+            if not traffic.count(len(chunk), chunk.count(b"\n")) or len(buffer) > traffic.most_bytes:
                 traffic.cause = traffic.flooded
                 return
             if b"\n" not in chunk:

@@ -85,7 +85,7 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
             num_bytes = 0
             async for part in self._stream:
                 num_bytes += len(part)
-                if num_bytes > traffic.most_bytes or not traffic.heard(len(part), part.count(b"\n\n")):
+                if num_bytes > traffic.most_bytes or not traffic.count(len(part), part.count(b"\n\n")):
                     raise httpx2.ReadError(traffic.flooded)
                 yield part
 

@@ -16,7 +16,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_kind
 from openai_cpu_server.llama.gguf.tensors import model_tensors
-from openai_cpu_server.model_source.names import models, parts, words
+from openai_cpu_server.model_source.names import model_parts, name_words, whole_models
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class ModelFolder:
 
     def _look_at(self, path: Path, name: str) -> None:
         try:
-            files = [path.with_name(name).stat() for name in parts(path.name)]
+            files = [path.with_name(name).stat() for name in model_parts(path.name)]
         except OSError:
             return  # it goes just now
         state = FileState(sum(file.st_size for file in files), max(file.st_mtime for file in files))
@@ -136,7 +136,9 @@ def _models(folder: Path, depth: int) -> Iterator[Path]:
         folders = [entry.name for entry in entries if depth and entry.is_dir(follow_symlinks=False)]
     except OSError:
         return  # it has just gone, or is not ours to read
-    yield from (folder / name for name in models(files) if _DRAFT not in words(name) and _is_utf8(name))
+    yield from (
+        folder / name for name in whole_models(files) if _DRAFT not in name_words(name) and _is_utf8(name)
+    )
     for name in folders:
         yield from _models(folder / name, depth - 1)
 

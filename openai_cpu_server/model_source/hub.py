@@ -49,12 +49,12 @@ from huggingface_hub.utils._headers import build_hf_headers
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source.names import (
     HubName,
-    models,
-    parts,
+    model_parts,
     preferred,
     preferred_projector,
     projectors,
     quantisation,
+    whole_models,
 )
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _BEFORE_FILE = "/resolve/main/"
 _AUTHENTICATE = "set HF_TOKEN to a token that may read it"
 
 
-def one_line(error: Exception, name: HubName) -> str:
+def one_line_error(error: Exception, name: HubName) -> str:
     what = f"{name.repo}/{name.file}" if name.file else name.repo
     match error:
         case OfflineModeIsEnabled():
@@ -103,7 +103,7 @@ def cache_folder() -> Path:
     return Path(HF_HUB_CACHE)
 
 
-def fetch(name: HubName) -> Path:
+def fetch_model(name: HubName) -> Path:
     """Return the model's (first) file, downloaded if needed. Raises StartupError."""
     with _one_line_errors(name):
         return _fetch(name)
@@ -132,7 +132,7 @@ class HubModel(msgspec.Struct, frozen=True):
 def ask_hub(name: HubName) -> HubModel:
     """Describe a download. Raises StartupError."""
     with _one_line_errors(name):
-        chosen = parts(name.file or _choose(name))
+        chosen = model_parts(name.file or _choose(name))
         projector = preferred_projector(projectors(_all_file_names(name.repo)))
         return HubModel(
             tuple(HubFile.look_up(name.repo, file) for file in chosen),
@@ -153,13 +153,13 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
         return paths[0]
 
 
-def remove(name: HubName) -> int:
+def remove_cached(name: HubName) -> int:
     """Remove a cached model, partial downloads, and the projector with its last model. Returns the freed
     bytes. Raises StartupError, also if a server uses it."""
     with _one_line_errors(name):
         files = _cached_files().get(name.repo, [])
-        chosen = name.file or preferred(models(files), name.quant)
-        going = {*parts(chosen)} & {*files} if chosen else set()
+        chosen = name.file or preferred(whole_models(files), name.quant)
+        going = {*model_parts(chosen)} & {*files} if chosen else set()
         folder = repo_folder(name.repo)
         before = _size(folder)
         for unfinished in (folder / "blobs").glob("*.partial"):
@@ -167,7 +167,7 @@ def remove(name: HubName) -> int:
         freed = before - _size(folder)
         if not going and not freed:
             raise StartupError(f"{name} is not in the cache ({HF_HUB_CACHE})")
-        if not {*models(files)} - going:
+        if not {*whole_models(files)} - going:
             going |= {*projectors(files)}
         return freed + _remove_files(folder, going)
 
@@ -184,16 +184,16 @@ def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
         ) from None
     except Exception as error:  # network, disk and native code raise errors of every kind
         logger.debug("cannot fetch %s", name, exc_info=True)
-        raise StartupError(one_line(error, name)) from None
+        raise StartupError(one_line_error(error, name)) from None
 
 
 def find_cached(name: HubName) -> Path:
     """Return the model's (first) file without asking the hub. Raises StartupError if it is not cached."""
     try:
-        file = name.file or preferred(models(_cached_files().get(name.repo, [])), name.quant)
-        first = _all_cached(name.repo, parts(file)) if file else None
+        file = name.file or preferred(whole_models(_cached_files().get(name.repo, [])), name.quant)
+        first = _all_cached(name.repo, model_parts(file)) if file else None
     except Exception as error:  # as above
-        raise StartupError(one_line(error, name)) from None
+        raise StartupError(one_line_error(error, name)) from None
     if first is None:
         raise StartupError(
             f"{name} is not in the cache ({HF_HUB_CACHE}): "
@@ -207,13 +207,13 @@ def all_cached() -> dict[HubName, Path]:
     return {
         HubName(repo=repo, file=file): first
         for repo, files in _cached_files().items()
-        for file in models(files)
-        if (first := _all_cached(repo, parts(file))) is not None
+        for file in whole_models(files)
+        if (first := _all_cached(repo, model_parts(file))) is not None
     }
 
 
 def _fetch(name: HubName) -> Path:
-    names = parts(name.file or _choose(name))
+    names = model_parts(name.file or _choose(name))
     try:
         # Fails at once where a download would try again for half a minute.
         files = [HubFile.look_up(name.repo, file) for file in names]
@@ -223,7 +223,7 @@ def _fetch(name: HubName) -> Path:
         first = _all_cached(name.repo, names)
         if first is None:
             raise
-        logger.warning("%s; using what is in the cache", one_line(error, name))
+        logger.warning("%s; using what is in the cache", one_line_error(error, name))
         return first
     missing = [file for file in files if not file.is_here]
     if missing:
@@ -240,7 +240,7 @@ def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
 
 
 def _choose(name: HubName) -> str:
-    candidates = _files_of_kind(name.repo, models, name.quant)
+    candidates = _files_of_kind(name.repo, whole_models, name.quant)
     chosen = preferred(candidates, name.quant)
     if chosen is not None:
         logger.info("taking %s of %d GGUF models in %s", chosen, len(candidates), name.repo)
@@ -366,9 +366,9 @@ def _download(file: HubFile, progress: Progress | None = None) -> Path:
     None shows a bar."""
     if not file.is_here and file.size <= MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in another way
         file.blob.parent.mkdir(parents=True, exist_ok=True)
-        with _locked_partial(file) as begun:
-            if begun is not None:
-                _complete(file, begun, progress)
+        with _locked_partial(file) as partial_file:
+            if partial_file is not None:
+                _complete(file, partial_file, progress)
                 _check(file)
                 file.partial.replace(file.blob)
     return Path(hf_hub_download(file.repo, file.path))
@@ -378,56 +378,56 @@ def _download(file: HubFile, progress: Progress | None = None) -> Path:
 def _locked_partial(file: HubFile) -> Iterator[BinaryIO | None]:
     """Yield None if another process has just completed it."""
     while True:
-        with file.partial.open("ab") as begun:
-            fcntl.flock(begun, fcntl.LOCK_EX)  # it goes with the process
+        with file.partial.open("ab") as partial_file:
+            fcntl.flock(partial_file, fcntl.LOCK_EX)  # it goes with the process
             if file.is_here:
                 yield None
                 return
-            if os.fstat(begun.fileno()).st_nlink:  # else the process that had it has deleted it
-                yield begun
+            if os.fstat(partial_file.fileno()).st_nlink:  # else the process that had it has deleted it
+                yield partial_file
                 return
 
 
-def _complete(file: HubFile, begun: BinaryIO, progress: Progress | None) -> None:
-    if begun.tell() > file.size:
-        begun.truncate(0)
-    at = begun.seek(0, os.SEEK_END)
+def _complete(file: HubFile, partial_file: BinaryIO, progress: Progress | None) -> None:
+    if partial_file.tell() > file.size:
+        partial_file.truncate(0)
+    at = partial_file.seek(0, os.SEEK_END)
     http_get(
         hf_hub_url(file.repo, file.path),
-        cast("BinaryIO", _Bounded(begun, file)),
+        cast("BinaryIO", _Bounded(partial_file, file)),
         resume_size=at,
         headers=build_hf_headers(),
         expected_size=file.size,
         displayed_filename=file.path,
-        _tqdm_bar=None if progress is None else _Silent(begun, progress),
+        _tqdm_bar=None if progress is None else _Silent(partial_file, progress),
     )
-    begun.flush()
+    partial_file.flush()
 
 
 class _Bounded:
     """The disk was checked for no more than the announced size."""
 
-    def __init__(self, begun: BinaryIO, file: HubFile) -> None:
-        self._begun = begun
+    def __init__(self, partial_file: BinaryIO, file: HubFile) -> None:
+        self._partial = partial_file
         self._file = file
 
     def write(self, data: bytes) -> int:
-        if self._begun.tell() + len(data) > self._file.size:
-            self._begun.truncate(0)
+        if self._partial.tell() + len(data) > self._file.size:
+            self._partial.truncate(0)
             raise StartupError(
                 f"the hub sends more of {self._file.path} than the {in_gb(self._file.size)} that it announced"
             )
-        return self._begun.write(data)
+        return self._partial.write(data)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._begun, name)
+        return getattr(self._partial, name)
 
 
 class _Silent:
     """Progress bar for the library that draws nothing."""
 
-    def __init__(self, begun: BinaryIO, progress: Progress) -> None:
-        self._begun = begun
+    def __init__(self, partial_file: BinaryIO, progress: Progress) -> None:
+        self._partial = partial_file
         self._progress = progress
 
     def __enter__(self) -> _Silent:
@@ -436,7 +436,7 @@ class _Silent:
     def __exit__(self, *_: object) -> None: ...
 
     def update(self, num_bytes: float) -> None:
-        self._progress(self._begun.tell() + int(num_bytes))
+        self._progress(self._partial.tell() + int(num_bytes))
 
 
 def _check(file: HubFile) -> None:

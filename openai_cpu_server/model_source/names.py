@@ -49,7 +49,7 @@ _QUANTISATION = re.compile(
 _PART = re.compile(r"(?P<model>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
 
-def parts(name: str) -> tuple[str, ...]:
+def model_parts(name: str) -> tuple[str, ...]:
     """Return all files of a model in order, from the name of any."""
     match = _PART.fullmatch(name)
     count = int(match["parts"]) if match else 0
@@ -58,11 +58,13 @@ def parts(name: str) -> tuple[str, ...]:
     return tuple(f"{match['model']}-{part:05}-of-{count:05}{match['suffix']}" for part in range(1, count + 1))
 
 
-def models(names: Iterable[str]) -> list[str]:
+def whole_models(names: Iterable[str]) -> list[str]:
     """Return the whole models among the files of a repository, by their first parts."""
     present = set(names)
     return sorted(
-        name for name in present if _is_model(name) and parts(name)[0] == name and present >= {*parts(name)}
+        name
+        for name in present
+        if _is_model(name) and model_parts(name)[0] == name and present >= {*model_parts(name)}
     )
 
 
@@ -94,7 +96,7 @@ def preferred_projector(candidates: Sequence[str]) -> str | None:
     return next(named, candidates[0] if candidates else None)
 
 
-def words(name: str) -> tuple[str, ...]:
+def name_words(name: str) -> tuple[str, ...]:
     """Return the words of a file's name that identify its weights, without quantisation and kind."""
     part = _PART.fullmatch(name)
     stem = _QUANTISATION.sub(" ", (part["model"] if part else PurePosixPath(name).stem)).lower()

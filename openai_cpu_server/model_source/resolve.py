@@ -20,7 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterSource
-from openai_cpu_server.config.folders import expanded, require_utf8, user_cache_dir
+from openai_cpu_server.config.folders import expanded_path, require_utf8, user_cache_dir
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
 from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
@@ -30,11 +30,11 @@ from openai_cpu_server.model_source.aliases import ALIASES, without_tag
 from openai_cpu_server.model_source.names import (
     PREFIX,
     HubName,
-    models,
+    name_words,
     parse_hub_name,
     preferred_projector,
     projectors,
-    words,
+    whole_models,
 )
 from openai_cpu_server.model_source.package import PACKAGED
 
@@ -89,7 +89,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 _DEMO = "demo"
 _DEFAULT = "smollm2"
-_FETCH = "openai_cpu_server.model_source.hub:fetch"
+_FETCH = "openai_cpu_server.model_source.hub:fetch_model"
 _FETCH_PROJECTOR = "openai_cpu_server.model_source.hub:fetch_projector"
 _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
 _HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
@@ -176,7 +176,7 @@ def _at_hub(find: str, name: HubName) -> Path:
 
 def _local_file(name: str) -> Path:
     try:
-        path = expanded(name)
+        path = expanded_path(name)
         if path.is_file():
             return path
         is_folder = bool(name) and path.is_dir()
@@ -246,8 +246,10 @@ def projector_beside(model: Path) -> Path | None:
     the model's lacks, because many have the same width."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
     found = projectors(beside)
-    if len({words(name) for name in models(beside)}) > 1:
-        found = [name for name in found if words(name) and {*words(name)} <= {*words(model.name)}]
+    if len({name_words(name) for name in whole_models(beside)}) > 1:
+        found = [
+            name for name in found if name_words(name) and {*name_words(name)} <= {*name_words(model.name)}
+        ]
     fitting = _fitting(model, [beside[name] for name in found])
     chosen = preferred_projector([path.name for path in fitting])
     return None if chosen is None else beside[chosen]

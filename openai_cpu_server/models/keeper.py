@@ -172,7 +172,7 @@ class KeeperEntry:
     num_tries: int = 0
     """Consecutive loads after failures."""
     last_try_s: float = float("-inf")
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_in_memory(self) -> bool:
@@ -267,7 +267,7 @@ class ModelKeeper:
         self.require_room(model)
         if not model.is_in_memory:
             self._want(model)
-            await model.begun.wait()
+            await model.attempt_started.wait()
         if await model.engine.settled() is not EngineState.READY:
             status = model.engine.status()
             raise ModelNotLoaded(
@@ -310,7 +310,7 @@ class ModelKeeper:
     def _want(self, model: KeeperEntry) -> None:
         if model.wanted_s is None:
             model.wanted_s = self._clock()
-            model.begun.clear()
+            model.attempt_started.clear()
         self._news.set()
 
     async def _unload_and_load(self) -> None:
@@ -343,7 +343,7 @@ class ModelKeeper:
 
     async def _load_if_room(self, model: KeeperEntry) -> None:
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
-            self._begun(model)
+            self._started(model)
             return
         going = self._to_unload(model)
         if going is None:
@@ -388,21 +388,21 @@ class ModelKeeper:
 
     def _load(self, model: KeeperEntry) -> None:
         if model.engine.process_state not in (EngineState.ASLEEP, EngineState.FAILED):
-            self._begun(model)
+            self._started(model)
             return
         logger.info("loading %s: %s", model.name, model.need)
         if model.engine.process_state is EngineState.FAILED:
             now_s = self._clock()
             model.num_tries, model.last_try_s = model.tries(now_s) + 1, now_s
         model.engine.wake()
-        self._begun(model)
+        self._started(model)
         task = asyncio.create_task(self._observe_load(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
-    def _begun(self, model: KeeperEntry) -> None:
+    def _started(self, model: KeeperEntry) -> None:
         model.wanted_s = None
-        model.begun.set()
+        model.attempt_started.set()
 
     async def _observe_load(self, model: KeeperEntry) -> None:
         started_s = self._clock()

@@ -328,7 +328,7 @@ async def available_models(
     return _available(models, allowed)
 
 
-async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
+async def ensure_served(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
     """Serve the model of the folder that the name means. Call this before `choose`. Raises ModelNotLoaded."""
     catalog = models.catalog
     if catalog is None or (name is not None and models.has(name)):

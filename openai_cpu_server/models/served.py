@@ -29,28 +29,28 @@ LOWEST = -9999.0
 """Replacement for minus infinity, which JSON cannot represent."""
 
 
-class ShownPiece(msgspec.Struct, frozen=True):
+class PieceText(msgspec.Struct, frozen=True):
     """Text and bytes of a token. A control token has its name as text and no bytes."""
 
     text: str
     bytes: tuple[int, ...] | None
 
 
-class ShownPieces(dict[int, ShownPiece]):
+class PieceTexts(dict[int, PieceText]):
     """Cache of shown tokens, because top log-probabilities repeat the same ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.tokenizer = tokenizer
 
-    def __missing__(self, token: int) -> ShownPiece:
+    def __missing__(self, token: int) -> PieceText:
         raw = self.tokenizer.piece(token)
         text = _text(raw or self.tokenizer.piece(token, special=True))
-        self[token] = piece = ShownPiece(text, tuple(raw) if raw else None)
+        self[token] = piece = PieceText(text, tuple(raw) if raw else None)
         return piece
 
 
-def finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
@@ -138,7 +138,7 @@ class ServedModel:
     """Unix time."""
 
     def __post_init__(self) -> None:
-        self.pieces = ShownPieces(self.tokenizer)
+        self.pieces = PieceTexts(self.tokenizer)
 
     @property
     def name(self) -> str:

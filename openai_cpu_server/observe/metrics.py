@@ -277,7 +277,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return the text of `/metrics`, of type `CONTENT_TYPE`."""
-        return text_of(_WithoutCreated(self._registry))
+        return metrics_text(_WithoutCreated(self._registry))
 
     def count(self, name: str, *labels: object, amount: float = 1.0) -> None:
         """Add to a counter of `_FAMILIES`."""
@@ -419,7 +419,7 @@ class Metrics:
         self.count("model_unloads", model, why)
 
 
-def text_of(collector: Collector) -> bytes:
+def metrics_text(collector: Collector) -> bytes:
     """Return the collector's metrics as text of type `CONTENT_TYPE`."""
     return generate_latest(collector)
 

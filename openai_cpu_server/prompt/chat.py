@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from openai_cpu_server.contract.model_info import ControlToken, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.reasoning import (
+    ReasoningField,
     TemplateReasoning,
     ThinkingStage,
-    ThoughtsField,
     begun_answer,
     stage_behind,
     stage_within,
@@ -141,20 +141,20 @@ class Literals:
         return "".join([*parts, text[behind:]])
 
     def _stretches(self, text: str) -> Iterator[tuple[str, bool]]:
-        begun, behind, strips = 0, 0, False
+        start, behind, strips = 0, 0, False
         for place in (*self._names.places(text), None):
             end = len(text) if place is None else place.start
             if self._stem in text[behind:end]:
-                if behind > begun:
-                    yield text[begun:behind], False
+                if behind > start:
+                    yield text[start:behind], False
                 literal = text[behind:end].lstrip() if strips else text[behind:end]
                 if place is not None and place.token.strips_before:
                     literal = literal.rstrip()
                 yield literal, True
-                begun = end
+                start = end
             behind, strips = (end, False) if place is None else (place.end, place.token.strips_behind)
-        if begun < len(text):
-            yield text[begun:], False
+        if start < len(text):
+            yield text[start:], False
 
 
 class ChatText(NamedTuple):
@@ -175,15 +175,15 @@ def render_chat(
     add_generation_prompt: bool = True,
     extra: Mapping[str, object] | None = None,
     reasoning: TemplateReasoning | None = None,
-    thinks_not: bool = False,
+    skips_thinking: bool = False,
 ) -> ChatText:
     """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
     `needs_special_tokens`. The model continues a last message of the assistant (prefill). Raises
-    TemplateFailed, InvalidRequest. `thinks_not`: close the thoughts, also if the template cannot switch
+    TemplateFailed, InvalidRequest. `skips_thinking`: close the thoughts, also if the template cannot switch
     them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
-    echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
+    echo = ReasoningField.NOWHERE if reasoning is None else reasoning.echo
     rendered_messages = template_messages(
         finished, as_parts=template.shape.wants_parts, shape=template.shape.calls
     )
@@ -196,12 +196,12 @@ def render_chat(
     if reasoning is None:
         return ChatText(text + (prefill.content if prefill else ""), ThinkingStage.BEHIND)
     rendered = ChatText(text, stage_behind(text, reasoning.form))
-    if thinks_not:
+    if skips_thinking:
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered
-    begun = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
-    return ChatText(rendered.text + begun, stage_within(rendered.stage, begun, reasoning.form))
+    beginning = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
+    return ChatText(rendered.text + beginning, stage_within(rendered.stage, beginning, reasoning.form))
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.model_info import SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, TemplateFailed
 from openai_cpu_server.prompt.chat import ChatText, ControlNames, Literals, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.conversation import adapted, in_words, lost, with_bound_results
-from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage, ThoughtsField
+from openai_cpu_server.prompt.reasoning import ReasoningField, TemplateReasoning, ThinkingStage
 from openai_cpu_server.prompt.template import Message, PromptTemplate, tried
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
@@ -122,7 +122,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     stage: ThinkingStage
     wants_thoughts: bool
     """True if the model surely thinks first."""
-    borders: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
     """Same as in `GenerationRequest`."""
 
 
@@ -133,7 +133,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a further template, or "" for the one for chats."""
     written: Written = msgspec.field(default_factory=dict)
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
-    thinks_not: bool = False
+    skips_thinking: bool = False
     """True to begin with the answer, if the model has marks for thoughts."""
     most_tokens: int | None = None
     """Longer prompts are rejected before tokenising."""
@@ -143,8 +143,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """True to add the tokenizer's first and last tokens, or None to add them unless the template did."""
     shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
     """Tokens of media, by their marks in texts."""
-    marks_borders: bool = True
-    """True to compute `borders`, which takes a few more renderings."""
+    finds_boundaries: bool = True
+    """True to compute `boundaries`, which takes a few more renderings."""
 
 
 class ChatPromptMaker(Protocol):
@@ -209,13 +209,13 @@ class ChatPrompts:
             marked = MarkedChat(chat.messages, text, shown=chat.shown)
             wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
         require_room(self.tokenizer, marked.plain, chat.most_tokens)
-        borders = self._borders(marked, rendered) if chat.marks_borders else []
+        boundaries = self._boundaries(marked, rendered) if chat.finds_boundaries else []
         has_marks = chat.has_marks
         if has_marks is None:
             has_marks = needs_special_tokens(marked.text, bos_text=self.tokenizer.bos_text)
         around = self.tokenizer.marks if has_marks else SequenceMarks()
         tokens, lengths = [*around.begin], []
-        for start, end in pairwise((0, *borders, len(marked.text))):
+        for start, end in pairwise((0, *boundaries, len(marked.text))):
             for part in marked.parts(start, end):
                 if isinstance(part, str):
                     part = literals.encode(part, self.tokenizer, add_special=False)
@@ -224,13 +224,15 @@ class ChatPrompts:
         tokens += around.end
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
-        return ChatPrompt(tuple(tokens), stage, wants_thoughts and not chat.thinks_not, tuple(lengths[:-1]))
+        return ChatPrompt(
+            tuple(tokens), stage, wants_thoughts and not chat.skips_thinking, tuple(lengths[:-1])
+        )
 
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
         """If the template rejects or loses a message, write all but plain chat in words."""
-        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ThoughtsField.NOWHERE
+        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         for shape in (template.shape, in_words(template.shape)):
             try:
@@ -243,7 +245,7 @@ class ChatPrompts:
                     tools=tools,
                     extra=chat.variables,
                     reasoning=self.reasoning,
-                    thinks_not=chat.thinks_not,
+                    skips_thinking=chat.skips_thinking,
                     add_generation_prompt=chat.begins_answer,
                 )
                 ways.append(text)
@@ -255,19 +257,19 @@ class ChatPrompts:
             raise failures[0]
         return min(ways, key=lambda way: lost(messages, way.text))
 
-    def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
+    def _boundaries(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
         """Tokenisers cut behind a control token anyway, unless it takes the white space behind it."""
         names = self.names.places(chat.text)
         ends = [name.end for name in names if not name.token.strips_behind]
-        borders = set()
+        boundaries = set()
         for other in parting_conversations(chat.messages) if ends else ():
             try:
                 text = rendered(other).text
             except (TemplateFailed, InvalidRequest):
                 continue  # no conversation gets that far
             for length in _shared_lengths(chat, text):
-                borders.update(ends[: bisect_right(ends, length)][-1:])
-        return sorted(borders)
+                boundaries.update(ends[: bisect_right(ends, length)][-1:])
+        return sorted(boundaries)
 
 
 def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:

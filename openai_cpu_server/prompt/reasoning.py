@@ -145,9 +145,9 @@ def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: Reaso
     return f"{opening}{reasoning}\n{form.end}{form.gap}{form.answer_begin}{content}"
 
 
-def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> ThinkingStage:
+def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) -> ThinkingStage:
     """Return the stage behind a begun answer."""
-    text = begun.lstrip()
+    text = beginning.lstrip()
     if stage is ThinkingStage.BEFORE and text:
         stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
     return ThinkingStage.BEHIND if stage is ThinkingStage.WITHIN and form.end in text else stage
@@ -156,7 +156,7 @@ def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> Thi
 _NEEDLE = "needle 7c2e"
 
 
-class ThoughtsField(enum.Enum):
+class ReasoningField(enum.Enum):
     """Field in which a template looks for thoughts."""
 
     REASONING_CONTENT = "reasoning_content"
@@ -166,31 +166,31 @@ class ThoughtsField(enum.Enum):
     NOWHERE = "nowhere"
 
 
-def echo_of(template: PromptTemplate) -> ThoughtsField:
+def echo_of(template: PromptTemplate) -> ReasoningField:
     """Try an answer and a tool call."""
-    tried = (echo for echo in ThoughtsField if echo is not ThoughtsField.NOWHERE)
-    return next((echo for echo in tried if _shows(template, echo)), ThoughtsField.NOWHERE)
+    tried = (echo for echo in ReasoningField if echo is not ReasoningField.NOWHERE)
+    return next((echo for echo in tried if _shows(template, echo)), ReasoningField.NOWHERE)
 
 
-def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
+def with_echo(message: Message, echo: ReasoningField) -> dict[str, object]:
     """Move a message's `reasoning_content` to where the template looks, or drop it."""
     fields = dict(message)
     reasoning = fields.pop("reasoning_content", None)
-    if not isinstance(reasoning, str) or not reasoning or echo is ThoughtsField.NOWHERE:
+    if not isinstance(reasoning, str) or not reasoning or echo is ReasoningField.NOWHERE:
         return fields
     content = fields.get("content")
-    if echo is ThoughtsField.PARTS:
+    if echo is ReasoningField.PARTS:
         parts = content if isinstance(content, list) else []
         if isinstance(content, str) and content:
             parts = [{"type": "text", "text": content}]
         return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
-    if echo is ThoughtsField.THINKING and content and fields.get("tool_calls"):
+    if echo is ReasoningField.THINKING and content and fields.get("tool_calls"):
         # gpt-oss' template refuses both beside calls, and shows either of them as thoughts.
         return {**fields, "content": "", "thinking": f"{reasoning}\n\n{content_text(content)}"}
     return {**fields, echo.value: reasoning}
 
 
-def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
+def _shows(template: PromptTemplate, echo: ReasoningField) -> bool:
     call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}
     question = {"role": "user", "content": "a"}
     thoughts = {"role": "assistant", "reasoning_content": _NEEDLE}
@@ -204,16 +204,16 @@ def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
     form: ReasoningFormat
-    echo: ThoughtsField
+    echo: ReasoningField
     has_switch: bool
     """True if thinking can be switched on and off."""
-    thinks_unasked: bool
+    thinks_by_default: bool
     """True if the model thinks unless switched off."""
     reads_effort: bool
 
     def wants_thoughts(self, prompt: str) -> bool:
         """Return True if the model surely thinks first. A mark in the prompt teaches it to."""
-        return self.thinks_unasked or self.form.begin in prompt
+        return self.thinks_by_default or self.form.begin in prompt
 
 
 def switch(on: bool) -> dict[str, object]:
@@ -236,6 +236,6 @@ def template_reasoning(
         form=form,
         echo=echo_of(template),
         has_switch=on != off,
-        thinks_unasked=unasked != off,
+        thinks_by_default=unasked != off,
         reads_effort="reasoning_effort" in template.source,
     )

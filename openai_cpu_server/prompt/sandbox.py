@@ -28,24 +28,24 @@ _BRACE_SPEC = re.compile(r"\{[^{}]*:([^{}]*\{?)")
 class LimitExceeded(jinja2.TemplateRuntimeError): ...
 
 
-def check_size(size: int) -> None:
+def check_text_size(size: int) -> None:
     if size > MAX_CHARS:
         raise LimitExceeded(f"a value or the prompt grows beyond {MAX_CHARS} characters")
 
 
 def check_numbers(values: Iterable[object]) -> None:
-    check_size(max((value for value in values if isinstance(value, int)), default=0))
+    check_text_size(max((value for value in values if isinstance(value, int)), default=0))
 
 
 def _check_sum(left: object, right: object) -> None:
     if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-        check_size(len(left) + len(right))
+        check_text_size(len(left) + len(right))
 
 
 def _check_product(left: object, right: object) -> None:
     for value, times in ((left, right), (right, left)):
         if isinstance(value, (str, list, tuple)) and isinstance(times, int):
-            check_size(len(value) * times)
+            check_text_size(len(value) * times)
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
 
@@ -67,7 +67,7 @@ def check_brace_format(template: str) -> None:
 def _check_widths(specs: list[str]) -> None:
     if any("*" in spec or "{" in spec for spec in specs):
         raise LimitExceeded("a format with a computed width")
-    check_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))
+    check_text_size(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d+", spec)))
 
 
 def _check_bits(bits: int) -> None:
@@ -125,9 +125,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
-        self.filters["tojson"] = to_json
+        self.filters["tojson"] = json_filter
         self.filters["counted"] = counted
-        self.filters["joined"] = joined
+        self.filters["joined"] = bounded_concatenation
         for name in ("center", "indent"):
             self.filters[name] = _with_small_numbers(self.filters[name])
         del self.globals["lipsum"]
@@ -142,7 +142,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         total = 0
         for part in parts:
             total += len(part)
-            check_size(total)
+            check_text_size(total)
             pieces.append(part)
         return "".join(pieces)
 
@@ -200,11 +200,11 @@ def counted(context: StepContext, items: Iterable[object]) -> Iterator[object]:
 
 
 @jinja2.pass_environment
-def joined(environment: ChatEnvironment, pieces: Sequence[object]) -> str:
+def bounded_concatenation(environment: ChatEnvironment, pieces: Sequence[object]) -> str:
     return environment.concat(str(piece) for piece in pieces)
 
 
-def to_json(
+def json_filter(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,

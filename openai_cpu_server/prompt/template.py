@@ -12,7 +12,7 @@ import msgspec
 
 from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues, wrong
-from openai_cpu_server.json_size import check_size
+from openai_cpu_server.json_size import check_json_size
 
 Message = Mapping[str, object]
 
@@ -70,7 +70,7 @@ MEDIA_MARK = re.compile(r"(?:picture|sound)[0-9a-f]{30}")
 """Stands for a picture or a sound."""
 
 
-def joined(texts: Iterable[str]) -> str:
+def joined_texts(texts: Iterable[str]) -> str:
     """Line breaks join texts, as in llama-server and vLLM; models learned none around media."""
     pieces, breaks = list[str](), False
     for part in texts:
@@ -93,7 +93,7 @@ def content_text(content: object, param: str = "messages") -> str:
             if not isinstance(text, str):
                 raise _no_text(f"{param}[{index}]")
             texts.append(text)
-        return joined(texts)
+        return joined_texts(texts)
     raise _no_text(param)
 
 
@@ -134,7 +134,7 @@ def _parsed(text: str) -> object:
     if not text.strip():
         return None
     try:
-        check_size(text.encode(errors="surrogatepass"))
+        check_json_size(text.encode(errors="surrogatepass"))
         value: object = json.loads(text)
     except (ValueError, RecursionError, TooManyValues):
         return text

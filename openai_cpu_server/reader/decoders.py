@@ -62,10 +62,10 @@ def load_decoders() -> None:
     needed = BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
     needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
     assert all((*needed, *needed_by_them, miniaudio))
-    Image.MAX_IMAGE_PIXELS = None  # `decoded` has a limit of its own
+    Image.MAX_IMAGE_PIXELS = None  # `decoded_picture` has a limit of its own
 
 
-def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
+def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
     """Return the first frame, upright, over white, and no larger than encoders see. Raises InvalidRequest,
     for too many pixels before decoding.
 

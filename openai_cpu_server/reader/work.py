@@ -25,7 +25,7 @@ from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader import messages as wire
-from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
+from openai_cpu_server.reader.decoders import decoded_picture, decoded_sounds, document_text
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.structured.compiler import grammar_maker
 
@@ -180,7 +180,7 @@ def _written(work: wire.WriteTemplate) -> str:
 
 def _decoded(work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument) -> Picture | wire.SoundOpened | str:
     if isinstance(work, wire.OpenPicture):
-        return decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
+        return decoded_picture(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
     if isinstance(work, wire.OpenSound):
         bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
         return wire.SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))

@@ -61,7 +61,7 @@ class ReplicaFleet:
     """Running and waiting requests, also those without a replica."""
 
 
-class FleetWatch:
+class FleetMonitor:
     """Summarizes reports of replicas. It remembers earlier reports to measure their speed."""
 
     def __init__(self, window_s: float = 30.0) -> None:
@@ -123,14 +123,17 @@ class Autoscaler:
             return self._bounded(1)
         if not fleet.num_live and now_s - self._busy_s >= options.idle_after_s:
             return options.min_replicas
-        more, fewer = self._lately(now_s, options.up_after_s), self._lately(now_s, options.down_after_s)
+        more, fewer = (
+            self._recent_needs(now_s, options.up_after_s),
+            self._recent_needs(now_s, options.down_after_s),
+        )
         if more and (needed := min(need for _, need, _ in more)) > present:
             return self._bounded(needed)
         if fewer and (enough := max(enough for _, _, enough in fewer)) < present:
             return self._bounded(enough)
         return self._bounded(present)
 
-    def _lately(self, now_s: float, seconds: float) -> list[tuple[float, int, int]]:
+    def _recent_needs(self, now_s: float, seconds: float) -> list[tuple[float, int, int]]:
         """Return [] if observation has not lasted this long."""
         if self._needs[0][0] > now_s - seconds:
             return []

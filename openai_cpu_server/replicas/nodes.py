@@ -175,7 +175,7 @@ class NodeEngines:
 
     async def run(self) -> None:
         """Serve until `close`. Raises StartupError if the first engine process of a node cannot start."""
-        self._engine.replicas_are({node: _HostLink(host) for node, host in self._hosts.items()})
+        self._engine.set_replicas({node: _HostLink(host) for node, host in self._hosts.items()})
         hosts = [asyncio.create_task(host.run()) for host in self._hosts.values()]
         others = [asyncio.create_task(work) for work in (self._engine.run(), self._revive())]
         try:

@@ -16,7 +16,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import Encode, Step, StepResult
 from openai_cpu_server.fairness import Credit, FairTurns
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
-from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepRoom
+from openai_cpu_server.scheduler.plan import StepCapacity, StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.spans import SequenceAdvance
 
@@ -62,7 +62,7 @@ class AdapterGroups:
     def compose(
         self,
         running: Seq[Sequence],
-        room: StepRoom,
+        capacity: StepCapacity,
         prices: Callable[[Key], StepPrices],
         *,
         newcomers: frozenset[Key],
@@ -78,12 +78,12 @@ class AdapterGroups:
         self._turns[Priority.BATCH].only(others)
         if not others or not urgent:
             self._credit.lapse()
-        elif not self._was_floor and (floor := self._floor_turn(members, room, prices)) is not None:
+        elif not self._was_floor and (floor := self._floor_turn(members, capacity, prices)) is not None:
             return floor
         key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, newcomers) if members else None
         plan = self._composer(key).compose(
             members.get(key, ()),
-            room,
+            capacity,
             prices(key),
             has_newcomer=key in newcomers,
             beside_interactive=beside_interactive or any(other != key for other in urgent),
@@ -120,14 +120,14 @@ class AdapterGroups:
     def _floor_turn(
         self,
         members: Mapping[Key, Seq[Sequence]],
-        room: StepRoom,
+        capacity: StepCapacity,
         prices: Callable[[Key], StepPrices],
     ) -> AdapterTurn | None:
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
             return None
         plan = self._composer(key).compose(
-            members[key], room, prices(key), has_newcomer=False, beside_interactive=True
+            members[key], capacity, prices(key), has_newcomer=False, beside_interactive=True
         )
         cost_ms = self._floor_ms(prices(key).ms(plan))
         return AdapterTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
@@ -197,9 +197,9 @@ class EncodingTurns:
         sequence = running[encode.slot]
         self._spent_ms += result.encoding_ms
         if result.encoded:
-            sequence.num_encoded = encode.medium + 1
-            kind = sequence.request.item_of(encode.medium).kind
-            row_ms = self._spent_ms / sequence.request.media[encode.medium].rows.num_rows
+            sequence.num_encoded = encode.placeholder + 1
+            kind = sequence.request.item_of(encode.placeholder).kind
+            row_ms = self._spent_ms / sequence.request.media[encode.placeholder].rows.num_rows
             if self._spent_ms > _LEAST_MS:  # cached rows take no time
                 self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
             self._spent_ms, self._current = 0.0, None

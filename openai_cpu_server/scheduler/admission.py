@@ -24,7 +24,7 @@ _Lane = OrderedDict[str, _Group]
 
 
 @dataclass(eq=False)
-class WaitingRoom:
+class AdmissionQueue:
     """Sequences without a slot.
 
     A turn here is an admission, and all admissions count equally. So queues that move to the end suffice,
@@ -110,7 +110,7 @@ class WaitsFor(enum.Enum):
 
 @dataclass(eq=False)
 class Admission:
-    waiting: WaitingRoom
+    waiting: AdmissionQueue
     memory: SequenceMemory
     cache: SavedPrefixes | None
     """Saved prefixes, or None to disable reuse of prefixes."""

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.fairness import Credit
-from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepReason, StepRoom
+from openai_cpu_server.scheduler.plan import StepCapacity, StepPlan, StepPrices, StepReason
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -95,7 +95,7 @@ class Composer:
     def compose(
         self,
         running: Seq[Sequence],
-        room: StepRoom,
+        capacity: StepCapacity,
         prices: StepPrices,
         *,
         has_newcomer: bool,
@@ -105,11 +105,11 @@ class Composer:
         last step. `beside_interactive`: others wait for the end of the step, as if interactive sequences
         of this model were decoding."""
         wanted = _Candidates.of(running, mixes=self._options.experiment.mixed_steps)
-        own_step = None if self._has_passed_over else self._step_of_batch(wanted, room, prices)
+        own_step = None if self._has_passed_over else self._step_of_batch(wanted, capacity, prices)
         self._has_passed_over = has_newcomer and own_step is not None
         if own_step is not None:
             return own_step
-        return self._step_of_all(wanted, room, prices, beside_interactive=beside_interactive)
+        return self._step_of_all(wanted, capacity, prices, beside_interactive=beside_interactive)
 
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Account for a step whose tokens are final. Batch work pays for its share of the tokens; its
@@ -133,16 +133,18 @@ class Composer:
         else:
             self._slack.fill()
 
-    def _step_of_batch(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan | None:
+    def _step_of_batch(
+        self, wanted: _Candidates, capacity: StepCapacity, prices: StepPrices
+    ) -> StepPlan | None:
         if not (self._credit.amount and wanted.batch and wanted.interactive):
             return None
-        step = _Composition(StepPlan(room, self._options.batch_beside_ms), prices)
+        step = _Composition(StepPlan(capacity, self._options.batch_beside_ms), prices)
         step.add_batch(wanted, step.plan.budget_ms, StepReason.BATCH_FLOOR)
         step.fill_tile(wanted.batch)
         return step.plan if self._credit.pays_for(prices.ms(step.plan)) else None
 
     def _step_of_all(
-        self, wanted: _Candidates, room: StepRoom, prices: StepPrices, *, beside_interactive: bool
+        self, wanted: _Candidates, capacity: StepCapacity, prices: StepPrices, *, beside_interactive: bool
     ) -> StepPlan:
         options = self._options
         is_watched = beside_interactive or bool(wanted.interactive)
@@ -150,7 +152,7 @@ class Composer:
         longest_ms = self._slack.ms if wanted.decoding else unwatched_ms
         budget_ms = options.batch_beside_ms if is_watched else options.batch_stall_ms
         steady_ms = options.pace_ms if is_watched else options.batch_stall_ms
-        step = _Composition(StepPlan(room, steady_ms), prices)
+        step = _Composition(StepPlan(capacity, steady_ms), prices)
         step.decode(wanted.decoding, longest_ms)
         step.read_fairly(wanted.prefilling, longest_ms)
         paid_ms = prices.ms(step.plan) + min(self._credit.amount, budget_ms)

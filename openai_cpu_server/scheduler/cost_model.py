@@ -351,7 +351,7 @@ class LearnedCosts:
         equal_parts: bool = False,
         state_tokens: int = 0,
     ) -> None:
-        """`equal_parts`: as in `StepRoom`; such steps are not padded, because padding would be another
+        """`equal_parts`: as in `StepCapacity`; such steps are not padded, because padding would be another
         part. `state_tokens`: number of tokens whose cells are as large as a state."""
         self.model = model
         self._max_tokens = max_tokens

@@ -51,7 +51,7 @@ def _path(pending: PendingEmbed) -> Path:
     return (*pending.request.turns, pending.request.id)
 
 
-class EmbedRoom(NamedTuple):
+class EmbedCapacity(NamedTuple):
     max_inputs: int
     max_tokens: int
     budget_tokens: int
@@ -104,9 +104,9 @@ class EmbedQueue:
             self._turns[pending.request.priority].leave(_path(pending))
         return pending
 
-    def compose(self, room: EmbedRoom) -> list[EmbedPart]:
+    def compose(self, capacity: EmbedCapacity) -> list[EmbedPart]:
         """Return the parts of the next step, without changing anything; some if any request waits."""
-        step = _Composition(room, self._pending)
+        step = _Composition(capacity, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:
             step.add(batch, within=int(self._credit.amount))
@@ -130,15 +130,15 @@ class EmbedQueue:
 
 
 class _Composition:
-    def __init__(self, room: EmbedRoom, pending: Mapping[str, PendingEmbed]) -> None:
+    def __init__(self, capacity: EmbedCapacity, pending: Mapping[str, PendingEmbed]) -> None:
         self.parts: dict[PendingEmbed, EmbedPart] = {}
         self._pending = pending
-        self._room = room
+        self._capacity = capacity
         self._num_inputs = 0
         self._num_tokens = 0
 
     def add(self, turns: NestedTurns, within: int | None = None) -> None:
-        left = self._room.max_tokens if within is None else within
+        left = self._capacity.max_tokens if within is None else within
         while turns:
             path = turns.first
             pending = self._pending[path[-1]]
@@ -156,8 +156,8 @@ class _Composition:
                 turns.leave(path)
 
     def _fits(self, tokens: int) -> bool:
-        room = self._room
+        capacity = self._capacity
         if not self._num_inputs:
-            return tokens <= room.max_tokens
-        limit = min(room.budget_tokens, room.max_tokens)
-        return self._num_inputs < room.max_inputs and self._num_tokens + tokens <= limit
+            return tokens <= capacity.max_tokens
+        limit = min(capacity.budget_tokens, capacity.max_tokens)
+        return self._num_inputs < capacity.max_inputs and self._num_tokens + tokens <= limit

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.scheduler.admission import WaitingRoom
+from openai_cpu_server.scheduler.admission import AdmissionQueue
 from openai_cpu_server.scheduler.memory import SequenceMemory
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
@@ -57,7 +57,7 @@ class LiveSequences:
     """Every unfinished sequence. The engine's core submits and finishes them."""
 
     memory: SequenceMemory
-    waiting: WaitingRoom
+    waiting: AdmissionQueue
     cache: SavedPrefixes | None
     """Saved prefixes, or None to disable reuse of prefixes."""
     speculator: Speculator | None

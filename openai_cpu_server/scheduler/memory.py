@@ -144,12 +144,12 @@ class Checkpoints:
         if not self._saves_states:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
-        boundaries = sequence.request.borders or (len(sequence.request.tokens) - 1,)
-        borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *boundaries)})
+        boundaries = sequence.request.boundaries or (len(sequence.request.tokens) - 1,)
+        cuts = sorted({sequence.cut(cut) for cut in (reuse.parts_at, *boundaries)})
         found: list[int] = []
-        for border in borders:
-            if border - (found[-1] if found else begin) >= CHECKPOINT_DISTANCE and border < end:
-                found.append(border)
+        for cut in cuts:
+            if cut - (found[-1] if found else begin) >= CHECKPOINT_DISTANCE and cut < end:
+                found.append(cut)
         for multiple in range(begin - begin % step + step, end, step):
             at = sequence.cut(multiple)
             if all(abs(at - other) >= CHECKPOINT_DISTANCE for other in (begin, *found, end)):

@@ -35,7 +35,7 @@ class Assignment(NamedTuple):
     reason: StepReason
 
 
-class StepRoom(NamedTuple):
+class StepCapacity(NamedTuple):
     """Capacity of one step of the backend."""
 
     tokens: int
@@ -74,7 +74,7 @@ def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
 class StepPlan:
     """Tokens of a planned step within its capacity, without costs."""
 
-    def __init__(self, room: StepRoom, budget_ms: float = math.inf) -> None:
+    def __init__(self, capacity: StepCapacity, budget_ms: float = math.inf) -> None:
         self.budget_ms = budget_ms
         """Time limit of the step, which drafts do not exceed."""
         self.assignments: list[Assignment] = []
@@ -84,9 +84,9 @@ class StepPlan:
         self.num_tokens = 0
         self.attended = 0
         """Pairs of a token and a cell that it attends to."""
-        self._room = room
-        self._outputs_left = room.outputs
-        self._scored_left = room.scored
+        self._capacity = capacity
+        self._outputs_left = capacity.outputs
+        self._scored_left = capacity.scored
 
     def copy(self) -> StepPlan:
         copied = copy.copy(self)
@@ -97,7 +97,7 @@ class StepPlan:
     def limited_to(self, parts: Mapping[Sequence, int]) -> StepPlan:
         if parts == self.parts:
             return self
-        limited = StepPlan(self._room, self.budget_ms)
+        limited = StepPlan(self._capacity, self.budget_ms)
         for sequence, num_tokens, reason in self.assignments:
             left = parts.get(sequence, 0) - limited.parts.get(sequence, 0)
             limited.add(sequence, min(num_tokens, left), reason)
@@ -105,21 +105,21 @@ class StepPlan:
 
     @property
     def size(self) -> StepSize:
-        return equal_passes(map(self.num_of, self.parts)) if self._room.equal_parts else self.num_tokens
+        return equal_passes(map(self.num_of, self.parts)) if self._capacity.equal_parts else self.num_tokens
 
     def size_with(self, sequence: Sequence, num_tokens: int) -> StepSize:
-        if not self._room.equal_parts:
+        if not self._capacity.equal_parts:
             return self.num_tokens + num_tokens
         others = (self.num_of(other) for other in self.parts if other is not sequence)
         return equal_passes([*others, self.num_of(sequence) + num_tokens])
 
     @property
     def in_equal_parts(self) -> bool:
-        return self._room.equal_parts
+        return self._capacity.equal_parts
 
     @property
     def room(self) -> int:
-        return self._room.tokens - self.num_tokens
+        return self._capacity.tokens - self.num_tokens
 
     @property
     def draft_room(self) -> int:

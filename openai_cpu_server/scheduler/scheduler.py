@@ -11,21 +11,21 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import (
     Open,
     SavedBlock,
-    ShownHolding,
-    ShownState,
-    ShownWait,
     Span,
     Step,
     StepResult,
+    TraceHolding,
+    TraceState,
+    TraceWait,
 )
 from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTurn, EncodingTurns
-from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
+from openai_cpu_server.scheduler.admission import Admission, AdmissionQueue
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
+from openai_cpu_server.scheduler.eta import EtaEstimator
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
-from openai_cpu_server.scheduler.outlook import EtaEstimator
-from openai_cpu_server.scheduler.plan import StepCost, StepPlan, StepRoom
+from openai_cpu_server.scheduler.plan import StepCapacity, StepCost, StepPlan
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.spans import CellClaims, SequenceAdvance, advance, without_missing_drafts
@@ -81,7 +81,7 @@ class Scheduler:
         self._speculator = speculator
         reused = cache if limits.reuses else None
         self._memory = SequenceMemory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
-        self._waiting = WaitingRoom(policy)
+        self._waiting = AdmissionQueue(policy)
         self.sequences = LiveSequences(self._memory, self._waiting, reused, speculator)
         self.costs = LearnedCosts(
             cost,
@@ -91,7 +91,7 @@ class Scheduler:
             state_tokens=limits.state_tokens,
         )
         self._encodings = EncodingTurns(options)
-        self.expectations = EtaEstimator(
+        self.eta_estimator = EtaEstimator(
             self.sequences,
             self._waiting,
             self._memory.running,
@@ -111,7 +111,7 @@ class Scheduler:
         )
         self._claims = CellClaims(self._memory, self._admission)
         self._groups = AdapterGroups(options)
-        self.plan = StepPlan(self._room)
+        self.plan = StepPlan(self._capacity)
         self._turn = AdapterTurn(None, self.plan)
         self._drafts = ChosenDrafts()
 
@@ -131,13 +131,13 @@ class Scheduler:
     def cache_blocks(self) -> list[SavedBlock]:
         return self._memory.cache.export()
 
-    def shown_state(self) -> ShownState:
+    def trace_state(self) -> TraceState:
         ledger, running = self._memory.ledger, self._memory.running
 
-        def holdings(tile_blocks: int) -> tuple[ShownHolding, ...]:
+        def holdings(tile_blocks: int) -> tuple[TraceHolding, ...]:
             requests = ((slot, sequence.request) for slot, sequence in running.items())
             return tuple(
-                ShownHolding(one.id, one.client, one.priority, ledger.runs(slot, tile_blocks))
+                TraceHolding(one.id, one.client, one.priority, ledger.runs(slot, tile_blocks))
                 for slot, one in requests
             )
 
@@ -147,11 +147,11 @@ class Scheduler:
             tile_blocks *= 2
             shown = holdings(tile_blocks)
         first = islice(self._waiting.in_order(), _MOST_WAITS)
-        return ShownState(
+        return TraceState(
             pool_tiles=-(-ledger.num_blocks // tile_blocks),
             tile_blocks=tile_blocks,
             holdings=shown,
-            waits=tuple(ShownWait(s.request.id, self._admission.waits_for(s).value) for s in first),
+            waits=tuple(TraceWait(s.request.id, self._admission.waits_for(s).value) for s in first),
             cache_pinned_blocks=self._memory.cache.num_pinned,
         )
 
@@ -200,7 +200,7 @@ class Scheduler:
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
         self._turn = self._groups.compose(
             [s for s in self._admission.running_in_order() if not s.waits_for_encoder],
-            self._room,
+            self._capacity,
             self.costs.prices,
             newcomers=self.sequences.groups_of_newcomers,
             switch_ms=self.costs.switch_ms,
@@ -219,11 +219,11 @@ class Scheduler:
         return spans
 
     @property
-    def _room(self) -> StepRoom:
+    def _capacity(self) -> StepCapacity:
         """Few enough prompt tokens are scored that every other sequence has an output left."""
         outputs = self._limits.step_outputs
         scored = max(1, outputs - len(self._memory.running) + 1)
-        return StepRoom(self._limits.step_tokens, outputs, scored, self._memory.cache.has_states)
+        return StepCapacity(self._limits.step_tokens, outputs, scored, self._memory.cache.has_states)
 
     def predicted_ms(self, step: Step) -> float:
         encoding_ms = step.encode.ms if step.encode is not None else 0.0
@@ -258,7 +258,7 @@ class Scheduler:
         if elapsed_ms is not None and step.spans:
             self._learn_time(step, result, elapsed_ms - result.verbs_ms - result.encoding_ms)
         self.costs.executed(step)
-        self.expectations.computed(self.plan, step.adapter)
+        self.eta_estimator.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
         if step.encode is not None:
             advances += self._encodings.encoded(step.encode, step, result, running)

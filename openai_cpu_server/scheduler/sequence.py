@@ -96,16 +96,18 @@ class Sequence:
         """Tokens that one step may compute: none while the sequence waits for the encoder."""
         at = bisect_right(self.checkpoints, self.computed)
         end = self.checkpoints[at] if at < len(self.checkpoints) else len(self.tokens)
-        return min(end, self._next_border) - self.computed if self.request.media else end - self.computed
+        return (
+            min(end, self._next_media_boundary) - self.computed if self.request.media else end - self.computed
+        )
 
     @property
-    def _next_border(self) -> int:
+    def _next_media_boundary(self) -> int:
         """Rows of media are computed apart from tokens, so a step ends where they begin or end."""
-        for at, medium in enumerate(self.request.media):
-            if self.computed < medium.start:
-                return medium.start
-            if self.computed < medium.end:
-                return medium.end if at < self.num_encoded else self.computed
+        for at, placeholder in enumerate(self.request.media):
+            if self.computed < placeholder.start:
+                return placeholder.start
+            if self.computed < placeholder.end:
+                return placeholder.end if at < self.num_encoded else self.computed
         return len(self.tokens)
 
     @property
@@ -119,24 +121,24 @@ class Sequence:
 
     @property
     def computes_whole(self) -> bool:
-        at = self.medium_at(self.computed)
+        at = self.placeholder_at(self.computed)
         return at is not None and self.request.media[at].rows.is_whole
 
     @property
     def is_in_one_place(self) -> bool:
         """True if a part of the next computation cannot be taken back."""
-        at = self.medium_at(self.computed)
+        at = self.placeholder_at(self.computed)
         return at is not None and self.request.media[at].rows.has_one_place
 
-    def medium_at(self, index: int) -> int | None:
+    def placeholder_at(self, index: int) -> int | None:
         media = enumerate(self.request.media)
         return next((at for at, one in media if one.start <= index < one.end), None)
 
     def cut(self, num_tokens: int) -> int:
         """Shorten a prefix so that it does not end within an indivisible medium."""
-        at = self.medium_at(num_tokens)
-        medium = self.request.media[at] if at is not None else None
-        return num_tokens if medium is None or medium.can_be_cut else medium.start
+        at = self.placeholder_at(num_tokens)
+        placeholder = self.request.media[at] if at is not None else None
+        return num_tokens if placeholder is None or placeholder.can_be_cut else placeholder.start
 
     def add_checkpoint(self, num_tokens: int, *, apart: int) -> None:
         """Add a checkpoint, unless another one lies less than `apart` before it. It replaces one that lies
@@ -191,7 +193,7 @@ class Sequence:
         self.computed = num_reused
         self.checkpoints = checkpoints
         self._num_to_read = len(self.tokens)
-        self.num_encoded = sum(medium.end <= num_reused for medium in self.request.media)
+        self.num_encoded = sum(placeholder.end <= num_reused for placeholder in self.request.media)
         self.shared_prefixes.clear()
 
     def release(self) -> None:

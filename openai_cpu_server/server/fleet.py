@@ -28,7 +28,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine
 from openai_cpu_server.server.plans import ModelPlan, planned_routers
@@ -50,7 +50,7 @@ class ModelFleet:
     """Owner of all models of a server and their engines. All methods belong to one event loop's thread."""
 
     def __init__(
-        self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
+        self, settings: Settings, plans: Sequence[ModelPlan], telemetry: Telemetry, readers: ReaderPool
     ) -> None:
         """Build all models and take over the readers. Raises StartupError if no model can ever be served, or
         a router leads nowhere."""
@@ -63,9 +63,9 @@ class ModelFleet:
             limit_bytes = settings.memory * _MIB
         elif not self._is_alone:
             limit_bytes = int(_BUDGET_SHARE * Machine().free_memory())
-        self._keeper = ModelKeeper(MemoryBudget(limit_bytes), watch.metrics)
+        self._keeper = ModelKeeper(MemoryBudget(limit_bytes), telemetry.metrics)
         num_models = len(plans) + may_grow
-        self._builder = ModelBuilder(settings, watch, self._keeper, readers, num_models, self._is_alone)
+        self._builder = ModelBuilder(settings, telemetry, self._keeper, readers, num_models, self._is_alone)
         try:
             self._models = self._built(plans)
             states = [model.engine.status() for model in self._models]
@@ -229,19 +229,19 @@ class ModelFleet:
                     continue
                 seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again
                 try:
-                    await self._read_anew(model)
+                    await self._reread(model)
                 except (ServerError, OSError) as error:  # such as a file that goes while it is being read
                     logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
 
-    async def _read_anew(self, old: LoadedModel) -> None:
+    async def _reread(self, old: LoadedModel) -> None:
         async with self._replacing[old.plan.name]:
             is_used = old.entry.is_in_memory or old.engine.residency.has_requests
             if old not in self._models or is_used:
                 return
-            self._take_place(old, await self._built_anew(old))
+            self._take_place(old, await self._rebuilt(old))
             logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
 
-    async def _built_anew(self, old: LoadedModel) -> LoadedModel:
+    async def _rebuilt(self, old: LoadedModel) -> LoadedModel:
         """Build the model from its current file, with the adapters of now. Raises ModelTooLarge,
         ModelNotLoaded."""
         offered = [status.adapter for status in old.engine.adapters()]
@@ -258,7 +258,7 @@ class ModelFleet:
     async def _replaced(self, old: LoadedModel) -> LoadedModel:
         """Load the new model beside the old one if there is room for both, else after it. Requests then wait
         until the old one has gone."""
-        new = await self._built_anew(old)
+        new = await self._rebuilt(old)
         has_room = not old.entry.is_in_memory or self._keeper.fits_beside(new.entry)
         try:
             if has_room:

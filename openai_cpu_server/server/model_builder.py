@@ -33,7 +33,7 @@ from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
-from openai_cpu_server.observe.watch import ModelWatch, Watch
+from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.child import ReaderChild
@@ -138,7 +138,7 @@ def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]
         cache_bytes=options.cache_bytes // len(nodes),
         cache_file=options.cache_file and f"{options.cache_file}.node{node}",
         reads_weights=True,
-        tells_forecast=True,
+        reports_forecast=True,
     )
 
 
@@ -278,7 +278,7 @@ class LoadedModel(NamedTuple):
 @dataclass
 class ModelBuilder:
     settings: Settings
-    watch: Watch
+    telemetry: Telemetry
     keeper: ModelKeeper
     readers: ReaderPool
     num_models: int
@@ -351,7 +351,7 @@ class ModelBuilder:
         supervisor = supervised(
             settings,
             options,
-            ModelWatch(self.watch, name),
+            ModelTelemetry(self.telemetry, name),
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,
@@ -375,7 +375,7 @@ class ModelBuilder:
             supervisors[str(node)] = supervised(
                 settings,
                 own,
-                ModelWatch(self.watch, name),
+                ModelTelemetry(self.telemetry, name),
                 begins_asleep=begins_asleep,
                 cpus=cpus,
                 node=node if settings.numa_folder is None else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.models import fields_for
 from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.messages import EngineOptions
@@ -30,7 +30,7 @@ _MIB = 1024 * 1024
 
 def api_options(settings: Settings) -> ApiOptions:
     """Return the options of the API, in its own names and units."""
-    folder = settings.media_dir and expanded(settings.media_dir)
+    folder = settings.media_dir and expanded_path(settings.media_dir)
     if folder is not None and not folder.is_dir():
         raise StartupError(f"--media-dir: there is no folder {folder}")
     hosts: frozenset[str] | None = None
@@ -132,7 +132,7 @@ def adapter_files(settings: Settings) -> AdapterFiles:
     folder = settings.adapter_dir
     if folder is None:
         return AdapterFiles(None)
-    folder = expanded(folder)
+    folder = expanded_path(folder)
     if not folder.is_dir():
         raise StartupError(f"--adapter-dir: there is no folder {folder}")
     return AdapterFiles(folder)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterOption, AdapterSource
-from openai_cpu_server.config.folders import expanded, user_data_dir
+from openai_cpu_server.config.folders import expanded_path, user_data_dir
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -122,7 +122,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
 def models_folder(settings: Settings) -> Path:
     """Return the folder of `--models-dir`. Raises StartupError if it is missing."""
     assert settings.models_dir is not None, "somebody has named it"
-    folder = expanded(settings.models_dir)
+    folder = expanded_path(settings.models_dir)
     if not folder.is_dir():
         raise StartupError(f"--models-dir: there is no folder {folder}")
     return folder.absolute()

@@ -20,7 +20,7 @@ from openai_cpu_server.answers.cache import AnswerCache, AnswerObserver, open_an
 from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, SimilarAnswers
-from openai_cpu_server.api.parts import ModelKeeping, ModelStore
+from openai_cpu_server.api.state import ModelKeeping, ModelStore
 from openai_cpu_server.config.folders import tune_engines, user_data_dir
 from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.engine import EngineState
@@ -46,8 +46,8 @@ from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.observe.telemetry import Telemetry
 from openai_cpu_server.observe.tracing import open_tracing
-from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import SHARE_S
 from openai_cpu_server.server.fleet import ModelFleet
@@ -108,7 +108,7 @@ _CLOSE_CONNECTIONS_S = 1
 """Time for connections to send their last bytes after Ctrl-C."""
 
 
-def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
+def run_server(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # nobody reads what is said
         faulthandler.enable()  # a crash of native code tells where it was
@@ -119,14 +119,14 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
     with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
-        watch = Watch.new(model=plans[0].name, tracing=tracing)
-        pool.on_death = watch.metrics.reader_died
-        watch.metrics.watch_readers(pool.load, SHARE_S)
-        fleet = ModelFleet(settings, plans, watch, pool)
+        telemetry = Telemetry.new(model=plans[0].name, tracing=tracing)
+        pool.on_death = telemetry.metrics.reader_died
+        telemetry.metrics.watch_readers(pool.load, SHARE_S)
+        fleet = ModelFleet(settings, plans, telemetry, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
         if settings.models_dir is not None:
             fleet.registry.catalog = ModelDir(settings, plans, fleet)
-        served = open_api(settings, fleet.registry, watch, keeping=fleet, store=store)
+        served = open_api(settings, fleet.registry, telemetry, keeping=fleet, store=store)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
@@ -146,7 +146,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
                 totals.output_tokens,
                 timedelta(seconds=round(time.monotonic() - started)),
             )
-            watch.close()
+            telemetry.close()
 
 
 class ServedApi(NamedTuple):
@@ -155,7 +155,7 @@ class ServedApi(NamedTuple):
     api: ServedApplication
     keys: KeyRing
     jobs: Jobs | None
-    recall: AnswerLookup | None
+    answer_lookup: AnswerLookup | None
     mcp: ConfiguredServers | None
 
     @contextlib.asynccontextmanager
@@ -163,7 +163,7 @@ class ServedApi(NamedTuple):
         """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
         servers are stopped."""
         nothing = contextlib.nullcontext()
-        async with self.recall or nothing, self.mcp or nothing:
+        async with self.answer_lookup or nothing, self.mcp or nothing:
             if self.jobs is None:
                 yield
                 return
@@ -180,14 +180,14 @@ class ServedApi(NamedTuple):
 def open_api(
     settings: Settings,
     models: ModelRegistry,
-    watch: Watch,
+    telemetry: Telemetry,
     *,
     keeping: ModelKeeping | None = None,
     store: ModelStore | None = None,
 ) -> ServedApi:
     """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
     None. Raises StartupError with one line."""
-    recall = open_answer_lookup(settings, models, watch.metrics)
+    answer_lookup = open_answer_lookup(settings, models, telemetry.metrics)
     mcp = None
     if settings.mcp or settings.mcp_allow_url:
         mcp = ConfiguredServers(
@@ -211,14 +211,14 @@ def open_api(
         keys=keys,
         limits=RateLimits(Meter.open(revealed(settings.limits_url))),
         jobs=jobs,
-        watch=watch,
+        telemetry=telemetry,
         find_adapter=adapter_files(settings).of_client,
         keeping=keeping,
         model_store=store,
-        recall=recall,
+        answer_lookup=answer_lookup,
         mcp=mcp,
     )
-    return ServedApi(api, keys, jobs, recall, mcp)
+    return ServedApi(api, keys, jobs, answer_lookup, mcp)
 
 
 class OfflineModels(NamedTuple):
@@ -230,9 +230,11 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
     """Build models without a server. The caller must run and close the fleet. Raises StartupError with one
     line."""
     tune_engines()
-    watch = Watch.new(model=plans[0].name)
-    fleet = ModelFleet(settings, plans, watch, reader_pool(settings, plans))
-    return OfflineModels(fleet, create_api(fleet.registry, api_options(settings), watch=watch).run_row)
+    telemetry = Telemetry.new(model=plans[0].name)
+    fleet = ModelFleet(settings, plans, telemetry, reader_pool(settings, plans))
+    return OfflineModels(
+        fleet, create_api(fleet.registry, api_options(settings), telemetry=telemetry).run_row
+    )
 
 
 def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> uvicorn.Config:

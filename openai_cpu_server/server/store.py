@@ -27,7 +27,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.model_source import hub_name
 from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
-from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, Preset, fetch
+from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, Preset, ensure_served
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.plans import (
     ModelPlan,
@@ -103,7 +103,7 @@ class FleetStore:
         """Pull a model and yield the progress until it is served. A second caller joins the running pull.
         Without listeners it is cancelled, and downloaded data stays. Raises PullFailed, ModelNotLoaded."""
         name = _bare(name)
-        await fetch(self._models, name, None)
+        await ensure_served(self._models, name, None)
         if self._models.has(name):
             yield PullStep(status="success", name=name)
             return
@@ -145,7 +145,7 @@ class FleetStore:
             raise wrong(f"'{name}' cannot be the name of a model.", "model")
         if name not in self._stored.presets and len(self._stored.presets) >= _MOST_NAMES:
             raise InvalidRequest(f"There are {_MOST_NAMES} names already: remove some first.")
-        await fetch(self._models, _bare(preset.base), None)
+        await ensure_served(self._models, _bare(preset.base), None)
         base = self._choose(_bare(preset.base))
         preset = msgspec.structs.replace(preset, base=base.name)
         if base.preset is not None:

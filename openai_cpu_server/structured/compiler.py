@@ -45,7 +45,7 @@ from openai_cpu_server.structured.options import (
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language, rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
-from openai_cpu_server.structured.schema.evaluation import Evaluation, expanded
+from openai_cpu_server.structured.schema.evaluation import Evaluation, without_unevaluated
 from openai_cpu_server.structured.schema.nodes import JsonKind, Scalars, Size
 from openai_cpu_server.structured.schema.normalise import SchemaReaders
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
@@ -60,9 +60,9 @@ from openai_cpu_server.structured.values.scalars import (
 from openai_cpu_server.structured.writing.grammar import (
     GrammarBuilder,
     composed,
-    packed,
-    pruned,
-    unpacked,
+    packed_rules,
+    pruned_rules,
+    unpacked_rules,
     without_characters,
 )
 from openai_cpu_server.structured.writing.json_text import Punctuation, quoted_texts, raw_texts
@@ -101,7 +101,9 @@ class _Compiler:
         self._goals = Goals(self._table, self._readers.at, budget, self._report)
         self._goals.is_possible = self._is_possible
         self._evaluation = functools.cache(self._new_evaluation)
-        self._goals.expand = functools.cache(functools.partial(expanded, self._evaluation, self._report))
+        self._goals.expand = functools.cache(
+            functools.partial(without_unevaluated, self._evaluation, self._report)
+        )
         self._strings = StringLanguages(self._goals, budget, self._report)
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
@@ -279,7 +281,7 @@ def grammar_maker(
             return RefusedGrammar(str(error), error.code, path)
         return MadeGrammar(
             lark=lark,
-            rules=packed(compiled.rules),
+            rules=packed_rules(compiled.rules),
             unenforced=tuple((each.path, each.keyword) for each in compiled.unenforced),
             share=compiled.share,
             is_raw=compiled.is_raw,
@@ -324,7 +326,7 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
             except RecursionError:
                 raise InvalidGrammar(1, 1, "rules or groups are nested too deep") from None
         case GrammarSource.PARTS:
-            parts = {rule: unpacked(part) for rule, part in order.parts.items()}
+            parts = {rule: unpacked_rules(part) for rule, part in order.parts.items()}
             return CompiledGrammar(composed(order.text, parts))
 
 
@@ -333,7 +335,7 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         rules = lark_rules(order.text)
     else:
         rules = language_rules(rust_language(order.text, Limits()), order.text)
-    rules = pruned(rules)
+    rules = pruned_rules(rules)
     if not rules:
         raise InvalidGrammar(1, 1, "no text matches")
     share = len(order.text) / MOST_CHARACTERS + len(rules) / MOST_RULES

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.ended import AnswerUse, Distribution, EndedCall, EndedRequest, RequestOrigin
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
 
 def metric_table() -> str:
@@ -27,16 +27,16 @@ def _row(family: Metric) -> tuple[str, str, str, str]:
 
 
 def _page() -> str:
-    watch = Watch.new(model="demo")
-    watch.metrics.add(EngineGauges(lambda: [("demo", _IdleEngine())]))
-    watch.metrics.add(GatewayGauges(lambda: [("demo", _IdleEngine())]))
-    watch.ended(_failed_request())
-    watch.metrics.count("batch_rows", "put_off")
-    watch.metrics.count("engine_restarts", "hang")
-    watch.metrics.reader_died("SIGSEGV")
-    watch.metrics.model_loaded("demo", 1.0)
-    watch.metrics.model_unloaded("demo", "idle")
-    return watch.metrics.page().decode()
+    telemetry = Telemetry.new(model="demo")
+    telemetry.metrics.add(EngineGauges(lambda: [("demo", _IdleEngine())]))
+    telemetry.metrics.add(GatewayGauges(lambda: [("demo", _IdleEngine())]))
+    telemetry.ended(_failed_request())
+    telemetry.metrics.count("batch_rows", "put_off")
+    telemetry.metrics.count("engine_restarts", "hang")
+    telemetry.metrics.reader_died("SIGSEGV")
+    telemetry.metrics.model_loaded("demo", 1.0)
+    telemetry.metrics.model_unloaded("demo", "idle")
+    return telemetry.metrics.page().decode()
 
 
 class _IdleEngine:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from manual.errors import error_table
+from manual.ignored_params import ignored_table, refused_table
 from manual.metrics import metric_table
 from manual.options import alias_table, model_table, option_tables, ray_table
 from manual.routes import route_tables
-from manual.unheeded import ignored_table, refused_table
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 _MADE = "<!-- Made from the code by scripts/docs: do not edit. -->"

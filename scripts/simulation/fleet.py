@@ -20,7 +20,7 @@ from openai_cpu_server.contract.replica import HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Drafted, Sample, Step, StepResult, num_right
 from openai_cpu_server.engine.generating import step_options
-from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
+from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetMonitor
 from openai_cpu_server.replicas.router import ReplicaChoice, ReplicaReport, ReplicaRouter, RoutedRequest
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
@@ -211,7 +211,7 @@ class SimReplica:
         if with_prefixes and (news := self._journal.take()) is not None:
             self._version += 1
             held = HeldUpdate(version=self._version, saved=news.saved, dropped=news.dropped)
-        return ReplicaReport(self.state, self._scheduler.expectations.forecast(), held)
+        return ReplicaReport(self.state, self._scheduler.eta_estimator.forecast(), held)
 
 
 def new_scheduler(
@@ -398,7 +398,7 @@ class _Simulation:
         self._born_s: dict[str, float] = {}
         self._unplaced: list[tuple[Live, Routing]] = []
         self._routing_of: dict[str, Routing] = {}
-        self._watch = FleetWatch()
+        self._watch = FleetMonitor()
         self._scaler = Autoscaler(plan.autoscale) if plan.autoscale else None
         self._num_open = 0
         self.outcome = Outcome([], self._all, 0.0, [], [], 0.0, [])

@@ -26,7 +26,7 @@ def request(number: int = 0, **fields: object) -> GenerationRequest:
 def question(*requests: GenerationRequest, text: str | None = None, **fields: object) -> AnswerKey:
     """`text`: the last user turn; None: it is no conversation."""
     plain = AnswerKey(
-        asker=ASKER,
+        scope=ASKER,
         requests=requests or (request(),),
         is_repeatable=True,
         asked_tokens=8,

@@ -11,7 +11,7 @@ from tests.answers.questions import AROUND, ASKER, question, request
 
 
 def asked_by(**fields: object) -> AnswerKey:
-    return question(text="hi", asker=msgspec.structs.replace(ASKER, **fields))
+    return question(text="hi", scope=msgspec.structs.replace(ASKER, **fields))
 
 
 OTHER_ASKERS = [
@@ -40,7 +40,9 @@ def test_whatever_changes_the_answer_changes_both_keys(other: AnswerKey) -> None
 
 
 def test_who_waits_how_long_and_for_whom_changes_nothing() -> None:
-    other = request(id="other/0", priority=Priority.BATCH, client="c", route="cmpl", pin=True, borders=(2,))
+    other = request(
+        id="other/0", priority=Priority.BATCH, client="c", route="cmpl", pin=True, boundaries=(2,)
+    )
     assert exact_key(question(other)) == exact_key(question())
 
 
@@ -67,7 +69,7 @@ def test_an_answer_that_is_drawn_anew_is_found_by_its_turn_alone() -> None:
 def test_questions_of_a_group_differ_by_their_last_turn_alone() -> None:
     one = question(request(tokens=(1, 2, 4, 3), max_tokens=90), text="hi", asked_tokens=0)
     longer = question(
-        request(tokens=(1, 2, 4, 4, 4, 3), borders=(1, 6), max_tokens=88), text="hello", asked_tokens=0
+        request(tokens=(1, 2, 4, 4, 4, 3), boundaries=(1, 6), max_tokens=88), text="hello", asked_tokens=0
     )
     assert exact_key(one) != exact_key(longer)
     assert group_key(one, "minilm") == group_key(longer, "minilm")

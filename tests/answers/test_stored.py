@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from openai_cpu_server.answers.cache import CorruptAnswer, is_good, packed, unpacked
+from openai_cpu_server.answers.cache import CorruptAnswer, is_good, packed_answer, unpacked_answer
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from tests.answers.questions import answer, request
@@ -17,7 +17,7 @@ BOTH = (request(0), request(1))
 
 def test_an_answer_comes_back_under_new_ids_and_nothing_was_computed() -> None:
     again = (request(0, id="new/0"), request(1, id="new/1"))
-    told = unpacked(packed(answer("ab", "c"), BOTH), again)
+    told = unpacked_answer(packed_answer(answer("ab", "c"), BOTH), again)
     assert [(event.id, event.text) for event in told if not event.finish] == [
         ("new/0", "a"),
         ("new/0", "b"),
@@ -33,7 +33,7 @@ def test_log_probabilities_come_back_too() -> None:
     scores = (TokenLogprob(5, -0.5, ((5, -0.5), (6, -math.inf))),)
     end = Finish(reason=FinishReason.STOP, output_tokens=1)
     events = [TokenEvent(id="call/0", tokens=(5,), text="x", logprobs=scores, finish=end)]
-    assert unpacked(packed(events, BOTH[:1]), BOTH[:1])[0].logprobs == scores
+    assert unpacked_answer(packed_answer(events, BOTH[:1]), BOTH[:1])[0].logprobs == scores
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_log_probabilities_come_back_too() -> None:
         b"",
         b"\x00",
         b"no msgpack",
-        packed(answer("ab", "c"), BOTH)[:-3],
+        packed_answer(answer("ab", "c"), BOTH)[:-3],
         msgspec.msgpack.encode([]),
-        packed(answer("ab"), BOTH),
-        packed([*answer("ab", "c"), *answer("d")], BOTH),
-        packed(answer("a", "b", reason=FinishReason.CANCELLED), BOTH),
+        packed_answer(answer("ab"), BOTH),
+        packed_answer([*answer("ab", "c"), *answer("d")], BOTH),
+        packed_answer(answer("a", "b", reason=FinishReason.CANCELLED), BOTH),
         msgspec.msgpack.encode([(2, answer("")[0])]),
     ],
 )
 def test_what_is_no_whole_answer_is_corrupt(stored: bytes) -> None:
     with pytest.raises(CorruptAnswer):
-        unpacked(stored, BOTH)
+        unpacked_answer(stored, BOTH)
 
 
 def test_only_ends_that_the_client_or_the_model_chose_are_for_others() -> None:
@@ -78,5 +78,5 @@ def test_what_the_model_did_for_it_is_not_told_again() -> None:
         drafted_tokens=7,
         accepted_tokens=8,
     )
-    told = unpacked(packed(answer("a", finish=work), BOTH[:1]), BOTH[:1])
+    told = unpacked_answer(packed_answer(answer("a", finish=work), BOTH[:1]), BOTH[:1])
     assert told[-1].finish == Finish(reason=FinishReason.STOP, output_tokens=1, cached_tokens=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.answers.store import direction, marks_of, nearest
+from openai_cpu_server.answers.store import direction, marks_of, nearest_turns
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def row(*numbers: float) -> bytes:
 
 def test_the_most_similar_come_first_and_others_not_at_all() -> None:
     rows = [("far", row(0, 1)), ("near", row(1, 0.1)), ("same", row(2, 0)), ("opposite", row(-1, 0))]
-    found = nearest(rows, row(1, 0), at_least=0.9)
+    found = nearest_turns(rows, row(1, 0), at_least=0.9)
     assert [near.key for near in found] == ["same", "near"]
     assert found[0].similarity == pytest.approx(1)
 
 
 def test_rows_of_another_length_are_none() -> None:
-    assert nearest([("a", row(1, 0, 0)), ("b", b"x")], row(1, 0), at_least=-1) == []
-    assert nearest([], row(1, 0), at_least=-1) == []
+    assert nearest_turns([("a", row(1, 0, 0)), ("b", b"x")], row(1, 0), at_least=-1) == []
+    assert nearest_turns([], row(1, 0), at_least=-1) == []
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 0.0), (float("nan"), 1.0), (float("inf"), 1.0)])

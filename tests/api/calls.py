@@ -20,7 +20,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import Part
 from tests.api.fake_tokenizer import FakeTokenizer
 
@@ -38,7 +38,7 @@ FIGURES = Figures(
     drafted_tokens=8,
     accepted_tokens=6,
 )
-PIECES = ShownPieces(FakeTokenizer())
+PIECES = PieceTexts(FakeTokenizer())
 Renders = ChatRenderer | CompletionRenderer | MessagesRenderer
 
 

@@ -33,7 +33,7 @@ OPTIONS = ApiOptions(max_choices=8)
 
 def chat(
     *,
-    sender: Caller = Caller(),  # noqa: B008 (frozen)
+    caller: Caller = Caller(),  # noqa: B008 (frozen)
     template: str | None = FakeTokenizer.chat_template,
     form: str = "demo",
     tokenizer: FakeTokenizer | None = None,
@@ -54,7 +54,7 @@ def chat(
         thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return resolved(CHAT, model, body, sender, info)
+    return resolved(CHAT, model, body, caller, info)
 
 
 def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> ResolvedRequest:
@@ -66,12 +66,12 @@ def resolved(
     family: ApiAdapter[Any],
     model: ServedModel,
     fields: Mapping[str, object],
-    sender: Caller,
+    caller: Caller,
     info: ModelInfo = FAKE_INFO,
 ) -> ResolvedRequest:
     ask = family.reader.read(json.dumps(fields).encode(), lenient=False)
     chosen = ModelRegistry([model]).choose(ask.model, None)
-    return resolve(ask, ResolveContext(chosen, info, sender, OPTIONS))
+    return resolve(ask, ResolveContext(chosen, info, caller, OPTIONS))
 
 
 def refused(ask: Callable[..., object] = chat, **fields: object) -> InvalidRequest:

@@ -25,7 +25,7 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import Exchange, exchange
@@ -43,12 +43,12 @@ def new_engine(
     max_queue: int = 1000,
     max_seqs: int = 16,
     cache_bytes: int = 0,
-    watch: EngineObserver = NOBODY,
+    observer: EngineObserver = NOBODY,
 ) -> EngineClient:
     """Of a token the fake's cells take one byte."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
-    return EngineClient(Supervisor(command, options, observer=watch), max_queue=max_queue)
+    return EngineClient(Supervisor(command, options, observer=observer), max_queue=max_queue)
 
 
 @asynccontextmanager
@@ -101,8 +101,8 @@ def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None
     )
 
 
-def api(engine: Engine, options: ApiOptions = OPTIONS, watch: Watch | None = None) -> Starlette:
-    return create_api(served(engine), options, watch=watch).app
+def api(engine: Engine, options: ApiOptions = OPTIONS, telemetry: Telemetry | None = None) -> Starlette:
+    return create_api(served(engine), options, telemetry=telemetry).app
 
 
 def rows(engine: Engine) -> RowRunner:

@@ -22,7 +22,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import Cascade, RouterOptions, WhenStreaming
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import client, embedding_model, named, num_live
@@ -52,13 +52,15 @@ class Cached:
         routes = {"small": "fake", "large": "large"}
         router = RouterOptions(names=("auto",), routes=routes, otherwise="small", way=cascade)
         self.models = ModelRegistry(models, [ModelRouter(router)])
-        self.watch = Watch.new(model="fake")
+        self.telemetry = Telemetry.new(model="fake")
         self.store = SqliteAnswers.open(None, BOUNDS)
-        self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics)
+        self.cache = AnswerCache(self.store, BOUNDS, self.telemetry.metrics)
         similar = SimilarAnswers("vectors", least) if least is not None else None
-        self.recall = AnswerLookup(self.cache, self.models, similar)
+        self.answer_lookup = AnswerLookup(self.cache, self.models, similar)
         options = ApiOptions(compares_turns=least is not None)
-        self.api = create_api(self.models, options, watch=self.watch, recall=self.recall)
+        self.api = create_api(
+            self.models, options, telemetry=self.telemetry, answer_lookup=self.answer_lookup
+        )
         self.app: Starlette = self.api.app
 
     def known(self, model: ServedModel) -> ServedModel:
@@ -67,7 +69,7 @@ class Cached:
 
     @property
     def metrics(self) -> str:
-        return self.watch.metrics.page().decode()
+        return self.telemetry.metrics.page().decode()
 
     def counted(self, result: str) -> int:
         start = f'ocs_answer_cache_requests_total{{result="{result}"}} '

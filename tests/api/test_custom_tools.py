@@ -11,7 +11,7 @@ from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.api.generation.params import MessageParam
 from openai_cpu_server.api.responses.conversation import to_messages
 from openai_cpu_server.api.responses.schema import ResponsesBody
-from openai_cpu_server.api.responses.to_params import left_out, new_items, to_params, unsupported_names
+from openai_cpu_server.api.responses.to_params import ignored_tools, new_items, to_params, unsupported_names
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallBegin,
@@ -133,7 +133,7 @@ def names(given: ResponsesBody) -> list[str]:
 
 def test_responses_know_custom_tools_and_namespaces() -> None:
     assert names(body()) == ["apply_patch", "agents.spawn", "agents.tell"]
-    assert left_out(body()) == ["tools[1].tools[2] (web_search)", "tools[2] (local_shell)"]
+    assert ignored_tools(body()) == ["tools[1].tools[2] (web_search)", "tools[2] (local_shell)"]
     spaces = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]}
     for choice, chosen in (
         ({"type": "function", "name": "spawn"}, ["agents.spawn"]),

@@ -25,7 +25,7 @@ from openai_cpu_server.api.events.broadcaster import (
 from openai_cpu_server.api.events.stream import MOST_STEPS, EventFilter, EventListener, EventSchedule
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState, ShownWait, StepTrace
+from openai_cpu_server.contract.step import StepTrace, TraceHolding, TracePart, TraceState, TraceWait
 from openai_cpu_server.http.keys import ANYBODY, Identity, Key, Scope
 from openai_cpu_server.observe.recent import RecentActivity
 from tests.api.asgi import exchange
@@ -41,21 +41,21 @@ pytestmark = pytest.mark.anyio
 
 ANN, BOB = "key:ann", "key:bob"
 FIGURES = StepFigures(sequences=1, tokens=1, predicted_ms=2.0, elapsed_ms=1.0)
-STATE = ShownState(
+STATE = TraceState(
     pool_tiles=8,
     tile_blocks=1,
     holdings=(
-        ShownHolding("a/0", ANN, Priority.INTERACTIVE, ((0, 3),)),
-        ShownHolding("b/0", BOB, Priority.BATCH, ((2, 2),)),
-        ShownHolding("c/0", BOB, Priority.BATCH, ((3, 2), (7, 1))),
+        TraceHolding("a/0", ANN, Priority.INTERACTIVE, ((0, 3),)),
+        TraceHolding("b/0", BOB, Priority.BATCH, ((2, 2),)),
+        TraceHolding("c/0", BOB, Priority.BATCH, ((3, 2), (7, 1))),
     ),
-    waits=(ShownWait("d/0", "slot"),),
+    waits=(TraceWait("d/0", "slot"),),
     cache_pinned_blocks=0,
 )
 
 
-def part(name: str, client: str = ANN, priority: Priority = Priority.INTERACTIVE) -> ShownPart:
-    return ShownPart(name, client, priority, "decode", decode=1, output=1)
+def part(name: str, client: str = ANN, priority: Priority = Priority.INTERACTIVE) -> TracePart:
+    return TracePart(name, client, priority, "decode", decode=1, output=1)
 
 
 def identity(name: str, *scopes: Scope, models: frozenset[str] | None = None) -> Identity:
@@ -70,7 +70,7 @@ class Feed:
         self.models = served(self.engine)
         self.hub = StepBroadcaster(self.models, clock=self.clock)
 
-    def step(self, *parts: ShownPart, figures: StepFigures = FIGURES) -> None:
+    def step(self, *parts: TracePart, figures: StepFigures = FIGURES) -> None:
         assert self.engine.see is not None
         self.engine.see(figures, StepTrace(parts=parts))
 
@@ -134,7 +134,7 @@ def test_pictures_and_sounds_that_are_encoded_are_told_apart(feed: Feed) -> None
     listener, other = feed.listener(), feed.listener(identity("bob", Scope.INFERENCE))
     for kind in ("picture", "sound") * MOST_STEPS:
         figures = msgspec.structs.replace(FIGURES, encoding_ms=0.5, encodes=kind)
-        feed.step(ShownPart(kind, ANN, Priority.INTERACTIVE, kind, encoding_ms=0.5), figures=figures)
+        feed.step(TracePart(kind, ANN, Priority.INTERACTIVE, kind, encoding_ms=0.5), figures=figures)
     for step in told(listener)["steps"]:
         assert (step["merged"], step["encoding_ms"], step["sound_ms"]) == (2, 1, 0.5)
         assert [part.get("sound_ms", 0) for part in step["parts"]] == [0, 0.5]

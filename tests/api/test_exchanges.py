@@ -155,16 +155,18 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     holders, has_database = special.pop("keys", {}), special.pop("database", True)
     keys = key_ring(folder, special.pop("shared", None), **holders) if holders else None
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
-    registry, kept, recall = ModelRegistry(models), Kept(), None
+    registry, kept, answer_lookup = ModelRegistry(models), Kept(), None
     if least := special.pop("cache", None):
         for model in models:
             model.content_digest = lambda model=model: model.name  # type: ignore[misc]
         answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept)
-        recall = AnswerLookup(answers, registry, SimilarAnswers("embeds", least) if least < 1 else None)
+        answer_lookup = AnswerLookup(
+            answers, registry, SimilarAnswers("embeds", least) if least < 1 else None
+        )
         special["compares_turns"] = least < 1
     special |= {name: tuple(value) for name, value in special.items() if isinstance(value, list)}
     options = msgspec.structs.replace(OPTIONS, **special)
-    api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, recall=recall)
+    api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, answer_lookup=answer_lookup)
     yield Server(api.app, engines, kept)
     await api.settle()
     if jobs:

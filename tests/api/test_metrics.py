@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, new_engine, served
@@ -80,8 +80,8 @@ REFUSED: list[tuple[bytes, dict[str, str], str]] = [
 @pytest.mark.parametrize(("body", "headers", "priority"), REFUSED)
 async def test_an_early_refusal_has_a_priority(body: bytes, headers: dict[str, str], priority: str) -> None:
     """No engine gets to know of it."""
-    watch = Watch.new(model="fake")
-    async with client(create_api(served(FakeEngine()), OPTIONS, watch=watch).app) as http:
+    telemetry = Telemetry.new(model="fake")
+    async with client(create_api(served(FakeEngine()), OPTIONS, telemetry=telemetry).app) as http:
         assert (await http.post(CHAT, content=body, headers=headers)).status_code == 400
         assert [labels["priority"] for labels in await counted(http)] == [priority]
 

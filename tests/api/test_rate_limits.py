@@ -112,26 +112,26 @@ async def test_calls_at_once(engine: FakeEngine, tmp_path: Path) -> None:
 
 async def test_outputs_that_run_hold_their_room() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
-    async with limits.lease(ann) as first:
+    async with limits.reservation(ann) as first:
         await first.reserve(prompt_tokens=10, output_tokens=60)
-        async with limits.lease(ann) as second:
+        async with limits.reservation(ann) as second:
             with pytest.raises(TokensLimited, match="Used 70, Requested 31"):
                 await second.reserve(prompt_tokens=1, output_tokens=30)
             await second.reserve(prompt_tokens=10, output_tokens=20)
-    async with limits.lease(ann) as third:
+    async with limits.reservation(ann) as third:
         assert third.headers["x-ratelimit-remaining-tokens"] == "80"
 
 
 async def test_a_refused_call_gets_its_tokens_back() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100, tokens_per_day=500)
-    async with limits.lease(ann) as lease:
-        await lease.reserve(prompt_tokens=30, output_tokens=60)
-        assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
-        await lease.refund()
-        assert lease.headers["x-ratelimit-remaining-tokens"] == "100"
-    async with limits.lease(ann) as lease:
-        await lease.reserve(prompt_tokens=100, output_tokens=0)
-        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
+    async with limits.reservation(ann) as reservation:
+        await reservation.reserve(prompt_tokens=30, output_tokens=60)
+        assert reservation.headers["x-ratelimit-remaining-tokens"] == "10"
+        await reservation.refund()
+        assert reservation.headers["x-ratelimit-remaining-tokens"] == "100"
+    async with limits.reservation(ann) as reservation:
+        await reservation.reserve(prompt_tokens=100, output_tokens=0)
+        assert reservation.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
 async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
@@ -154,13 +154,13 @@ async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
 
 async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
-    async with limits.lease(ann) as lease:
-        await lease.reserve(prompt_tokens=90, output_tokens=0)
-        lease.output_tokens = 50
-    async with limits.lease(ann) as lease:
-        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
+    async with limits.reservation(ann) as reservation:
+        await reservation.reserve(prompt_tokens=90, output_tokens=0)
+        reservation.output_tokens = 50
+    async with limits.reservation(ann) as reservation:
+        assert reservation.headers["x-ratelimit-remaining-tokens"] == "0"
         with pytest.raises(TokensLimited):
-            await lease.reserve(prompt_tokens=1, output_tokens=0)
+            await reservation.reserve(prompt_tokens=1, output_tokens=0)
 
 
 async def test_of_many_at_once_no_more_pass_than_may() -> None:
@@ -170,9 +170,9 @@ async def test_of_many_at_once_no_more_pass_than_may() -> None:
     async def one() -> None:
         nonlocal passed
         try:
-            async with limits.lease(ann) as lease:
-                await lease.reserve(prompt_tokens=5, output_tokens=5)
-                lease.output_tokens = 5
+            async with limits.reservation(ann) as reservation:
+                await reservation.reserve(prompt_tokens=5, output_tokens=5)
+                reservation.output_tokens = 5
                 passed += 1
         except (RequestsLimited, TokensLimited):
             return
@@ -190,15 +190,15 @@ async def test_while_the_storage_is_down_this_process_counts(
     ann = key(requests_per_minute=3, tokens_per_minute=20, tokens_per_day=20)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            async with limits.lease(ann) as lease:
-                await lease.reserve(prompt_tokens=5, output_tokens=5)
-                lease.output_tokens = 5
-        assert lease.headers["x-ratelimit-remaining-tokens"] == "0"
-        async with limits.lease(ann) as lease:
+            async with limits.reservation(ann) as reservation:
+                await reservation.reserve(prompt_tokens=5, output_tokens=5)
+                reservation.output_tokens = 5
+        assert reservation.headers["x-ratelimit-remaining-tokens"] == "0"
+        async with limits.reservation(ann) as reservation:
             with pytest.raises(TokensLimited):
-                await lease.reserve(prompt_tokens=5, output_tokens=5)
+                await reservation.reserve(prompt_tokens=5, output_tokens=5)
         with pytest.raises(RequestsLimited):
-            await limits.lease(ann).__aenter__()
+            await limits.reservation(ann).__aenter__()
     (record,) = caplog.records
     assert "counts alone" in record.getMessage()
     assert "ConnectionError" in record.getMessage()

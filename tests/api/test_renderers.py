@@ -25,19 +25,19 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 
-def begun(one: ResolvedRequest, model: ServedModel, ticket: RequestLog | None = None) -> RunningCall:
+def begun(one: ResolvedRequest, model: ServedModel, request_log: RequestLog | None = None) -> RunningCall:
     generation = model.engine.generate(one.requests)
-    ticket = ticket or RequestLog("r", "POST", "/")
-    return RunningCall(one, generation, model, ticket=ticket, calls=RunningCalls())
+    request_log = request_log or RequestLog("r", "POST", "/")
+    return RunningCall(one, generation, model, request_log=request_log, calls=RunningCalls())
 
 
 async def test_what_was_told_is_counted_for_the_log() -> None:
-    model, one, ticket = served(FakeEngine()).default, call(), RequestLog("r", "POST", "/")
-    async with begun(one, model, ticket) as running:
-        told = [said async for said in running.tell(CHAT.renderer.stream(one, model.pieces))]
+    model, one, request_log = served(FakeEngine()).default, call(), RequestLog("r", "POST", "/")
+    async with begun(one, model, request_log) as running:
+        told = [said async for said in running.emit(CHAT.renderer.stream(one, model.pieces))]
     assert told
-    assert ticket.call is not None
-    assert ticket.notes["output_tokens"] == ticket.call.figures.output_tokens > 0
+    assert request_log.call is not None
+    assert request_log.notes["output_tokens"] == request_log.call.figures.output_tokens > 0
 
 
 async def test_who_waits_is_told_the_place() -> None:
@@ -46,9 +46,9 @@ async def test_who_waits_is_told_the_place() -> None:
     one = msgspec.structs.replace(call(), details=DetailsParam(progress=True))
     generation = engine.generate(one.requests)
     async with RunningCall(
-        one, generation, model, ticket=RequestLog("r", "POST", "/"), calls=RunningCalls()
+        one, generation, model, request_log=RequestLog("r", "POST", "/"), calls=RunningCalls()
     ) as it:
-        told = it.tell(CHAT.renderer.stream(one, model.pieces))
+        told = it.emit(CHAT.renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
 
         def is_told() -> bool:

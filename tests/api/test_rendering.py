@@ -28,7 +28,7 @@ from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, error_object
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api import calls, response_events
@@ -330,7 +330,7 @@ def test_the_bytes_of_a_failure_in_a_stream_of_messages() -> None:
 
 def test_who_waits_for_a_message_is_pinged() -> None:
     stream = MessagesRenderer().stream(call(), PIECES)
-    news = (stream.waits(QueuePlace("c-0", 1, 5.0)), stream.waits(ModelLoading(0.5)), stream.silence())
+    news = (stream.waiting(QueuePlace("c-0", 1, 5.0)), stream.waiting(ModelLoading(0.5)), stream.keepalive())
     assert [events(chunks) for chunks in news] == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
 
 
@@ -352,12 +352,12 @@ def test_a_waiting_response_is_queued_once(status: ResponseStatus, news: str, ex
     stream = response_events.stream(call(), status, {"background": status is ResponseStatus.QUEUED})
     chunks = [*stream.begin()]
     for letter in news:
-        chunks += stream.waits(PLACE) if letter == "w" else stream.lives()
+        chunks += stream.waiting(PLACE) if letter == "w" else stream.keepalive()
     assert (stream.response.status == "queued") is ("l" not in news)
     heard = objects([*chunks, *stream.event(text(0, "Hi"))])
     assert " ".join(kinds(heard)).startswith(f"{expected} output_item.added")
     assert [event["sequence_number"] for event in heard] == list(range(len(heard)))
-    assert stream.lives() == ()
+    assert stream.keepalive() == ()
 
 
 def test_a_failure_is_an_error_and_a_failed_response() -> None:
@@ -409,5 +409,5 @@ class Alike(FakeTokenizer):
 def test_of_tokens_with_one_text_the_likeliest_counts(chosen: int) -> None:
     logprobs = {1: -0.1, 2: -5.0, 3: -9.0}
     entry = TokenLogprob(token=chosen, logprob=logprobs[chosen], top=((1, -0.1), (2, -5.0)))
-    (top,) = LegacyWriter(ShownPieces(Alike()), 0).write([entry]).top_logprobs
+    (top,) = LegacyWriter(PieceTexts(Alike()), 0).write([entry]).top_logprobs
     assert top == {"a": -0.1}

@@ -227,7 +227,7 @@ def test_priorities(header: str | None, field: str | None, tier: str | None, exp
 
 
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
-    call = chat(sender=Caller(priority_header="batch"), n=2, service_tier="priority")
+    call = chat(caller=Caller(priority_header="batch"), n=2, service_tier="priority")
     assert (call.priority, call.service_tier) == (Priority.BATCH, "flex")
     assert {request.priority for request in call.requests} == {Priority.BATCH}
 
@@ -297,13 +297,13 @@ def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:
     messages = [{"role": "system", "content": "s"}, user("abc")]
     begun = len("<|system|>s") + 2
     asked = chat(messages=messages, n=2, info=STATEFUL_INFO)
-    assert [request.borders for request in asked.requests] == [(begun, begun + 4)] * 2
-    assert [request.borders for request in chat(messages=messages).requests] == [()]  # they begin anywhere
+    assert [request.boundaries for request in asked.requests] == [(begun, begun + 4)] * 2
+    assert [request.boundaries for request in chat(messages=messages).requests] == [()]  # they begin anywhere
     raw = complete(prompt=["<|user|>abc<|assistant|>", "x"])
-    assert [request.borders for request in raw.requests] == [(), ()]
+    assert [request.boundaries for request in raw.requests] == [(), ()]
 
 
-def test_a_shortened_conversation_has_borders_of_its_own() -> None:
+def test_a_shortened_conversation_has_boundaries_of_its_own() -> None:
     turns = [user("x" * CONTEXT), {"role": "assistant", "content": "y"}]
     said = [MessageParam(message) for message in [*turns, user("now")]]
     ask = CHAT.reader.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
@@ -311,7 +311,7 @@ def test_a_shortened_conversation_has_borders_of_its_own() -> None:
     chosen = served(FakeEngine()).choose(None, None)
     call = resolve(forgetful, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))
     (request,) = call.requests
-    assert (request.tokens, request.borders) == ((0, 300, *tokens_of("now"), 301), (2, 6))
+    assert (request.tokens, request.boundaries) == ((0, 300, *tokens_of("now"), 301), (2, 6))
 
 
 def test_a_template_for_tools_is_taken_where_there_are_any_or_by_name() -> None:

@@ -29,7 +29,7 @@ from openai_cpu_server.models.routing.options import (
     WhenStreaming,
 )
 from openai_cpu_server.models.routing.router import ModelRouter
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
@@ -69,15 +69,15 @@ class House:
             )
             for name, way in ways
         ]
-        self.watch = Watch.new(model="little")
+        self.telemetry = Telemetry.new(model="little")
         self.api: ServedApplication = create_api(
-            ModelRegistry(models, routers), OPTIONS, watch=self.watch, keys=keys
+            ModelRegistry(models, routers), OPTIONS, telemetry=self.telemetry, keys=keys
         )
         self.app: Starlette = self.api.app
 
     @property
     def metrics(self) -> str:
-        return self.watch.metrics.page().decode()
+        return self.telemetry.metrics.page().decode()
 
     def counted(self, model: str, why: str, router: str = "auto") -> bool:
         line = f'ocs_routed_requests_total{{model="{model}",router="{router}",why="{why}"}}'

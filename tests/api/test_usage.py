@@ -23,7 +23,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.observe.watch import ModelWatch, Watch
+from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of, sha
@@ -42,12 +42,12 @@ BOUNDS = StoreBounds(60, 1_000_000)
 class House:
     """A model that generates, one that embeds, one that reranks; keys, jobs, and what they use."""
 
-    def __init__(self, api: ServedApplication, jobs: Jobs, engine: FakeEngine, watch: Watch) -> None:
+    def __init__(self, api: ServedApplication, jobs: Jobs, engine: FakeEngine, telemetry: Telemetry) -> None:
         self.run_row = api.run_row
         self.app = api.app
         self.jobs = jobs
         self.engine = engine
-        self.watch = watch
+        self.telemetry = telemetry
 
     def ask(self, key: str) -> httpx.AsyncClient:
         return client(self.app, of(key))
@@ -73,19 +73,21 @@ async def at_home(
         model.content_digest = lambda number=number: f"file {number}"  # type: ignore[misc]
     registry = ModelRegistry(models)
     jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
-    watch = Watch.new(model="fake")
-    recall = None
+    telemetry = Telemetry.new(model="fake")
+    answer_lookup = None
     if remembers:
-        recall = AnswerLookup(
-            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch.metrics),
+        answer_lookup = AnswerLookup(
+            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, telemetry.metrics),
             registry,
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)
     ring = key_ring(folder, **KEYS) if keys is None else keys
-    api = create_api(registry, options, keys=ring, jobs=jobs, watch=watch, recall=recall)
+    api = create_api(
+        registry, options, keys=ring, jobs=jobs, telemetry=telemetry, answer_lookup=answer_lookup
+    )
     task = asyncio.create_task(jobs.run(api.run_row))
     try:
-        yield House(api, jobs, engine, watch)
+        yield House(api, jobs, engine, telemetry)
     finally:
         await api.settle()
         await jobs.close()
@@ -192,7 +194,9 @@ async def test_answers_of_the_cache_count_as_such(tmp_path: Path) -> None:
     async with at_home(tmp_path, remembers=True) as house:
         async with house.ask("ann") as http:
             first = (await chat(http)).json()["usage"]
-            await eventually(lambda: "ocs_answer_cache_stores_total 1.0" in str(house.watch.metrics.page()))
+            await eventually(
+                lambda: "ocs_answer_cache_stores_total 1.0" in str(house.telemetry.metrics.page())
+            )
             assert (await chat(http)).headers["x-cache"] == "exact"
         (row,) = (await house.usage())["data"]
     assert (row["requests"], row["recalled_requests"]) == (1, 1)
@@ -215,11 +219,11 @@ async def test_pages_go_on_behind_whoever_has_no_name(house: House) -> None:
 async def test_cpu_seconds_are_shared_among_keys_and_told_to_prometheus(tmp_path: Path) -> None:
     """On a real engine process: also what was computed for a client that has left counts."""
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
-    watch = Watch.new(model="fake")
-    async with running(new_engine(watch=ModelWatch(watch, "fake"))) as engine:
+    telemetry = Telemetry.new(model="fake")
+    async with running(new_engine(observer=ModelTelemetry(telemetry, "fake"))) as engine:
         keys = key_ring(tmp_path, **KEYS)
-        api = create_api(served(engine), OPTIONS, keys=keys, jobs=jobs, watch=watch)
-        house = House(api, jobs, FakeEngine(), watch)
+        api = create_api(served(engine), OPTIONS, keys=keys, jobs=jobs, telemetry=telemetry)
+        house = House(api, jobs, FakeEngine(), telemetry)
         async with house.ask("ann") as http:
             await chat(http, max_tokens=30)
         body = {"messages": MESSAGES, "max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.files.routes import RowRunner
 from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
 from openai_cpu_server.observe.tracing import Tracing
-from openai_cpu_server.observe.watch import ModelWatch, Watch
 from tests.api.serving import OPTIONS, client, new_engine, running, served
 
 
@@ -32,17 +32,17 @@ class Watched:
 async def cancel_on_disconnect(
     *flags: str, tracing: Tracing | None = None, max_queue: int = 1000, max_seqs: int = 16
 ) -> AsyncIterator[Watched]:
-    watch = Watch.new(model="fake", tracing=tracing)
+    telemetry = Telemetry.new(model="fake", tracing=tracing)
     async with running(
         new_engine(
             *flags,
             max_queue=max_queue,
             max_seqs=max_seqs,
             cache_bytes=4096,
-            watch=ModelWatch(watch, "fake"),
+            observer=ModelTelemetry(telemetry, "fake"),
         )
     ) as engine:
-        made = create_api(served(engine), OPTIONS, watch=watch)
+        made = create_api(served(engine), OPTIONS, telemetry=telemetry)
         async with client(made.app) as http:
             yield Watched(engine, made.app, http, made.run_row)
 

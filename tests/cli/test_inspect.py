@@ -28,7 +28,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
-from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, HostMemory, KVType
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
@@ -390,7 +390,7 @@ def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> Non
 def test_cells_on_a_device_take_none_of_the_machines_memory(
     on_the_device: int, expected: dict[str, int]
 ) -> None:
-    elsewhere = Elsewhere(cell=on_the_device)
+    device_memory = DeviceMemory(cell=on_the_device)
     sizes = {KVType.F16: 100, KVType.Q8_0: 50}
-    rooms = {kind: MemoryRoom(1000, size, 0, elsewhere) for kind, size in sizes.items()}
-    assert {cost.type: cost.tokens for cost in kv_costs(rooms, 512, "f16")} == expected
+    host_memories = {kind: HostMemory(1000, size, 0, device_memory) for kind, size in sizes.items()}
+    assert {cost.type: cost.tokens for cost in kv_costs(host_memories, 512, "f16")} == expected

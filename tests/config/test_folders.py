@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.config.folders import expanded, user_cache_dir, user_data_dir
+from openai_cpu_server.config.folders import expanded_path, user_cache_dir, user_data_dir
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import StartupError
 
@@ -82,5 +82,5 @@ def test_a_home_whose_name_is_no_utf8_is_one_line(variable: str, monkeypatch: py
 
 def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert expanded("~/x") == Path("/home/me/x")
-    assert expanded(Path("/x/~")) == Path("/x/~")
+    assert expanded_path("~/x") == Path("/home/me/x")
+    assert expanded_path(Path("/x/~")) == Path("/x/~")

@@ -247,7 +247,7 @@ class Client:
     def hear(self) -> None:
         messages, self.on_its_way = self.on_its_way, []
         for message in messages:
-            self.replay.heard(message)
+            self.replay.handle(message)
 
     async def run(self) -> Finish:
         while self.core.has_work or self.on_its_way:

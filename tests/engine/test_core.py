@@ -27,7 +27,7 @@ from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
-from openai_cpu_server.contract.step import ShownPart, ShownState, Step, StepResult
+from openai_cpu_server.contract.step import Step, StepResult, TracePart, TraceState
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, build_core
@@ -173,7 +173,7 @@ def test_a_prompt_tells_how_far_it_is() -> None:
     engine = Engine()
     prompt = tuple(2 + number % 200 for number in range(700))
     engine.serve(request("a", tokens=prompt[:400]))
-    asked = msgspec.structs.replace(request("b", tokens=prompt), tells_progress=True)
+    asked = msgspec.structs.replace(request("b", tokens=prompt), reports_progress=True)
     engine.serve(asked, request("c", tokens=prompt[::-1]))
     told = [each for event in engine.events if (each := event.progress) is not None and event.id == "b"]
     assert len(told) == sum(event.progress is not None for event in engine.events)
@@ -381,7 +381,7 @@ def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> Non
 
 
 def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:
-    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, tells_forecast=True))
+    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, reports_forecast=True))
     for engine in (silent, telling):
         engine.serve(request("r", prompt=130, output=3))
     assert (silent.last.forecast, silent.last.prefixes) == (None, None)
@@ -425,11 +425,11 @@ def steps(engine: EngineCore | EmbedCore) -> list[StepDone]:
     return found
 
 
-def parts(told: list[StepDone]) -> list[ShownPart]:
+def parts(told: list[StepDone]) -> list[TracePart]:
     return [part for step in told if step.shown for part in step.shown.parts]
 
 
-def states(told: list[StepDone]) -> list[ShownState]:
+def states(told: list[StepDone]) -> list[TraceState]:
     return [step.shown.state for step in told if step.shown and step.shown.state]
 
 
@@ -451,8 +451,8 @@ def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
     for step in steps(cancel_on_disconnect(CHAT)):
         assert read_event(frame(step)[LENGTH.size :]) == step
     assert [part for part in told if part.id == "chat"] == [
-        ShownPart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
-        ShownPart("chat", "key:ann", Priority.INTERACTIVE, "decode", decode=1, output=1),
+        TracePart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
+        TracePart("chat", "key:ann", Priority.INTERACTIVE, "decode", decode=1, output=1),
     ]
 
 
@@ -499,7 +499,7 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
     engine = build_embed_core(EngineOptions(model_path=""), FakeEmbedder())
     engine.handle(ShowSteps())
     engine.handle(Submit(EmbedRequest(id="e", inputs=((3, 4), (5,)), client="user:bob")))
-    assert parts(steps(engine)) == [ShownPart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
+    assert parts(steps(engine)) == [TracePart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
 
 
 def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions, StepDone, Submit
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.cores import CoresSeen, CoreWatch, ThreadChoice
+from openai_cpu_server.engine.cores import CoreMonitor, CoresSeen, ThreadChoice
 from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from tests.fakes import FakeBackend, FakeThreads
@@ -49,7 +49,7 @@ class Machine(FakeThreads):
 class Watched:
     def __init__(self, cores: int) -> None:
         self.machine = Machine(cores)
-        self.watch = CoreWatch(self.machine, lambda: self.machine.now_s)
+        self.watch = CoreMonitor(self.machine, lambda: self.machine.now_s)
         self.counts: list[int] = []  # threads of each step
         self.taught: list[bool] = []
 

@@ -139,10 +139,10 @@ async def test_the_engine_stops_while_one_is_awaited() -> None:
 async def test_a_good_one_takes_the_place_of_one_that_was_refused() -> None:
     bad, good = adapter("one", "bad.gguf"), adapter("one", "good.gguf")
     control = AdapterControl([bad])
-    control.heard(AdapterRefused(bad.key, "It is bad."))
+    control.handle(AdapterRefused(bad.key, "It is bad."))
     loading = asyncio.create_task(control.load(good))
     await anyio.lowlevel.checkpoint()
-    control.heard(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))
+    control.handle(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))
     await loading
     assert control.status(bad.key) is None
     assert [status.adapter for status in control.offered] == [good]

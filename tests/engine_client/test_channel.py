@@ -87,7 +87,7 @@ async def test_pictures_and_sounds_go_in_parts_and_arrive_whole() -> None:
 
 
 async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None:
-    asked = msgspec.structs.replace(submit(0, (7, 8, 9)).request, borders=(1, 3), stop=("x",))
+    asked = msgspec.structs.replace(submit(0, (7, 8, 9)).request, boundaries=(1, 3), stop=("x",))
     answer = GenerationAnswer([asked], cancel=lambda _: None, clock=lambda: 0.0)
     live = AcceptedRequest(asked, answer, 0.0, output=[5, 6])
     async with linked() as (channel, _, engine):

@@ -16,11 +16,13 @@ class Story:
         self.detector = HangDetector(limits, now_s=self.now_s)
 
     def hung_after(
-        self, seconds: float, *, is_loading: bool = False, owes: bool = True, is_waiting: bool = False
+        self, seconds: float, *, is_loading: bool = False, is_pending: bool = True, is_waiting: bool = False
     ) -> bool:
         for _ in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
-            if self.detector.is_hung(self.now_s, is_loading=is_loading, owes=owes, is_waiting=is_waiting):
+            if self.detector.is_hung(
+                self.now_s, is_loading=is_loading, is_pending=is_pending, is_waiting=is_waiting
+            ):
                 return True
         return False
 
@@ -30,7 +32,7 @@ class Story:
     ("limits", "now", "limits_s"),
     [
         (HangLimits(step_s=10, load_s=100), {}, (10, 100)),
-        (HangLimits(step_s=10, load_s=100), {"owes": False}, (None, 100)),
+        (HangLimits(step_s=10, load_s=100), {"is_pending": False}, (None, 100)),
         (HangLimits(step_s=10, load_s=10), {"is_waiting": True}, (None, None)),  # for its turn
         (HangLimits(step_s=None, load_s=None), {}, (None, None)),
     ],

@@ -83,19 +83,19 @@ class TwoPartners:
         self.sent_a: list[object] = []
         self.a.enter(self.sent_a.append)
         self.b.enter(lambda message: None)
-        self.a.heard(EngineWants(work=BATCH), loads_for=None)
-        self.b.heard(LOADING, loads_for=None)
+        self.a.handle(EngineWants(work=BATCH), loads_for=None)
+        self.b.handle(LOADING, loads_for=None)
         assert self.sent_a == [GrantTurn(), ShortenTurn(after_ms=1000)]
 
     def a_gives_back(self) -> None:
         assert self.sent_a[2:] == [ShortenTurn(interrupts=True)]
-        self.a.heard(TurnBack(wants=EngineWants(work=BATCH)), loads_for=INTERACTIVE)
+        self.a.handle(TurnBack(wants=EngineWants(work=BATCH)), loads_for=INTERACTIVE)
         assert (self.a.is_waiting, self.cores.holder, self.b.is_awaited) == (True, self.b.name, True)
 
 
 async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     two = TwoPartners()
-    two.b.heard(LOADING, loads_for=INTERACTIVE)
+    two.b.handle(LOADING, loads_for=INTERACTIVE)
     two.a_gives_back()
     two.clock.now_s += 0.25
     for _ in range(2):

@@ -52,7 +52,7 @@ class Story:
     def next_process(self) -> None:
         self.news.next_process()
         self.news.started(self._send)
-        self.news.heard(Loading(phase=LoadingPhase.WEIGHTS, fraction=0.5), self.requests)
+        self.news.handle(Loading(phase=LoadingPhase.WEIGHTS, fraction=0.5), self.requests)
         self.news.ready(FAKE_INFO, self.requests, self._send)
 
     def _send(self, *commands: Command) -> None:
@@ -63,7 +63,7 @@ def test_what_a_dead_process_has_told_of_itself_is_so_no_more() -> None:
     story = Story()
     news = story.news
     assert (news.info, news.progress.loaded) == (FAKE_INFO, 0.5)
-    news.heard(
+    news.handle(
         StepDone((), None, FIGURES, forecast=Forecast(token_ms=1.0), prefixes=PrefixNews(saved=(7,))),
         story.requests,
     )
@@ -81,7 +81,7 @@ def test_who_watches_sees_the_steps_of_this_process_and_the_next_until_it_looks_
     news, shown = story.news, StepDone((), None, FIGURES, shown=StepTrace(parts=()))
     news.show_steps(lambda figures, shown: seen.append(figures))
     assert story.sent == [ShowSteps()]
-    news.heard(shown, story.requests)
+    news.handle(shown, story.requests)
     news.lost(story.requests)
     news.hide_steps()
     assert story.sent == [ShowSteps()], "nobody hears that"
@@ -89,7 +89,7 @@ def test_who_watches_sees_the_steps_of_this_process_and_the_next_until_it_looks_
     story.next_process()
     assert story.sent == [ShowSteps(), ShowSteps()]
     news.hide_steps()
-    news.heard(shown, story.requests)
+    news.handle(shown, story.requests)
     assert story.sent[2:] == [HideSteps()]
     assert seen == [FIGURES]
 
@@ -98,11 +98,11 @@ def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_pr
     one = Adapter(name="poet", path="p", digest="1" * 64)
     story = Story(one)
     assert story.sent == [LoadAdapter(one)], "it has said nothing of it at its start"
-    assert story.news.is_owed(story.requests)
-    story.news.heard(
+    assert story.news.is_pending(story.requests)
+    story.news.handle(
         AdapterLoaded(LoadedAdapter(key=one.key, rank=8, num_tensors=14, size_bytes=1000)), story.requests
     )
-    assert not story.news.is_owed(story.requests)
+    assert not story.news.is_pending(story.requests)
     assert [loaded.key for loaded in story.news.info.adapters] == [one.key]
     assert story.news.next_process() == (one,)
     assert story.news.info.adapters == ()
@@ -110,11 +110,11 @@ def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_pr
 
 def test_all_at_first_and_then_what_has_changed() -> None:
     held = CachedBlocks()
-    held.heard(PrefixNews(saved=(1, 2)))
+    held.handle(PrefixNews(saved=(1, 2)))
     first = held.since(None)
     assert (first.is_whole, sorted(first.saved)) == (True, [1, 2])
-    held.heard(PrefixNews(saved=(3,), dropped=(1,)))
-    held.heard(PrefixNews(saved=(1,), dropped=(2,)))
+    held.handle(PrefixNews(saved=(3,), dropped=(1,)))
+    held.handle(PrefixNews(saved=(1,), dropped=(2,)))
     assert held.since(first.version) == HeldUpdate(version=first.version + 2, saved=(1, 3), dropped=(2,))
     assert held.since(first.version + 2) == HeldUpdate(version=first.version + 2)
 
@@ -122,7 +122,7 @@ def test_all_at_first_and_then_what_has_changed() -> None:
 def test_all_again_after_a_new_process_and_for_those_who_missed_too_much() -> None:
     held = CachedBlocks()
     for number in range(400):
-        held.heard(PrefixNews(saved=(number,)))
+        held.handle(PrefixNews(saved=(number,)))
     assert len(held.since(0).saved) == 400
     assert held.since(0).is_whole
     held.clear()
@@ -139,7 +139,7 @@ _NEWS = st.builds(
 def test_whoever_follows_knows_the_same(story: list[tuple[PrefixNews, bool, bool]]) -> None:
     held, known, version = CachedBlocks(), set[int](), None
     for news, dies, asks in story:
-        held.heard(news)
+        held.handle(news)
         if dies:
             held.clear()
         if asks:
@@ -163,11 +163,11 @@ async def test_each_size_is_asked_once_also_where_many_ask() -> None:
     shapes, sent = MediaShapes(), list[MeasureMedia]()
     early = await _asked(shapes, SMALL, SMALL)
     assert shapes.is_awaited
-    assert not shapes.is_owed, "there is no process"
+    assert not shapes.is_pending, "there is no process"
     shapes.ready(sent.append)
     late = await _asked(shapes, LARGE, SMALL)
     assert [each.sizes for each in sent] == [(SMALL,), (LARGE,)]
-    shapes.heard([MeasuredMedia(SMALL, SHAPE), MeasuredMedia(LARGE, why_not="It is too large.")])
+    shapes.handle([MeasuredMedia(SMALL, SHAPE), MeasuredMedia(LARGE, why_not="It is too large.")])
     assert await early == (SHAPE, SHAPE)
     with pytest.raises(InvalidRequest, match="too large"):
         await late

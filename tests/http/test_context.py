@@ -25,64 +25,74 @@ def one() -> tuple[RequestLog, list[RequestLog]]:
 
 
 async def test_what_went_well_ends_with_200() -> None:
-    ticket, ended = one()
-    async with served(ticket, ended.append) as request:
+    request_log, ended = one()
+    async with served(request_log, ended.append) as request:
         assert ended == []
-    assert (request.error, ticket.status, ended) == (None, 200, [ticket])
+    assert (request.error, request_log.status, ended) == (None, 200, [request_log])
 
 
 async def test_a_failure_ends_there_and_is_told_by_whoever_wants_to() -> None:
-    ticket, ended = one()
+    request_log, ended = one()
     wrong = InvalidRequest("No.", param="x", code="invalid_value")
-    async with served(ticket, ended.append) as request:
+    async with served(request_log, ended.append) as request:
         raise wrong
-    assert (request.error, ticket.status, ticket.code, ended) == (wrong, 400, "invalid_value", [ticket])
-    assert ticket.notes == {"error": "InvalidRequest"}
+    assert (request.error, request_log.status, request_log.code, ended) == (
+        wrong,
+        400,
+        "invalid_value",
+        [request_log],
+    )
+    assert request_log.notes == {"error": "InvalidRequest"}
 
 
 async def test_what_is_ours_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    ticket, ended = one()
-    async with served(ticket, ended.append):
+    request_log, ended = one()
+    async with served(request_log, ended.append):
         raise ZeroDivisionError
     (record,) = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.ERROR, "request req_1 failed")
     assert record.exc_info is not None
-    assert (ticket.status, len(ended)) == (500, 1)
+    assert (request_log.status, len(ended)) == (500, 1)
 
 
 async def test_what_ends_because_its_client_has_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    ticket, ended = one()
-    async with served(ticket, ended.append, has_left=lambda: True):
+    request_log, ended = one()
+    async with served(request_log, ended.append, has_left=lambda: True):
         raise InvalidRequest("No.", param="x")
-    async with served(ticket, ended.append, has_left=lambda: True):
+    async with served(request_log, ended.append, has_left=lambda: True):
         pass
-    assert (ticket.status, ticket.code, ticket.notes, ended) == (CLIENT_GONE, None, {}, [ticket] * 2)
-    async with served(ticket, ended.append, has_left=lambda: True):
+    assert (request_log.status, request_log.code, request_log.notes, ended) == (
+        CLIENT_GONE,
+        None,
+        {},
+        [request_log] * 2,
+    )
+    async with served(request_log, ended.append, has_left=lambda: True):
         raise ZeroDivisionError
     assert len(caplog.records) == 1
 
 
 async def test_what_is_cancelled_goes_on_being_so() -> None:
-    ticket, ended = one()
+    request_log, ended = one()
     with pytest.raises(asyncio.CancelledError):
-        async with served(ticket, ended.append):
+        async with served(request_log, ended.append):
             raise asyncio.CancelledError
-    assert (ticket.status, ended) == (None, [ticket])
+    assert (request_log.status, ended) == (None, [request_log])
 
 
 async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
     limits = RateLimits(Meter.open(None))
 
     def context() -> RequestContext:
-        return RequestContext(one()[0], Caller(ANN), limits.lease(ANN.key))
+        return RequestContext(one()[0], Caller(ANN), limits.reservation(ANN.key))
 
-    ticket, ended = one()
-    async with served(ticket, ended.append) as first:
+    request_log, ended = one()
+    async with served(request_log, ended.append) as first:
         await first.hold(context())
         async with served(one()[0], ended.append) as second:
             await second.hold(context())
         assert isinstance(second.error, RequestsLimited)
-    async with served(ticket, ended.append) as third:
+    async with served(request_log, ended.append) as third:
         await third.hold(context())
     assert (first.error, third.error, len(ended)) == (None, None, 3)
 

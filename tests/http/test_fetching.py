@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.fetching import Fetched, fetch
+from openai_cpu_server.http.fetching import Fetched, fetch_url
 from tests.waiting import DEADLINE_S, eventually
 
 ADDRESS = "1.2.3.4"
@@ -56,7 +56,7 @@ def test_a_url_is_fetched_within_its_bounds() -> None:
 )
 async def test_nothing_is_fetched_from_private_addresses(host: str) -> None:
     with pytest.raises(InvalidRequest, match="its address is a private one"):
-        await fetch(Fetched(f"http://{host}/x.png", ("*",), 100_000, "too_large", DEADLINE_S))
+        await fetch_url(Fetched(f"http://{host}/x.png", ("*",), 100_000, "too_large", DEADLINE_S))
 
 
 _OK, _FOUND = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: "
@@ -114,7 +114,7 @@ async def _fetched_all() -> dict[str, str]:
         timeout_s = QUICKLY_S if name in LATE else SLOWLY_S
         try:
             asked = Fetched(f"{url}/{name}", (ADDRESS, "127.0.0.1"), 100_000, "too_large", timeout_s)
-            found[name] = (await fetch(asked)).decode()
+            found[name] = (await fetch_url(asked)).decode()
         except InvalidRequest as error:
             found[name] = str(error)
     await eventually(lambda: num_fetching() == 0)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import TokenizeBody
 from openai_cpu_server.api.chat.schema import ChatBody
-from openai_cpu_server.api.chat.to_params import attached_in, checked_messages, unsupported_parts
+from openai_cpu_server.api.chat.to_params import checked_messages, message_attachments, unsupported_parts
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.llama_server.schema import LlamaCompletionBody
 from openai_cpu_server.api.ollama.schema import OllamaChatBody
@@ -199,7 +199,7 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
     body, _ = parse(ChatBody, chat(messages=[question, *MESSAGES, question]), lenient=False)
     checked_messages(body.messages)
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
-    earlier, asked = attached_in(body.messages)
+    earlier, asked = message_attachments(body.messages)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
     refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
     assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)

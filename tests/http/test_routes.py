@@ -19,7 +19,7 @@ from openai_cpu_server.http.keys import ADMIN, OPEN, WORK, KeyRing
 from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, served_routes
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.serving import client
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ class Greeting:
 
         They are not returned.
         """
-        return PlainTextResponse(f"{context_of(request.scope).ticket.route} {len(await request.body())}")
+        return PlainTextResponse(f"{context_of(request.scope).request_log.route} {len(await request.body())}")
 
     @ApiRoute("DELETE", "/echo", ADMIN, "Words")
     async def forget(self, request: Request) -> Response:
@@ -64,9 +64,9 @@ def greeting(
     guard = AuthMiddleware(
         keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options
     )
-    endings = RequestHistory(Watch.new(model="m"))
+    history = RequestHistory(Telemetry.new(model="m"))
     served = list(served_routes([room], word))
-    return client(application(served, guard, endings=endings, options=options, headers=(), lifespan=None))
+    return client(application(served, guard, history=history, options=options, headers=(), lifespan=None))
 
 
 KEY = {"authorization": "Bearer secret"}

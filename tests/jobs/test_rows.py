@@ -16,9 +16,9 @@ from openai_cpu_server.jobs.run.rows import (
     InputLine,
     LineSplitter,
     RowAnswer,
-    answered,
     expired,
     parse_row,
+    row_result,
 )
 from tests.jobs.support import URL, row
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_no_batch(
 
 def test_the_line_of_an_answer() -> None:
     body = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}'
-    result = answered(
+    result = row_result(
         "batch_1", BatchRow(4, "a", b"{}"), RowAnswer(status=200, request_id="req_9", body=body)
     )
     assert result.content == (
@@ -109,7 +109,7 @@ def test_the_line_of_an_answer() -> None:
 
 def test_the_line_of_a_refusal_keeps_the_status() -> None:
     answer = RowAnswer(status=400, request_id="req_9", body=b'{"error":{"code":"x"}}')
-    result = answered("batch_1", BatchRow(4, "a", b"{}"), answer)
+    result = row_result("batch_1", BatchRow(4, "a", b"{}"), answer)
     assert not result.is_ok
     line = json.loads(result.content)
     assert line["response"] == {"status_code": 400, "request_id": "req_9", "body": {"error": {"code": "x"}}}

@@ -37,7 +37,7 @@ from openai_cpu_server.jobs.store.batches import (
 )
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.storage import StorageQuotas
 from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
@@ -53,7 +53,7 @@ class Stores:
         self.threads = DatabaseThreads(database, "test")
         place = database, self.threads, lambda: self.now_s
         self.files, self.batches, self.usage = FileStore(*place), BatchStore(*place), UsageBook(*place)
-        self.storage = StorageRoom(*place)
+        self.storage = StorageQuotas(*place)
         self.responses = ResponseRepository(*place, storage=self.storage, lifetime_s=10**6)
 
     def ledger(self, holder: str | None = None) -> BatchLedger:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.kernels.build import LEVELS, build, cpu_flags
+from openai_cpu_server.kernels.build import LEVELS, build_library, cpu_flags
 from openai_cpu_server.kernels.library import KernelLibrary, obstacle
 from tests.kernels.library import KERNELS, failures_with
 
@@ -35,7 +35,7 @@ def test_kernels_compute_right_on_other_cpus(level: str, tmp_path: Path) -> None
     if why_not := _missing():
         pytest.skip(why_not)
     library = tmp_path / f"{level}.so"
-    build(target=library, cpu=[*_FLAGS, *_EMULATES[level]])
+    build_library(target=library, cpu=[*_FLAGS, *_EMULATES[level]])
     assert KernelLibrary(ctypes.CDLL(str(library))).instruction_set == level
     failures = failures_with(library)
     assert not failures, failures

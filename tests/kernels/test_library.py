@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
+from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build_library, cpu_flags
 from openai_cpu_server.kernels.graphs import (
     GgmlGraphs,
     LayoutGraphs,
@@ -39,9 +39,9 @@ def test_it_is_made_for_the_llama_cpp_that_is_required() -> None:
 def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
     target = tmp_path / "lib.so"
     with pytest.raises(BuildFailed, match="failed"):
-        build("false", target=target)
+        build_library("false", target=target)
     with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
-        build("no-such-compiler", target=target)
+        build_library("no-such-compiler", target=target)
     assert not list(tmp_path.iterdir())
 
 
@@ -53,7 +53,7 @@ def test_it_compiles_for_older_cpus_and_is_right_there_too(library: KernelLibrar
     if library.instruction_set == "avx2":
         pytest.skip("this machine has no more: every test of kernels runs with AVX2")
     library = tmp_path / "avx2.so"
-    build(target=library, cpu=LEVELS["x86_64"]["avx2"])
+    build_library(target=library, cpu=LEVELS["x86_64"]["avx2"])
     failures = failures_with(library)
     assert not failures, failures
 

@@ -30,7 +30,7 @@ from openai_cpu_server.llama.measure.layout import (
     ProductTimes,
     chosen_layout,
     faster_layout,
-    known_layout,
+    stored_layout,
     timed_products,
 )
 from openai_cpu_server.llama.measure.measurements import Measured
@@ -267,7 +267,7 @@ def test_it_is_measured_once_and_kept(model: Path, tmp_path: Path, caplog: pytes
     again: list[None] = []
     second = chosen_layout(asked, GgufHeader(model), Kernels(), pause=lambda: again.append(None))
     assert (second, again) == (first, [])
-    assert known_layout(asked, GgufHeader(model)) == first
+    assert stored_layout(asked, GgufHeader(model)) == first
 
 
 @pytest.mark.parametrize("repacked", [True, False])
@@ -287,11 +287,11 @@ def test_options_go_first_and_kernels_have_their_own_layouts(model: Path, tmp_pa
     for asked in (True, False):
         layout = chosen(model, tmp_path, repack=asked)
         assert (layout.repacked, layout.left_to_ggml) == (asked, ("q4_0",))
-        assert known_layout(options(model, tmp_path, repack=asked), GgufHeader(model)) == layout
+        assert stored_layout(options(model, tmp_path, repack=asked), GgufHeader(model)) == layout
 
 
 def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(model, None) == known_layout(options(model, None), GgufHeader(model)) == WeightLayout()
+    assert chosen(model, None) == stored_layout(options(model, None), GgufHeader(model)) == WeightLayout()
     (tmp_path / "file").write_text("in the way")
     assert chosen(model, tmp_path / "file" / "folder") == WeightLayout()
     assert "cannot keep what was measured" in caplog.text

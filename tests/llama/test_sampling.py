@@ -28,7 +28,7 @@ from openai_cpu_server.llama.sampling.sampler import (
     above,
     best_tokens,
     draw,
-    finite,
+    finite_logits,
     uniform,
 )
 from openai_cpu_server.llama.sampling.sampler import nucleus as nucleus_of
@@ -202,10 +202,10 @@ def test_no_parameter_makes_what_no_sampler_can_take(name: str) -> None:
 
 def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stays_so() -> None:
     adjusted = np.float32([1.0, np.nan, np.inf, -np.inf, -3.0])
-    assert list(finite(adjusted)) == [1.0, -np.inf, LARGEST, -np.inf, -3.0]
+    assert list(finite_logits(adjusted)) == [1.0, -np.inf, LARGEST, -np.inf, -3.0]
     usual = np.float32([1.0, -np.inf])
-    assert finite(usual) is usual
-    assert (finite(np.full(3, -np.inf, np.float32)) == -np.inf).all()
+    assert finite_logits(usual) is usual
+    assert (finite_logits(np.full(3, -np.inf, np.float32)) == -np.inf).all()
 
 
 def test_scores_are_the_logarithms_of_the_softmax() -> None:

@@ -27,7 +27,7 @@ from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.measure.measurements import Profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace, fastest
-from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, KVType
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.offload.split import (
     DeviceBytes,
@@ -298,7 +298,7 @@ def some_split(layers: int, *, experts: int = 0, kv_on_gpu: bool = True) -> Spli
         experts_on_cpu=experts,
         device_bytes=DeviceBytes(layers, 0, 0, 0),
         cells=256,
-        elsewhere=Elsewhere(),
+        device_memory=DeviceMemory(),
     )
 
 

@@ -20,11 +20,11 @@ from openai_cpu_server.model_source import DemoFiles, projector_of, resolve_mode
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.names import (
     HubName,
-    models,
+    model_parts,
     parse_hub_name,
-    parts,
     preferred,
     quantisation,
+    whole_models,
 )
 from openai_cpu_server.model_source.package import Package, PackagedModel
 from tests.hub_stand_in import Hub, Repo, running
@@ -459,9 +459,12 @@ class TestGgufNames:
         assert found == ["m-F16.gguf", "m-UD-Q4_K_XL.gguf", None]
 
     def test_parts(self) -> None:
-        assert parts("a/m-00002-of-00002.gguf") == ("a/m-00001-of-00002.gguf", "a/m-00002-of-00002.gguf")
+        assert model_parts("a/m-00002-of-00002.gguf") == (
+            "a/m-00001-of-00002.gguf",
+            "a/m-00002-of-00002.gguf",
+        )
         for whole in ("m.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf"):
-            assert parts(whole) == (whole,)
+            assert model_parts(whole) == (whole,)
 
     def test_models(self) -> None:
         names = [
@@ -474,7 +477,7 @@ class TestGgufNames:
             "s-00002-of-00002.gguf",
             "torn-00001-of-00002.gguf",
         ]
-        assert models(names) == ["a-imatrix-Q8_0.GGUF", "b-Q4_0.gguf", "s-00001-of-00002.gguf"]
+        assert whole_models(names) == ["a-imatrix-Q8_0.GGUF", "b-Q4_0.gguf", "s-00001-of-00002.gguf"]
 
 
 GENERATOR = """

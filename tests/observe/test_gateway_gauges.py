@@ -14,7 +14,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.gauges import GatewayGauges
-from openai_cpu_server.observe.metrics import text_of
+from openai_cpu_server.observe.metrics import metrics_text
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.talking import chat
 from tests.api.test_adapters import adapter
@@ -61,7 +61,7 @@ class Told(FakeEngine):
 
 def told(*engines: tuple[str, Engine]) -> dict[str, Sample]:
     """The series by name: there is one of each."""
-    text = text_of(GatewayGauges(lambda: engines, clock=lambda: 1000.0)).decode()
+    text = metrics_text(GatewayGauges(lambda: engines, clock=lambda: 1000.0)).decode()
     families = list(text_string_to_metric_families(text))
     assert {family.type for family in families} == {"gauge"}
     samples = [sample for family in families for sample in family.samples]

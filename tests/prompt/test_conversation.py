@@ -70,7 +70,7 @@ def prompts(name: str) -> ChatPrompts:
 def rendered(
     name: str, messages: Sequence[Message], tools: Sequence[Message] = TOOLS, variables: Any = VARIABLES
 ) -> str:
-    asked = Conversation(messages=messages, tools=tools, variables=variables, marks_borders=False)
+    asked = Conversation(messages=messages, tools=tools, variables=variables, finds_boundaries=False)
     return FakeTokenizer().decode(prompts(name).prompt(asked).tokens, special=True)
 
 

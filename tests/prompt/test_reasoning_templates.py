@@ -10,9 +10,9 @@ import pytest
 from openai_cpu_server.prompt.chat import ChatText, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import (
+    ReasoningField,
     TemplateReasoning,
     ThinkingStage,
-    ThoughtsField,
     reasoning_format_for,
     switch,
     template_reasoning,
@@ -23,21 +23,21 @@ FOLDER = Path(__file__).parent / "templates"
 USER = {"role": "user", "content": "Hi."}
 BEFORE, WITHIN, BEHIND = ThinkingStage.BEFORE, ThinkingStage.WITHIN, ThinkingStage.BEHIND
 FAMILIES = {
-    "Qwen-Qwen3-0.6B": ("think", ThoughtsField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
-    "Qwen3.5-4B": ("think", ThoughtsField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
-    "llama-cpp-deepseek-r1": ("think", ThoughtsField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
-    "deepseek-ai-DeepSeek-V3.1": ("think", ThoughtsField.NOWHERE, (BEHIND, WITHIN, BEHIND)),
-    "HuggingFaceTB-SmolLM3-3B": ("think", ThoughtsField.NOWHERE, (BEFORE, BEFORE, BEHIND)),
-    "NVIDIA-Nemotron-Nano-v2": ("think", ThoughtsField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
-    "GLM-4.6": ("think", ThoughtsField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Qwen-Qwen3-0.6B": ("think", ReasoningField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Qwen3.5-4B": ("think", ReasoningField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "llama-cpp-deepseek-r1": ("think", ReasoningField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
+    "deepseek-ai-DeepSeek-V3.1": ("think", ReasoningField.NOWHERE, (BEHIND, WITHIN, BEHIND)),
+    "HuggingFaceTB-SmolLM3-3B": ("think", ReasoningField.NOWHERE, (BEFORE, BEFORE, BEHIND)),
+    "NVIDIA-Nemotron-Nano-v2": ("think", ReasoningField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
+    "GLM-4.6": ("think", ReasoningField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
     "Kimi-K2-Thinking": ("think", None, (BEFORE, BEFORE, BEHIND)),
-    "MiniMax-M2": ("think", ThoughtsField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
-    "ibm-granite-granite-3.3-2B-Instruct": ("granite", ThoughtsField.NOWHERE, (BEFORE, BEFORE, BEFORE)),
-    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", ThoughtsField.PARTS, (BEFORE, BEFORE, BEHIND)),
+    "MiniMax-M2": ("think", ReasoningField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", ReasoningField.NOWHERE, (BEFORE, BEFORE, BEFORE)),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", ReasoningField.PARTS, (BEFORE, BEFORE, BEHIND)),
     "google-gemma-4-31B-it": ("gemma", None, (BEHIND, BEFORE, BEHIND)),
-    "openai-gpt-oss-120b": ("harmony", ThoughtsField.THINKING, (BEFORE, BEFORE, BEHIND)),
-    "ByteDance-Seed-OSS": ("seed", ThoughtsField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
-    "Apriel-1.6-15b-Thinker-fixed": ("apriel", ThoughtsField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "openai-gpt-oss-120b": ("harmony", ReasoningField.THINKING, (BEFORE, BEFORE, BEHIND)),
+    "ByteDance-Seed-OSS": ("seed", ReasoningField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Apriel-1.6-15b-Thinker-fixed": ("apriel", ReasoningField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
 }
 
 
@@ -55,7 +55,7 @@ def reasoning(name: str) -> TemplateReasoning:
 
 def rendered(name: str, *messages: Message, on: bool | None = None, **extra: object) -> ChatText:
     more = {"reasoning": reasoning(name), "extra": extra if on is None else {**switch(on), **extra}}
-    return render_chat(template(name), messages or [USER], thinks_not=on is False, **more)
+    return render_chat(template(name), messages or [USER], skips_thinking=on is False, **more)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -8,7 +8,7 @@ from typing import Any
 from openai_cpu_server.prompt.chat_prompts import marked_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.prompt.test_borders import HI, prompt
+from tests.prompt.test_boundaries import HI, prompt
 from tests.prompt.test_conversation import calling, result, said
 
 TRIMMING = (

@@ -10,7 +10,7 @@ from pypdf import PdfWriter
 from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from openai_cpu_server.contract.media import PictureSize
-from openai_cpu_server.reader.decoders import decoded, document_text
+from openai_cpu_server.reader.decoders import decoded_picture, document_text
 
 LARGEST = 2048 * 2048
 
@@ -34,7 +34,7 @@ def test_larger_pictures_are_scaled_down(
     image = Image.new("RGB", size, (255, 0, 0))
     image.paste(left_half)
     image.save(file, kind)
-    picture = decoded(file.getvalue(), most_pixels=12_000_000, most_side=most_side)
+    picture = decoded_picture(file.getvalue(), most_pixels=12_000_000, most_side=most_side)
     assert picture.size == PictureSize(*expected)
     assert expected[0] * expected[1] <= LARGEST
     shown = Image.frombytes("RGB", expected, picture.content)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
-from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch, ReplicaFleet
+from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetMonitor, ReplicaFleet
 from openai_cpu_server.replicas.router import ReplicaReport
 
 _OPTIONS = AutoscaleOptions(
@@ -99,11 +99,11 @@ def report(work_ms: float, wait_ms: float = 0.0, state: EngineState = EngineStat
 
 
 def test_what_replicas_report_makes_the_fleet() -> None:
-    watch = FleetWatch(window_s=1.0)
+    monitor = FleetMonitor(window_s=1.0)
     for second in range(20):
         reports = {"a": report(500 * second, 100), "b": report(250 * second, 300)}
         loading = {"c": ReplicaReport(EngineState.LOADING), "d": ReplicaReport(EngineState.DRAINING)}
-        seen = watch.look(reports | loading, second, num_unplaced=1)
+        seen = monitor.look(reports | loading, second, num_unplaced=1)
     assert (seen.num_present, seen.wait_ms, round(seen.load, 2), seen.batch_ms) == (3, 100, 0.75, 1000)
     assert seen.num_live == 7
-    assert watch.look({"a": report(100)}, 20).load < 0.6, "b is gone, and a's new process has done 100 ms"
+    assert monitor.look({"a": report(100)}, 20).load < 0.6, "b is gone, and a's new process has done 100 ms"

@@ -18,8 +18,8 @@ from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.replicas.host.host import CpuSpending, ReplicaDoor, ReplicaHost
-from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.remote.proxy import StreamLink
 from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLost, encode_orders, read_news
 from tests.clock import Clock
 from tests.engine_client.test_client import expected_text
@@ -48,7 +48,9 @@ async def hosting(
     spending: CpuSpending | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[ReplicaHost]:
-    options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", tells_forecast=True)
+    options = EngineOptions(
+        model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", reports_forecast=True
+    )
     spending = spending or CpuSpending()
     supervisor = Supervisor((*COMMAND, *flags), options, begins_asleep=True, observer=spending)
     host = ReplicaHost(supervisor, lease_s=lease_s, spending=spending, clock=clock)
@@ -93,7 +95,7 @@ async def remote(
     engine = RemoteEngine(max_queue=100, lease_s=lease_s, spent=spent)
     running = asyncio.create_task(engine.run())
     try:
-        engine.replicas_are({f"r{number}": link(plate) for number, plate in enumerate(plates)})
+        engine.set_replicas({f"r{number}": link(plate) for number, plate in enumerate(plates)})
         await eventually(lambda: engine.state is state)
         yield engine
     finally:

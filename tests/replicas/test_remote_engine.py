@@ -59,11 +59,11 @@ class Cluster:
 
     def start(self, **replicas: FakeReplica) -> None:
         self.replicas.update(replicas)
-        self.engine.replicas_are(dict(self.replicas))
+        self.engine.set_replicas(dict(self.replicas))
 
     def remove(self, name: str) -> FakeReplica:
         replica = self.replicas.pop(name)
-        self.engine.replicas_are(dict(self.replicas))
+        self.engine.set_replicas(dict(self.replicas))
         return replica
 
     def ask(self, *requests: GenerationRequest) -> asyncio.Task[str]:
@@ -92,7 +92,7 @@ class Cluster:
         self.replicas[self.holder(name)].step()
         await settle()
 
-    async def tell(self, **forecasts: Forecast) -> None:
+    async def notify(self, **forecasts: Forecast) -> None:
         for name, replica in self.replicas.items():
             replica.forecast = forecasts.get(name, replica.forecast)
             replica.tell_state()
@@ -284,7 +284,7 @@ async def test_a_prompt_goes_to_who_holds_its_beginning_and_keys_are_kept_apart(
         mine = request("a", prompt=640, cache_namespace="mine")
         held = block_hashes(mine.tokens, mine.cells_namespace)
         made.replicas["r1"].held = HeldUpdate(version=1, is_whole=True, saved=held)
-        await made.tell(r1=busy(100.0))
+        await made.notify(r1=busy(100.0))
         asked = await made.asked(mine)
         assert made.holder("a") == "r1"
         asked += await made.asked(msgspec.structs.replace(mine, id="b", cache_namespace="another's"))
@@ -298,7 +298,7 @@ async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
         waiting = list(made.replicas["r0"].live)[2:]
         places = tuple(QueuePlace(name, position, 60_000.0) for position, name in enumerate(waiting, start=1))
         made.replicas["r0"].say(ReplicaNews(places=places))
-        await made.tell(r0=busy(60_000.0, interactive=4))
+        await made.notify(r0=busy(60_000.0, interactive=4))
         made.start(r1=FakeReplica())
         await eventually(lambda: len(made.replicas["r1"].live) == 2)
         assert len(made.replicas["r0"].live) == 2
@@ -351,20 +351,20 @@ async def test_adapters_of_an_api_process_that_is_gone_reach_others_later_and_un
         first, second = made.replicas.values()
         for adapter in (PIRATE, gone):
             await first.load_adapter(msgspec.msgpack.encode(adapter))
-        await made.tell()
+        await made.notify()
         assert not second.adapters, "not yet: it was just loaded"
         await second.load_adapter(msgspec.msgpack.encode(PIRATE))
         del first.adapters["poet"]
-        await made.tell()
+        await made.notify()
         made.now_s = SETTLED_S
-        await made.tell()
+        await made.notify()
         made.start(r2=FakeReplica())
         await eventually(lambda: "pirate" in made.replicas["r2"].adapters)
-        await made.tell()
+        await made.notify()
         assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"]] * 3
         second.adapters.clear()
         made.now_s *= 2
-        await made.tell()
+        await made.notify()
         assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"], [], ["pirate"]]
 
 

@@ -22,7 +22,7 @@ def forecast(wait_ms: float = 0.0, *, batch_ms: float | None = None, live: int =
     return Forecast(wait_ms=wait, token_ms=2.0, num_live=ByPriority(live, 0))
 
 
-def tell(
+def notify(
     router: ReplicaRouter,
     replica: str,
     told: Forecast | None = None,
@@ -63,7 +63,7 @@ def spread(router: ReplicaRouter, requests: Iterable[RoutedRequest], now_s: floa
 def fleet(*waits_ms: float) -> ReplicaRouter:
     router = ReplicaRouter(Random(1))
     for name, wait_ms in zip("abcdefgh", waits_ms, strict=False):
-        tell(router, name, forecast(wait_ms))
+        notify(router, name, forecast(wait_ms))
     return router
 
 
@@ -78,9 +78,9 @@ def test_where_the_first_token_is_expected_soonest() -> None:
 
 def test_a_prefix_is_worth_the_time_that_it_saves_and_no_more() -> None:
     router = fleet(0, 0)
-    tell(router, "a", forecast(1000), held=held(_SYSTEM_PROMPT[: 8 * BLOCK_TOKENS]))
+    notify(router, "a", forecast(1000), held=held(_SYSTEM_PROMPT[: 8 * BLOCK_TOKENS]))
     assert choose(router, wanted()).replica == "a", "1,000 ms of waiting for 1,024 ms of reading"
-    tell(router, "a", forecast(1100))
+    notify(router, "a", forecast(1100))
     assert choose(router, wanted()).replica == "b"
 
 
@@ -90,17 +90,17 @@ def test_what_was_sent_is_held_and_what_is_dropped_is_not() -> None:
     router.sent(wanted("1"), first, 0.0)
     router.began("1")
     router.ended("1")
-    tell(router, first.replica, now_s=1.0)
+    notify(router, first.replica, now_s=1.0)
     again = choose(router, wanted("2"), now_s=1.0)
     assert (again.replica, again.cached_tokens) == (first.replica, len(_SYSTEM_PROMPT) - 1)
     gone = HeldUpdate(version=2, dropped=block_hashes(_SYSTEM_PROMPT, ""))
-    tell(router, first.replica, held=gone, now_s=1.0)
+    notify(router, first.replica, held=gone, now_s=1.0)
     assert choose(router, wanted("3"), now_s=1.0).cached_tokens == 0
 
 
 def test_keys_salts_and_adapters_share_nothing() -> None:
     router = fleet(0, 0)
-    tell(router, "a", held=held(_SYSTEM_PROMPT, "ann"))
+    notify(router, "a", held=held(_SYSTEM_PROMPT, "ann"))
     assert choose(router, wanted(namespace="ann")).replica == "a"
     assert choose(router, wanted(namespace="bob")).cached_tokens == 0
     assert choose(router, wanted(namespace="ann+french")).cached_tokens == 0
@@ -128,8 +128,8 @@ def test_what_the_forecast_has_counted_is_not_counted_again() -> None:
 
 def test_batch_work_fills_idle_replicas_and_makes_no_interactive_one_wait() -> None:
     router = fleet(0, 0)
-    tell(router, "a", forecast(0, live=1), held=held(_SYSTEM_PROMPT))
-    tell(router, "b", forecast(0, batch_ms=5000))
+    notify(router, "a", forecast(0, live=1), held=held(_SYSTEM_PROMPT))
+    notify(router, "b", forecast(0, batch_ms=5000))
     job = wanted("job", priority=Priority.BATCH)
     assert choose(router, job).replica == "b", "however long its own queue is"
     router.sent(job, choose(router, job), 0.0)
@@ -138,9 +138,9 @@ def test_batch_work_fills_idle_replicas_and_makes_no_interactive_one_wait() -> N
 
 def test_a_replay_avoids_where_it_died() -> None:
     router = fleet(900, 0)
-    tell(router, "a", forecast(900), state=EngineState.RESTARTING)
+    notify(router, "a", forecast(900), state=EngineState.RESTARTING)
     assert choose(router, wanted()).replica == "b"
-    tell(router, "a", forecast(900))
+    notify(router, "a", forecast(900))
     assert choose(router, wanted(avoids=frozenset("b"))).replica == "a"
     router.gone("a")
     assert choose(router, wanted(avoids=frozenset("b"))).replica == "b", "there is no other"
@@ -150,7 +150,7 @@ def test_only_who_is_ready_gets_anything() -> None:
     router = fleet()
     assert router.choose(wanted(), now_s=0.0) is None
     for state in EngineState:
-        tell(router, state.value, state=state)
+        notify(router, state.value, state=state)
     assert choose(router, wanted()).replica == "ready"
     assert router.choose(wanted(), now_s=0.0, among=["loading", "unknown"]) is None
     router.gone("ready")
@@ -159,15 +159,15 @@ def test_only_who_is_ready_gets_anything() -> None:
 
 def test_who_was_silent_for_long_is_the_last() -> None:
     router = fleet(0, 3000)
-    tell(router, "b", forecast(3000), now_s=60.0)
+    notify(router, "b", forecast(3000), now_s=60.0)
     assert choose(router, wanted(), now_s=60.0).replica == "b"
 
 
 def test_a_lost_replica_is_forgotten_with_its_prefixes() -> None:
     router = fleet(0, 0)
-    tell(router, "a", held=held(_SYSTEM_PROMPT))
+    notify(router, "a", held=held(_SYSTEM_PROMPT))
     router.gone("a")
-    tell(router, "a")
+    notify(router, "a")
     assert choose(router, wanted()).cached_tokens == 0
 
 
@@ -200,7 +200,7 @@ def test_whatever_happens_a_ready_replica_is_chosen_and_the_same_with_the_same_s
                     router.began(one.id)
                     router.ended(one.id)
                 case state:
-                    tell(router, replica, state=EngineState(state), now_s=now_s)
+                    notify(router, replica, state=EngineState(state), now_s=now_s)
         ready = ready | {replica} if event == "ready" else ready
         ready = ready - {replica} if event in ("draining", "gone") else ready
 
@@ -219,10 +219,10 @@ def test_a_burst_after_a_burst_is_shared() -> None:
     """Those who ended just now are no reason against the replica that still reports them."""
     router = ReplicaRouter(Random(1))
     for name in "ab":
-        tell(router, name, busy(0))
+        notify(router, name, busy(0))
     for number in range(16):
         router.sent(short(number), ReplicaChoice("a", 0, 0.0), 0.0)
-    tell(router, "a", busy(16), now_s=1.0)
+    notify(router, "a", busy(16), now_s=1.0)
     for number in range(16):
         router.began(str(number))
         router.ended(str(number))
@@ -231,8 +231,8 @@ def test_a_burst_after_a_burst_is_shared() -> None:
 
 def test_an_idle_replica_is_worth_a_step_that_is_not_shared() -> None:
     router = ReplicaRouter(Random(1))
-    tell(router, "a", busy(4))
-    tell(router, "b", busy(0))
+    notify(router, "a", busy(4))
+    notify(router, "b", busy(0))
     counts = spread(router, map(short, range(8)))
     assert counts["b"] > counts["a"]
 
@@ -241,6 +241,6 @@ def test_a_burst_at_replicas_that_told_other_numbers_comes_out_even() -> None:
     """What one more stream costs is not what a token of a prompt costs."""
     router = ReplicaRouter(Random(1))
     for name, live in (("a", 2), ("b", 6)):
-        tell(router, name, busy(live))
+        notify(router, name, busy(live))
     counts = Counter(a=2, b=6) + spread(router, map(short, range(16)))
     assert abs(counts["a"] - counts["b"]) <= 2

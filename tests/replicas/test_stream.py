@@ -103,7 +103,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_the_other_replica_
             remote(way, lease_s=1.0) as engine,
         ):
             reading = asyncio.create_task(check_stream(engine, "a", at_5=fall_silent))
-            engine.replicas_are({"r0": link(way), "r1": link(way_to_other)})
+            engine.set_replicas({"r0": link(way), "r1": link(way_to_other)})
             await reading
         with anyio.fail_after(DEADLINE_S):
             await host.left()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
+from openai_cpu_server.scheduler.embed_queue import EmbedCapacity, EmbedPart, EmbedQueue
 
-ROOM = EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=50)
+CAPACITY = EmbedCapacity(max_inputs=8, max_tokens=100, budget_tokens=50)
 
 
 def embed(
@@ -34,10 +34,10 @@ def told(parts: list[EmbedPart]) -> list[tuple[str, int, int]]:
     return [(part.pending.request.id, part.first, part.count) for part in parts]
 
 
-def steps(waiting: EmbedQueue, room: EmbedRoom = ROOM) -> list[list[tuple[str, int, int]]]:
+def steps(waiting: EmbedQueue, capacity: EmbedCapacity = CAPACITY) -> list[list[tuple[str, int, int]]]:
     found = []
     while len(waiting):
-        parts = waiting.compose(room)
+        parts = waiting.compose(capacity)
         found.append(told(parts))
         waiting.computed(parts)
     return found
@@ -65,20 +65,25 @@ def test_what_a_dead_engine_had_computed_is_left_out() -> None:
 
 def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
     waiting = queue(embed("long", *[10] * 100))
-    waiting.computed(waiting.compose(ROOM))
+    waiting.computed(waiting.compose(CAPACITY))
     waiting.add(embed("short", 10, client="other"), 0)
-    assert ("short", 0, 1) in told(waiting.compose(ROOM))
+    assert ("short", 0, 1) in told(waiting.compose(CAPACITY))
 
 
 def test_groups_clients_and_their_requests_take_turns() -> None:
     long = [embed(name, *[10] * 100, client=name, group="here") for name in "ab"]
     requests = [*long, embed("short", 10, client="a", group="here"), embed("one", 10, 10, group="there")]
-    assert told(queue(*requests).compose(ROOM)) == [("a", 0, 1), ("one", 0, 2), ("b", 0, 1), ("short", 0, 1)]
+    assert told(queue(*requests).compose(CAPACITY)) == [
+        ("a", 0, 1),
+        ("one", 0, 2),
+        ("b", 0, 1),
+        ("short", 0, 1),
+    ]
 
 
 def test_interactive_inputs_go_first_and_batch_fills_up() -> None:
     waiting = queue(embed("b", *[10] * 9, priority=Priority.BATCH), embed("i", 10, 10))
-    assert told(waiting.compose(ROOM)) == [("i", 0, 2), ("b", 0, 3)]
+    assert told(waiting.compose(CAPACITY)) == [("i", 0, 2), ("b", 0, 3)]
 
 
 @pytest.mark.parametrize("length", [5, 30, 80])
@@ -86,7 +91,7 @@ def test_batch_work_keeps_its_share_beside_endless_interactive_work(length: int)
     batch, tokens = embed("b", *[length] * 1000, priority=Priority.BATCH), Counter[str]()
     waiting = queue(batch, embed("i", *[10] * 100_000), floor=0.2)
     for _ in range(100):
-        parts = waiting.compose(ROOM)
+        parts = waiting.compose(CAPACITY)
         for part in parts:
             tokens[part.pending.request.id] += sum(map(len, part.inputs))
         waiting.computed(parts)
@@ -100,7 +105,7 @@ def test_removing_and_the_best_priority() -> None:
         assert waiting.remove(name) is not None
         assert waiting.remove(name) is None
     assert waiting.best_priority is None
-    assert waiting.compose(ROOM) == []
+    assert waiting.compose(CAPACITY) == []
 
 
 def test_those_who_wait_are_told_in_the_order_in_which_they_begin() -> None:
@@ -126,13 +131,13 @@ def test_every_input_is_computed_once_and_in_order(
     described: list[tuple[list[int], str, Priority]], budget: int, floor: float
 ) -> None:
     requests = [embed(str(n), *lengths, client=c, priority=p) for n, (lengths, c, p) in enumerate(described)]
-    room = ROOM._replace(budget_tokens=budget)
+    capacity = CAPACITY._replace(budget_tokens=budget)
     waiting, done = queue(*requests, floor=floor), dict.fromkeys((r.id for r in requests), 0)
     for _ in range(math.ceil(sum(len(r.inputs) for r in requests)) + 1):
-        parts = waiting.compose(room)
-        assert sum(part.count for part in parts) <= room.max_inputs
+        parts = waiting.compose(capacity)
+        assert sum(part.count for part in parts) <= capacity.max_inputs
         tokens = sum(len(tokens) for part in parts for tokens in part.inputs)
-        assert tokens <= room.budget_tokens or sum(part.count for part in parts) == 1
+        assert tokens <= capacity.budget_tokens or sum(part.count for part in parts) == 1
         assert parts or not len(waiting)
         for part in parts:
             assert part.first == done[part.pending.request.id]

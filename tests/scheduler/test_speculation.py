@@ -14,7 +14,7 @@ from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepReason, StepRoom
+from openai_cpu_server.scheduler.plan import StepCapacity, StepPlan, StepPrices, StepReason
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.drafts import ModelDrafter, SequenceDraft
 from openai_cpu_server.scheduler.speculation.speculator import Speculator, choose_lengths
@@ -54,7 +54,7 @@ def plan(
     kind: type[CostModel] = CostModel,
 ) -> Priced:
     model = kind(CostCurve(step_ms=curve, attended_ms=attended_ms))
-    made = StepPlan(StepRoom(256, outputs, outputs), budget_ms)
+    made = StepPlan(StepCapacity(256, outputs, outputs), budget_ms)
     for number in range(num_decoding):
         made.add(decoding(str(number), 3), 1, StepReason.DECODE)
     return Priced(made, StepPrices(model, 256))

@@ -62,13 +62,13 @@ def test_a_conversation_goes_on_where_its_answer_ended() -> None:
 
 
 A, LONG = request("a", prompt=200), request("a", prompt=1500)
-THOUGHTS = prefixed("a", 300, own=100, output=80, borders=(300, 396))
+THOUGHTS = prefixed("a", 300, own=100, output=80, boundaries=(300, 396))
 CACHED: dict[str, tuple[list[GenerationRequest], list[int]]] = {
     "two that differ by their last token": ([A, request("b", tokens=(*A.tokens[:-1], 7))], [0, 199]),
-    "thoughts that are left out later cost the answer but not the question": (  # the border before the answer
+    "thoughts that are left out later cost the answer but not the question": (  # boundary before the answer
         [THOUGHTS, request("b", tokens=(*THOUGHTS.tokens[:396], *range(2, 90)))], [0, 396]),
     "the system prompt is found again after one request": (
-        [prefixed("a", 300, own=100, borders=(300,)), prefixed("b", 300, own=90)], [0, 300]),
+        [prefixed("a", 300, own=100, boundaries=(300,)), prefixed("b", 300, own=90)], [0, 300]),
     "who parts where nobody stopped stops there for the next": (
         [prefixed(name, 200, own=50) for name in "abc"], [0, 0, 200]),
     "a long prompt stops now and then": ([LONG, request("b", tokens=(*LONG.tokens[:1300], 3, 4))], [0, 1280]),
@@ -86,7 +86,7 @@ def test_a_request_begins_with_the_state_of_another(name: str) -> None:
 
 def test_stops_are_apart_and_before_the_end() -> None:
     driver = stateful()
-    driver.run(request("a", prompt=210, borders=(1, 20, 70, 75, 100, 140, 190, 200)))
+    driver.run(request("a", prompt=210, boundaries=(1, 20, 70, 75, 100, 140, 190, 200)))
     driver.run()
     assert {len(tokens) for tokens in driver.backend.saved_states.values()} == {70, 140, 213}
 
@@ -110,7 +110,7 @@ def test_batch_work_goes_on_where_it_was_when_it_is_released() -> None:
 
 def test_an_interrupted_stop_is_made_again() -> None:
     driver = stateful()
-    driver.step(prefixed("a", 300, own=100, borders=(300,), priority=Priority.BATCH))
+    driver.step(prefixed("a", 300, own=100, boundaries=(300,), priority=Priority.BATCH))
     driver.step(interrupt=True)
     driver.run()
     driver.run(prefixed("b", 300, own=90))

@@ -17,7 +17,7 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.server.options import api_options, job_options
-from openai_cpu_server.server.run import embedding_model, serve
+from openai_cpu_server.server.run import embedding_model, run_server
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import named
 
@@ -42,7 +42,7 @@ def test_options_reach_the_api_by_name_and_in_other_words() -> None:
 
 def test_what_only_a_running_server_reads_is_an_option_of_servers() -> None:
     """So a new one is refused by commands that have no server, as the others are."""
-    running = Path(inspect.getfile(serve))
+    running = Path(inspect.getfile(run_server))
     package = Path(openai_cpu_server.__file__).parent
     elsewhere = [path.read_text() for path in package.rglob("*.py") if path != running]
     known_elsewhere = set(re.findall(r"\.(\w+)\b(?!\()", "".join(elsewhere)))

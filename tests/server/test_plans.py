@@ -68,7 +68,7 @@ def test_what_is_meant_for_the_machine_is_divided_among_its_nodes() -> None:
     one, other = (on_node(whole, node, nodes) for node in nodes)
     assert one.threads is not None
     assert 2 * one.threads <= max(2, Machine().num_threads())
-    assert (one.cache_bytes, one.reads_weights, one.tells_forecast) == (500, True, True)
+    assert (one.cache_bytes, one.reads_weights, one.reports_forecast) == (500, True, True)
     assert (one.cache_file, other.cache_file) == ("kept.cache.node0", "kept.cache.node1")
     asked = msgspec.structs.replace(whole, threads=3, cache_file=None)
     assert (on_node(asked, 1, nodes).threads, on_node(asked, 1, nodes).cache_file) == (3, None)

@@ -11,7 +11,7 @@ from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import gbnf_text, text_length
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import InvalidGrammar, Limits, SchemaTooLarge
-from openai_cpu_server.structured.writing.grammar import composed, packed, unpacked
+from openai_cpu_server.structured.writing.grammar import composed, packed_rules, unpacked_rules
 from tests.structured.making import check_gbnf, check_rules, gbnf_to_lark, schema_to_gbnf
 from tests.structured.oracle import check_texts
 from tests.tiny_model import tiny_model_path
@@ -159,10 +159,10 @@ def test_a_name_that_is_no_part_is_an_error() -> None:
         composed("a b", {"a": OTHER})
 
 
-def test_parts_are_the_same_behind_a_border() -> None:
+def test_parts_are_the_same_behind_a_boundary() -> None:
     tokens = parse_gbnf('root ::= <[302]> [^a-z] x{2,} | ""\nx ::= "é" [] ]{,3}'.replace("[] ]", "[ ]"))
     for rules in (STRINGS, ANYTHING, OTHER, tokens):
-        assert unpacked(packed(rules)) == rules
+        assert unpacked_rules(packed_rules(rules)) == rules
 
 
 def test_it_has_a_limit() -> None:

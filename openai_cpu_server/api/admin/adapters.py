@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, chosen_model, response_of
+from openai_cpu_server.api.state import AppState, chosen_model, response_of
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
@@ -72,10 +72,10 @@ _route = partial(ApiRoute, access=ADMIN, tag="Models")
 
 
 class AdapterRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._find = parts.find_adapter
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._find = state.find_adapter
+        self._lenient = state.options.lenient
 
     @_route("POST", "/v1/adapters", body=AdapterBody, answer=AdapterCard, errors=(404,))
     async def load(self, request: Request) -> Response:
@@ -143,4 +143,4 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     )
 
 
-ROOM = ApiRouter[AppState](AdapterRoutes)
+ROUTER = ApiRouter[AppState](AdapterRoutes)

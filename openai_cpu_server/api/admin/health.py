@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
@@ -21,7 +21,7 @@ from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
-from openai_cpu_server.observe.metrics import CONTENT_TYPE, text_of
+from openai_cpu_server.observe.metrics import CONTENT_TYPE, metrics_text
 
 GATEWAY_METRICS_PATH = "/metrics/gateway"
 
@@ -98,9 +98,9 @@ _route = partial(ApiRoute, "GET", access=PROBES, tag="Operation")
 
 
 class HealthRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = models = parts.models
-        self._metrics = parts.watch.metrics
+    def __init__(self, state: AppState) -> None:
+        self._models = models = state.models
+        self._metrics = state.telemetry.metrics
         self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
         self._metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
         self._metrics.add(self._for_gateways)
@@ -118,7 +118,7 @@ class HealthRoutes:
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         why = unavailable(status)
-        error = error_object(why, request_id=context_of(request.scope).ticket.id).error
+        error = error_object(why, request_id=context_of(request.scope).request_log.id).error
         report = msgspec.structs.replace(report, error=error)
         return json_response(report, 503, {"retry-after": str(why.retry_after_s)})
 
@@ -140,7 +140,7 @@ class HealthRoutes:
 
         Gateways may ask 20 times per second, and the whole page takes milliseconds.
         """
-        return Response(text_of(self._for_gateways), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics_text(self._for_gateways), headers={"content-type": CONTENT_TYPE})
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
@@ -177,4 +177,4 @@ def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
 
 
-ROOM = ApiRouter[AppState](HealthRoutes)
+ROUTER = ApiRouter[AppState](HealthRoutes)

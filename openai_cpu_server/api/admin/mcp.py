@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.mcp import McpServer, McpServerStatus, McpUnavailable
 from openai_cpu_server.errors import McpServerNotFound
 from openai_cpu_server.http.context import context_of
@@ -47,8 +47,8 @@ _route = partial(ApiRoute, "GET", access=REQUESTS, tag="MCP servers", answer=Mcp
 
 
 class McpRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._servers = parts.mcp
+    def __init__(self, state: AppState) -> None:
+        self._servers = state.mcp
 
     @_route("/v1/mcp", answer=McpServerList)
     async def list(self, request: Request) -> Response:
@@ -87,4 +87,4 @@ def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     )
 
 
-ROOM = ApiRouter[AppState](McpRoutes)
+ROUTER = ApiRouter[AppState](McpRoutes)

@@ -16,12 +16,12 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
-from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model, response_of
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, response_of
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
 from openai_cpu_server.http.body import small_body
-from openai_cpu_server.http.context import context_of, ticket_of
+from openai_cpu_server.http.context import context_of, request_log_of
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
@@ -159,7 +159,7 @@ def store_for(store: ModelStore | None, name: str, request: Request) -> ModelSto
     return store
 
 
-async def to_its_end(store: ModelStore, name: str) -> None:
+async def pull_to_end(store: ModelStore, name: str) -> None:
     async for _ in store.pull(name):
         pass
 
@@ -170,9 +170,9 @@ async def _pull_events(store: ModelStore, name: str, request: Request) -> AsyncI
         async for step in store.pull(name):
             yield events([Chunk(msgspec.json.encode(step))])
     except Exception as error:
-        ticket = ticket_of(request.scope)
-        ticket.failed(error)
-        yield events([Chunk(msgspec.json.encode(error_object(error, request_id=ticket.id)))])
+        request_log = request_log_of(request.scope)
+        request_log.failed(error)
+        yield events([Chunk(msgspec.json.encode(error_object(error, request_id=request_log.id)))])
 
 
 class AlwaysLoaded:
@@ -190,11 +190,11 @@ _route = partial(ApiRoute, access=INFERENCE, tag="Models", answer=ModelCard)
 
 
 class ModelRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._keeping = parts.keeping
-        self._store = parts.store
-        self._options = parts.options
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._keeping = state.keeping
+        self._store = state.store
+        self._options = state.options
         self._loads: set[asyncio.Task[ServedModel]] = set()
 
     @_route(
@@ -214,7 +214,7 @@ class ModelRoutes:
             progress = _pull_events(store, body.model, request)
             headers = {**NO_STORE_HEADERS, **ignored.headers}
             return event_source(progress, headers, keep_alive_s=self._options.keep_alive_s)
-        await while_connected(request.receive, partial(to_its_end, store, body.model))
+        await while_connected(request.receive, partial(pull_to_end, store, body.model))
         return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
 
     @_route("DELETE", "/v1/models/{id:path}", access=ADMIN, answer=ModelDeleted, errors=(404, 409))
@@ -239,7 +239,7 @@ class ModelRoutes:
         cards = [model_card(chosen) for chosen in served]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
-        cards += map(shelved_card, available)
+        cards += map(available_card, available)
         if CODEX not in request.query_params:
             return json_response(ModelList(cards))
         named = [(one.name, one.model) for one in served if one.model.kind is ModelKind.GENERATES]
@@ -258,7 +258,7 @@ class ModelRoutes:
         if not self._models.has(name):
             for available in await available_models(self._models, allowed):
                 if available.name == name:
-                    return json_response(shelved_card(available))
+                    return json_response(available_card(available))
         return json_response(model_card(self._models.choose(name, allowed)))
 
     @_route(
@@ -337,7 +337,7 @@ def model_card(chosen: ChosenModel) -> ModelCard:
     )
 
 
-def shelved_card(model: AvailableModel) -> ModelCard:
+def available_card(model: AvailableModel) -> ModelCard:
     is_sound = model.why_not is None
     return ModelCard(
         id=model.name,
@@ -398,4 +398,4 @@ def _flags(request: Request, *names: str) -> list[bool | None]:
     return [None if text is None else _WORDS[text] for text in texts]
 
 
-ROOM = ApiRouter[AppState](ModelRoutes)
+ROUTER = ApiRouter[AppState](ModelRoutes)

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import OPEN
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.page.bundle import Bundle, PageFile, read_bundle
@@ -42,8 +42,8 @@ SECURITY_HEADERS = {
 class PageRoutes:
     """Reads the files at the first request, to save memory on servers without browsers."""
 
-    def __init__(self, parts: AppState) -> None:
-        self._is_served = parts.options.page
+    def __init__(self, state: AppState) -> None:
+        self._is_served = state.options.page
         self._bundle: Bundle | None = None
         self._reading = Lock()
 
@@ -94,5 +94,5 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-ROOM = ApiRouter[AppState](PageRoutes, is_hidden=lambda parts: not parts.options.page)
+ROUTER = ApiRouter[AppState](PageRoutes, is_hidden=lambda state: not state.options.page)
 """Without the page, its paths need no key and return 404."""

@@ -24,7 +24,7 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import resumable_response
 from openai_cpu_server.api.generation.running import OpenCall
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
     NotThinking,
@@ -34,7 +34,7 @@ from openai_cpu_server.errors import (
     unknown_parameter,
     wrong_value,
 )
-from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.body import streamed_body
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
@@ -148,12 +148,12 @@ _stream = partial(_route, "GET", streams=True, media="text/event-stream")
 
 
 class RequestRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._calls = parts.generation.calls
-        self._streams = parts.generation.streams
-        self._metrics = parts.watch.metrics
-        self._keep_alive_s, self._lenient = parts.options.keep_alive_s, parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._calls = state.generation.calls
+        self._streams = state.generation.streams
+        self._metrics = state.telemetry.metrics
+        self._keep_alive_s, self._lenient = state.options.keep_alive_s, state.options.lenient
 
     @_route("GET", "/v1/requests", answer=RequestList)
     async def list(self, request: Request) -> Response:
@@ -181,7 +181,7 @@ class RequestRoutes:
     )
     async def control(self, request: Request) -> Response:
         """End a running answer, or only its reasoning."""
-        body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(ControlBody, await streamed_body(request), lenient=self._lenient)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
         return json_response(Controlled(name, body.action.value), headers=ignored.headers)
@@ -189,7 +189,7 @@ class RequestRoutes:
     @_route("POST", "/v1/chat/completions/control", body=LlamaControlBody, answer=LlamaControlled)
     async def control_as_llama_server(self, request: Request) -> Response:
         """End a running answer or its reasoning, in llama-server's format."""
-        body, ignored = parse(LlamaControlBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(LlamaControlBody, await streamed_body(request), lenient=self._lenient)
         answer = LlamaControlled(success=True)
         try:
             body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
@@ -252,7 +252,7 @@ class RequestRoutes:
     @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
     async def look_up(self, request: Request) -> Response:
         """List the resumable streams among these conversations."""
-        body, ignored = parse(LookupBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(LookupBody, await streamed_body(request), lenient=self._lenient)
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 
@@ -285,4 +285,4 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
     )
 
 
-ROOM = ApiRouter[AppState](RequestRoutes)
+ROUTER = ApiRouter[AppState](RequestRoutes)

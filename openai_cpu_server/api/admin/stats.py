@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.admin.health import QueueSizes, queue_sizes
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -158,10 +158,10 @@ _CACHES = ("prompts", "answers")
 
 
 class StatsRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._recall = parts.recall
-        self._recent = parts.watch.recent
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._answer_lookup = state.answer_lookup
+        self._recent = state.telemetry.recent
 
     @ApiRoute(
         "DELETE",
@@ -178,8 +178,8 @@ class StatsRoutes:
         if only not in (None, *_CACHES):
             raise wrong_value("only", "'prompts' or 'answers'")
         engines = self._engines_with_prompts() if only != "answers" else []
-        if self._recall is not None and only != "prompts":
-            await self._recall.clear()
+        if self._answer_lookup is not None and only != "prompts":
+            await self._answer_lookup.clear()
         for engine in engines:
             with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
                 engine.clear_cache()
@@ -189,7 +189,7 @@ class StatsRoutes:
     async def cache_stats(self, request: Request) -> Response:
         """Return the use of both tiers of KV memory and of the answer cache."""
         self._models.default.loaded()
-        size = await self._recall.size() if self._recall is not None else None
+        size = await self._answer_lookup.size() if self._answer_lookup is not None else None
         answers = AnswerCacheSize(*size) if size is not None else None
         stats = cache_stats(caches_of(self._models))
         return json_response(msgspec.structs.replace(stats, answers=answers))
@@ -346,4 +346,4 @@ def _amount(
     return Amount(sum(blocks), sum(tokens), sum(sizes))
 
 
-ROOM = ApiRouter[AppState](StatsRoutes)
+ROUTER = ApiRouter[AppState](StatsRoutes)

@@ -17,10 +17,10 @@ from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams,
 from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
 from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
-from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import WORK
@@ -126,10 +126,10 @@ _route = partial(ApiRoute, access=WORK, tag="Tokens", errors=(404,))
 
 
 class TokenRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._models = parts.models
-        self._attachments = parts.generation.attachments
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._attachments = state.generation.attachments
+        self._lenient = state.options.lenient
 
     @_route("POST", "/tokenize", body=TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:
@@ -137,7 +137,7 @@ class TokenRoutes:
         body, ignored, size = await self._read(TokenizeBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
         limit = model.engine.info.context_limit if model.engine.info else None
-        ask = None
+        params = None
         if body.messages is not None:
             chat = ChatBody(
                 messages=body.messages,
@@ -145,8 +145,10 @@ class TokenRoutes:
                 chat_template=body.chat_template,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
-            ask = await self._attachments.resolve(chat_params(chat), model, context_of(request.scope).owner)
-        answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=size > LONG_BODY)
+            params = await self._attachments.resolve(
+                chat_params(chat), model, context_of(request.scope).owner
+            )
+        answer = await in_thread(partial(_tokenized, body, model, limit, params), is_slow=size > LONG_BODY)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     @_route("POST", "/detokenize", body=DetokenizeBody, answer=Detokenized)
@@ -162,9 +164,9 @@ class TokenRoutes:
         """Render a conversation as the text of its prompt."""
         body, ignored, size = await self._read(ApplyTemplateBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
-        ask = chat_params(body.model_copy(update={"add_generation_prompt": None}))
-        ask = await self._attachments.resolve(ask, model, context_of(request.scope).owner)
-        answer = await in_thread(partial(_applied, body, ask, model), is_slow=size > LONG_BODY)
+        params = chat_params(body.model_copy(update={"add_generation_prompt": None}))
+        params = await self._attachments.resolve(params, model, context_of(request.scope).owner)
+        answer = await in_thread(partial(_applied, body, params, model), is_slow=size > LONG_BODY)
         return json_response(answer, headers=ignored.headers)
 
     @_route("GET", "/tokenizer_info", query={"model": {"type": "string"}}, answer=TokenizerInfo)
@@ -184,16 +186,16 @@ class TokenRoutes:
 
     async def _read(self, schema: type[B], request: Request) -> tuple[B, Ignored, int]:
         """Return the body, its ignored fields, and its size in bytes."""
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
         return body, ignored, len(data)
 
 
 def _tokenized(
-    body: TokenizeBody, model: ServedModel, limit: int | None, ask: GenerationParams | None
+    body: TokenizeBody, model: ServedModel, limit: int | None, params: GenerationParams | None
 ) -> bytes:
     """Encoded in the same thread, because the pieces can be many times larger than the body."""
-    tokens, texts = _tokens(body, model, limit, ask), None
+    tokens, texts = _tokens(body, model, limit, params), None
     pieces = partial(model.tokenizer.piece, special=True)
     shown = _encoded(tokens, lambda token: _piece(token, pieces(token)) if body.with_pieces else token)
     if body.return_token_strs:
@@ -254,7 +256,7 @@ def _tokens_of_text(
 def _tokens_of_messages(
     body: TokenizeBody,
     messages: Messages,
-    ask: GenerationParams,
+    params: GenerationParams,
     model: ServedModel,
     *,
     has_marks: bool | None,
@@ -266,13 +268,13 @@ def _tokens_of_messages(
         what = "begin another answer" if body.add_generation_prompt else "end with another's message"
         raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
     ends = PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
-    return tokens_of(ask, model, ends)
+    return tokens_of(params, model, ends)
 
 
-def _applied(body: ApplyTemplateBody, ask: GenerationParams, model: ServedModel) -> AppliedTemplate:
+def _applied(body: ApplyTemplateBody, params: GenerationParams, model: ServedModel) -> AppliedTemplate:
     """The first token that the tokenizer adds to any prompt is left out."""
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
-    tokens, tokenizer = tokens_of(ask, model, ends), model.tokenizer
+    tokens, tokenizer = tokens_of(params, model, ends), model.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)
     return AppliedTemplate(tokenizer.decode(tokens[int(begins) :], special=True))
 
@@ -283,4 +285,4 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     return msgspec.json.encode(Detokenized(text, text))
 
 
-ROOM = ApiRouter[AppState](TokenRoutes)
+ROUTER = ApiRouter[AppState](TokenRoutes)

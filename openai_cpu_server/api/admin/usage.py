@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import AppState, page_ends, response_of
+from openai_cpu_server.api.state import AppState, page_ends, response_of
 from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
@@ -62,10 +62,10 @@ class UsageList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRoutes:
-    def __init__(self, parts: AppState) -> None:
-        assert parts.jobs is not None, "not served without"
-        self._jobs = parts.jobs
-        self._prices = parts.options.prices
+    def __init__(self, state: AppState) -> None:
+        assert state.jobs is not None, "not served without"
+        self._jobs = state.jobs
+        self._prices = state.options.prices
 
     @ApiRoute(
         "GET",
@@ -181,4 +181,4 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
     )
 
 
-ROOM = ApiRouter[AppState](UsageRoutes, is_served=lambda parts: parts.jobs is not None)
+ROUTER = ApiRouter[AppState](UsageRoutes, is_served=lambda state: state.jobs is not None)

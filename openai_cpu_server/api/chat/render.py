@@ -21,13 +21,13 @@ from openai_cpu_server.api.generation.renderer import (
     json_text,
     new_tool_call_id,
     reasoning_of,
-    shown,
+    shown_answers,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, CallText, Part, ThinkingText
 
 
@@ -105,15 +105,15 @@ class ChatRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
-        ranked = enumerate(shown(call, answers))
+        ranked = enumerate(shown_answers(call, answers))
         choices = [self._choice(call, pieces, index, answer) for index, (_, answer) in ranked]
         return completion(ChatCompletion, call, choices, figures)
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
         shown_pieces = None if call.shown_logprobs is None else pieces
         choices: dict[str, ChoiceStream] = {}
         for index, request in enumerate(call.requests):
@@ -124,7 +124,7 @@ class ChatRenderer:
         return ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
 
     def _choice(
-        self, call: ResolvedRequest, pieces: ShownPieces, index: int, answer: GatheredAnswer
+        self, call: ResolvedRequest, pieces: PieceTexts, index: int, answer: GatheredAnswer
     ) -> ChatChoice:
         logprobs = None
         if call.shown_logprobs is not None:
@@ -155,7 +155,7 @@ class ChatRenderer:
 
 
 class _TextChoice:
-    def __init__(self, index: int, pieces: ShownPieces | None) -> None:
+    def __init__(self, index: int, pieces: PieceTexts | None) -> None:
         """`pieces`: None if no log-probabilities are shown."""
         self._index = index
         self._pieces = pieces
@@ -187,7 +187,7 @@ class _PartsChoice(_TextChoice):
     """Choice with reasoning, content and calls. Text that may begin another part is held back with its
     scores."""
 
-    def __init__(self, index: int, pieces: ShownPieces | None, call: ResolvedRequest, new_id: NewId) -> None:
+    def __init__(self, index: int, pieces: PieceTexts | None, call: ResolvedRequest, new_id: NewId) -> None:
         super().__init__(index, pieces)
         self._style = call.tool_calls
         self._reader = call.reader()
@@ -196,7 +196,7 @@ class _PartsChoice(_TextChoice):
         self._content_scores = ContentScores()
 
     def choices(self, event: TokenEvent) -> list[bytes]:
-        self._content_scores.hear(event)
+        self._content_scores.add(event)
         parts, choices = self._reader.read(event), []
         if not self._is_open and (parts or event.finish is not None):
             self._is_open = True

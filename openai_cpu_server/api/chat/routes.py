@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.route import (
     GenerationRoute,
     InputTokens,
 )
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.clients import SUBPROTOCOL
 from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
@@ -30,11 +30,11 @@ CHAT = ApiAdapter(BodyReader(ChatBody, chat_params), ChatRenderer())
 
 
 class ChatRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.route = GenerationRoute(CHAT, parts.generation, parts.options)
-        self._counting = CountRoute(CHAT.reader, parts.generation, lenient=parts.options.lenient)
+    def __init__(self, state: AppState) -> None:
+        self.route = GenerationRoute(CHAT, state.generation, state.options)
+        self._counting = CountRoute(CHAT.reader, state.generation, lenient=state.options.lenient)
         exchange = partial(ChatExchange, self.route)
-        self._socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
+        self._socket = SocketServer(exchange, state.sockets, subprotocol=SUBPROTOCOL)
 
     @ApiRoute(
         "POST",
@@ -72,4 +72,4 @@ class ChatRoutes:
         return await self._counting.count(request)
 
 
-ROOM = ApiRouter[AppState](ChatRoutes)
+ROUTER = ApiRouter[AppState](ChatRoutes)

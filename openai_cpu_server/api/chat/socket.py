@@ -27,7 +27,7 @@ from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of, headers_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
-from openai_cpu_server.json_size import MOST_TOKENS, check_size
+from openai_cpu_server.json_size import MOST_TOKENS, check_json_size
 
 _MAX_NAME_CHARS = 64
 
@@ -46,7 +46,7 @@ class SocketCancel(msgspec.Struct, frozen=True):
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
     """Parse a message. Anything but an object is a `SocketRequest`, rejected like all bodies. Raises
     InvalidRequest, TooManyValues."""
-    check_size(data, most_numbers=MOST_TOKENS)
+    check_json_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -73,11 +73,11 @@ def _name(value: msgspec.Raw, field: str) -> str | None:
     return name
 
 
-def about(name: str, json_object: bytes) -> bytes:
+def with_request_id(name: str, json_object: bytes) -> bytes:
     return b'{"request_id":' + msgspec.json.encode(name) + b"," + json_object[1:]
 
 
-def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
+def wait_event(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
     """Report a wait, which is possible only before a request's first chunk."""
     fields: dict[str, object] = {"request_id": name, "id": call_id}
     if isinstance(news, ModelLoading):
@@ -91,12 +91,12 @@ def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> byte
 @dataclass(eq=False)
 class _Request:
     name: str
-    ticket: RequestLog
+    request_log: RequestLog
     body: BufferedBody
     running: RunningCall | None = None
     is_cancelled: bool = False
 
-    def goes_by(self, name: str) -> bool:
+    def is_named(self, name: str) -> bool:
         return name == self.name or (self.running is not None and name == self.running.call.id)
 
     def cancel(self) -> None:
@@ -141,17 +141,17 @@ class ChatExchange:
 
     async def _refuse(self, error: Exception) -> None:
         """Answer a message that begins no request. It counts like a rejected POST."""
-        ticket = self._socket.ticket(has_headers=True)
-        async with self._socket.serving(ticket):
+        request_log = self._socket.new_request_log(has_headers=True)
+        async with self._socket.serving(request_log):
             with contextlib.suppress(Unauthorized, Forbidden):
-                self._socket.context(ticket)
+                self._socket.context(request_log)
             if isinstance(error, RequestNotFound):  # of one to cancel: this was not to generate
-                ticket.priority = None
+                request_log.priority = None
             raise error
-        await self._socket.send(_failed(None, ticket, error, {}))
+        await self._socket.send(_failed(None, request_log, error, {}))
 
     def _cancel(self, name: str) -> None:
-        requests = [request for request in self._running.values() if request.goes_by(name)]
+        requests = [request for request in self._running.values() if request.is_named(name)]
         if not requests:
             raise RequestNotFound(name)
         for request in requests:
@@ -165,17 +165,17 @@ class ChatExchange:
         name = message.name
         if name in self._running:
             raise wrong(f"A request with the request_id '{name}' is running on this socket.", "request_id")
-        ticket = self._socket.ticket(has_headers=True)
-        request = _Request(name or ticket.id, ticket, BufferedBody(message.body, quota))
+        request_log = self._socket.new_request_log(has_headers=True)
+        request = _Request(name or request_log.id, request_log, BufferedBody(message.body, quota))
         self._running[request.name] = request
         self._socket.start(partial(self._serve, request))
 
     async def _serve(self, request: _Request) -> None:
         """Send the last message after the request has released its resources and its name."""
-        name, ticket, headers = request.name, request.ticket, dict[str, str]()
-        async with self._socket.serving(ticket) as served:
+        name, request_log, headers = request.name, request.request_log, dict[str, str]()
+        async with self._socket.serving(request_log) as served:
             try:
-                context = self._socket.context(ticket)
+                context = self._socket.context(request_log)
                 try:
                     await served.hold(context)
                     headers |= await self._answer(request, context)
@@ -185,10 +185,10 @@ class ChatExchange:
                 request.body.release()
                 del self._running[name]
         if served.error is None:
-            done = {"request_id": name, "headers": {"x-request-id": ticket.id, **headers}, "done": True}
+            done = {"request_id": name, "headers": {"x-request-id": request_log.id, **headers}, "done": True}
             await self._socket.send(msgspec.json.encode(done))
         else:
-            await self._socket.send(_failed(name, ticket, served.error, headers))
+            await self._socket.send(_failed(name, request_log, served.error, headers))
 
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
         name, attempt = request.name, CascadeAttempt(submitted=request.submitted)
@@ -196,24 +196,24 @@ class ChatExchange:
         request.body.release()
         request.submitted(running)
         if not running.call.stream:
-            await self._socket.send(about(name, await self._route.whole(running)))
+            await self._socket.send(with_request_id(name, await self._route.whole(running)))
             return running.call.headers
         async with running:
-            async for item in running.tell(self._route.renderer(running)):
+            async for item in running.emit(self._route.renderer(running)):
                 if isinstance(item, (QueuePlace, ModelLoading)):
-                    await self._socket.send(news_about(name, running.call.id, item))
+                    await self._socket.send(wait_event(name, running.call.id, item))
                     continue
                 for chunk in item:
-                    await self._socket.send(about(name, chunk.json))
+                    await self._socket.send(with_request_id(name, chunk.json))
         return running.call.headers
 
 
-def _failed(name: str | None, ticket: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
+def _failed(name: str | None, request_log: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
     """`name`: None for an error without a request, such as an unknown one to cancel."""
     fields = {
         "request_id": name,
         "status": failure_of(error).status,
-        "error": error_object(error, request_id=ticket.id).error,
-        "headers": {"x-request-id": ticket.id, **headers, **headers_of(error)},
+        "error": error_object(error, request_id=request_log.id).error,
+        "headers": {"x-request-id": request_log.id, **headers, **headers_of(error)},
     }
     return msgspec.json.encode(fields)

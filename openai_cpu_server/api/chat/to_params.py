@@ -32,7 +32,7 @@ from openai_cpu_server.api.generation.params import (
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.sampling import ignored_samplers, with_samplers
 from openai_cpu_server.api.generation.schema import ForeignKind, words_in
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,
@@ -53,7 +53,7 @@ def chat_params(body: ChatBody) -> GenerationParams:
         for index, fields in enumerate(checked_messages(body.messages))
     ]
     params = generation_params(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
-    names = [*_unsupported_tools(body), *unsupported_parts(body.messages), *left_out(body.samplers)]
+    names = [*_unsupported_tools(body), *unsupported_parts(body.messages), *ignored_samplers(body.samplers)]
     return msgspec.structs.replace(
         params,
         ignored=adapted_names(names, messages),
@@ -64,7 +64,7 @@ def chat_params(body: ChatBody) -> GenerationParams:
         tools=_tools(body),
         thinking=thinking_of(body),
         template=body.chat_template,
-        attached=tuple(attached_in(body.messages)),
+        attached=tuple(message_attachments(body.messages)),
         max_tokens=_max_tokens(body),
     )
 
@@ -123,7 +123,7 @@ def unsupported_parts(messages: Sequence[Message]) -> list[str]:
     ]
 
 
-def attached_in(messages: Sequence[Message]) -> list[Attachment]:
+def message_attachments(messages: Sequence[Message]) -> list[Attachment]:
     """Return all attachments. Images in the last message carry a refusal for models without vision."""
     attachments: list[Attachment] = []
     for index, message in enumerate(messages):
@@ -147,7 +147,7 @@ def _unseen(part: ForeignKind, param: str) -> str:
 
 def _check(message: Message, at: str) -> None:
     has_content = message.content not in (None, []) or message.refusal is not None
-    says = has_content or (message.role == "assistant" and reasoning_of(message))
+    says = has_content or (message.role == "assistant" and sent_reasoning(message))
     is_result = message.role in ("tool", "function")  # nothing is a result, too
     if not (says or is_result or message.tool_calls or message.function_call):
         raise missing(f"{at}.content")
@@ -167,7 +167,7 @@ def _misplaced(param: str, role: str) -> InvalidRequest:
     return wrong(f"'{param}' belongs to messages of role '{role}'.", param)
 
 
-def reasoning_of(message: Message) -> str | None:
+def sent_reasoning(message: Message) -> str | None:
     """Return the reasoning, which clients send back under one or all names, or as parts of the content."""
     thoughts = [
         words_in(part.fields.get("thinking") or part.fields.get("text"))
@@ -191,7 +191,7 @@ def _known_fields(message: Message) -> dict[str, object]:
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call.id, call.function) for call in message.tool_calls]
-    if message.role == "assistant" and (reasoning := reasoning_of(message)):
+    if message.role == "assistant" and (reasoning := sent_reasoning(message)):
         fields["reasoning_content"] = reasoning
     # A deprecated call is named by its function, because it has no id.
     if message.role == "function":

@@ -9,11 +9,11 @@ import msgspec
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
 from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
-from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown
+from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown_answers
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 
 
 class LegacyLogprobs(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class TextPosition:
 
 
 class LegacyWriter:
-    def __init__(self, pieces: ShownPieces, start: int) -> None:
+    def __init__(self, pieces: PieceTexts, start: int) -> None:
         self._pieces = pieces
         self._position = TextPosition(start)
 
@@ -53,24 +53,24 @@ class LegacyWriter:
         shown = [self._pieces[entry.token] for entry in entries]
         return LegacyLogprobs(
             [piece.text for piece in shown],
-            [finite(entry.logprob) for entry in entries],
+            [finite_logprob(entry.logprob) for entry in entries],
             [_top(entry, self._pieces) for entry in entries],
             [self._position.advance(bytes(piece.bytes or ())) for piece in shown],
         )
 
 
-def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: ShownPieces) -> LegacyLogprobs:
+def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: PieceTexts) -> LegacyLogprobs:
     """Return the scores of an echoed prompt. The first token has none, and `scores[i]` is of token `i +
     1`."""
     return LegacyLogprobs(
         [pieces[token].text for token in prompt.tokens],
-        [None, *(finite(score.logprob) for score in scores)],
+        [None, *(finite_logprob(score.logprob) for score in scores)],
         [None, *(_top(score, pieces) for score in scores)],
         _offsets(prompt, pieces),
     )
 
 
-def _offsets(prompt: Prompt, pieces: ShownPieces) -> list[int]:
+def _offsets(prompt: Prompt, pieces: PieceTexts) -> list[int]:
     """Ignore what the tokenizer has put before the text, such as BOS or a space."""
     assert prompt.echo is not None, "only an echoed prompt is shown"
     tokenizer = pieces.tokenizer
@@ -83,11 +83,11 @@ def _offsets(prompt: Prompt, pieces: ShownPieces) -> list[int]:
     return [min(max(0, begin - surplus), len(prompt.echo)) for begin in begins]
 
 
-def _top(entry: TokenLogprob, pieces: ShownPieces) -> dict[str, float]:
+def _top(entry: TokenLogprob, pieces: PieceTexts) -> dict[str, float]:
     """Include the token itself. Of several tokens with one text the most likely counts."""
     top: dict[str, float] = {}
     for token, logprob in (*entry.top, (entry.token, entry.logprob)):
-        top.setdefault(pieces[token].text, finite(logprob))
+        top.setdefault(pieces[token].text, finite_logprob(logprob))
     return top
 
 
@@ -109,12 +109,12 @@ class CompletionRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
         choices = []
-        for position, (request_index, answer) in enumerate(shown(call, answers)):
+        for position, (request_index, answer) in enumerate(shown_answers(call, answers)):
             prompt, logprobs = call.prompt_of(request_index), None
             echo = prompt.echo or ""
             if call.shown_logprobs is not None:
@@ -125,7 +125,7 @@ class CompletionRenderer:
             choices.append(TextChoice(text, position, logprobs, reason))
         return completion(TextCompletion, call, choices, figures)
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
         choices = {
             request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
@@ -137,7 +137,7 @@ class CompletionRenderer:
 class _EchoingChoice:
     """Choice of a stream. An echoed prompt comes first, with all its scores at once."""
 
-    def __init__(self, index: int, prompt: Prompt, pieces: ShownPieces | None) -> None:
+    def __init__(self, index: int, prompt: Prompt, pieces: PieceTexts | None) -> None:
         self._begin = b'{"index":%d,"text":' % index
         self._prompt = prompt
         self._pieces = pieces

@@ -13,17 +13,17 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
-from openai_cpu_server.api.generation.sampling import left_out, with_samplers
+from openai_cpu_server.api.generation.sampling import ignored_samplers, with_samplers
 from openai_cpu_server.api.generation.schema import (
     GenerationBody,
     LastTokens,
+    PositiveCount,
     PredictionBody,
     Prompt,
     ScoringLimit,
-    Several,
 )
 from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import Ignored
@@ -39,7 +39,7 @@ class CompletionBody(GenerationBody, PredictionBody):
     max_tokens: ScoringLimit = None
     truncate_prompt_tokens: LastTokens | None = None
     """vLLM's number of last tokens to keep, or -1 for as many as fit."""
-    best_of: Several | None = None
+    best_of: PositiveCount | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
@@ -54,7 +54,7 @@ def completion_params(body: CompletionBody) -> GenerationParams:
     return msgspec.structs.replace(
         params,
         sampling=with_samplers(params.sampling, body.samplers),
-        ignored=Ignored(left_out(body.samplers)),
+        ignored=Ignored(ignored_samplers(body.samplers)),
         best_of=body.best_of,
         details=details_param(body),
         last_tokens=body.truncate_prompt_tokens,
@@ -77,8 +77,8 @@ COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_params), Completi
 
 
 class CompletionRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.route = GenerationRoute(COMPLETIONS, parts.generation, parts.options)
+    def __init__(self, state: AppState) -> None:
+        self.route = GenerationRoute(COMPLETIONS, state.generation, state.options)
 
     @ApiRoute(
         "POST",
@@ -96,4 +96,4 @@ class CompletionRoutes:
         return await self.route.create(request)
 
 
-ROOM = ApiRouter[AppState](CompletionRoutes)
+ROUTER = ApiRouter[AppState](CompletionRoutes)

@@ -14,7 +14,7 @@ from openai_cpu_server.api.events.schema import Latency, Quantiles, Rates
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.step import ShownPart, ShownState, StepTrace
+from openai_cpu_server.contract.step import StepTrace, TracePart, TraceState
 from openai_cpu_server.errors import TooManyWatchers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -128,10 +128,10 @@ class StepBroadcaster:
         self._models = models
         self._clock = clock
         self._listeners: list[Subscriber] = []
-        self._watched: list[ServedModel] = []
+        self._current_models: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_MAX_STEPS)
         self.position = 0
-        self._states: dict[str, ShownState] = {}
+        self._states: dict[str, TraceState] = {}
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
         """Time of the last output, by request."""
@@ -170,7 +170,7 @@ class StepBroadcaster:
         steps = [self._steps[n - first] for n in range(max(position, first), self.position)]
         return FeedNews(steps, max(0, first - position), self.position)
 
-    def state_of(self, model: ServedModel) -> ShownState | None:
+    def state_of(self, model: ServedModel) -> TraceState | None:
         return self._states.get(model.name)
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
@@ -183,24 +183,31 @@ class StepBroadcaster:
     def look_for_models(self) -> None:
         """Watch the successors of replaced models."""
         for model in self._models.current:
-            if model not in self._watched:
+            if model not in self._current_models:
                 self._watch(model)
 
     def _end(self) -> None:
-        for model in self._watched:
+        for model in self._current_models:
             model.engine.hide_steps()
-        for seen in (self._watched, self._steps, self._states, self._generating, self._ages, self._live):
+        for seen in (
+            self._current_models,
+            self._steps,
+            self._states,
+            self._generating,
+            self._ages,
+            self._live,
+        ):
             seen.clear()
 
     def _watch(self, model: ServedModel) -> None:
-        for former in [one for one in self._watched if one.name == model.name]:
-            self._watched.remove(former)
+        for former in [one for one in self._current_models if one.name == model.name]:
+            self._current_models.remove(former)
             former.engine.hide_steps()
-        self._watched.append(model)
+        self._current_models.append(model)
         model.engine.show_steps(partial(self._add_step, model))
 
     def _add_step(self, model: ServedModel, figures: StepFigures | None, shown: StepTrace) -> None:
-        if model not in self._watched:
+        if model not in self._current_models:
             return  # it was replaced, and this step was on its way
         now_s = self._clock()
         if shown.state is not None:
@@ -216,7 +223,7 @@ class StepBroadcaster:
                 if part.output:
                     self._add_output(model, part, now_s)
 
-    def _add_output(self, model: ServedModel, part: ShownPart, now_s: float) -> None:
+    def _add_output(self, model: ServedModel, part: TracePart, now_s: float) -> None:
         """The first output is a first token, unless the request had output before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s

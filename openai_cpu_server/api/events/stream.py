@@ -48,12 +48,12 @@ from openai_cpu_server.api.events.schema import (
 )
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import event_source
-from openai_cpu_server.api.parts import AppState, response_of
+from openai_cpu_server.api.state import AppState, response_of
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, RequestState
 from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState
+from openai_cpu_server.contract.step import TraceHolding, TracePart, TraceState
 from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
@@ -67,7 +67,7 @@ from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.recent import RecentActivity
 
 L = TypeVar("L", bound=LiveSequence)
-Shown = TypeVar("Shown", ShownPart, ShownHolding)
+Shown = TypeVar("Shown", TracePart, TraceHolding)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class EventFilter:
     def name_of(self, client: str) -> str:
         return Client.of_label(client).shown_to(self.identity)
 
-    def parts(self, parts: Sequence[ShownPart]) -> list[StepPart]:
+    def parts(self, parts: Sequence[TracePart]) -> list[StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
         own, others = self._divided(parts)
         return [
@@ -124,7 +124,7 @@ class EventFilter:
             ),
         ]
 
-    def holdings(self, holdings: Sequence[ShownHolding]) -> list[Holding]:
+    def holdings(self, holdings: Sequence[TraceHolding]) -> list[Holding]:
         own, others = self._divided(holdings)
         return [
             *(Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
@@ -142,11 +142,11 @@ class EventFilter:
 _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
 
 
-def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
+def _sums(parts: Sequence[TracePart | StepPart]) -> dict[str, Any]:
     return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
 
 
-def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
+def _united(holdings: Iterable[TraceHolding]) -> list[tuple[int, int]]:
     tiles = {first + n for one in holdings for first, count in one.runs for n in range(count)}
     runs: list[tuple[int, int]] = []
     for tile in sorted(tiles):
@@ -215,7 +215,7 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
 
 
 _MOST_LISTED = 100
-_NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
+_NO_STATE = TraceState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def _model_state(model: ServedModel) -> ModelState:
     )
 
 
-def _cache(model: ServedModel, kv: KVStats, state: ShownState, event_filter: EventFilter) -> ModelCache:
+def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: EventFilter) -> ModelCache:
     pool = response_of(
         Pool,
         kv,
@@ -480,9 +480,9 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._parts = parts
-        self._hub = StepBroadcaster(parts.models)
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+        self._hub = StepBroadcaster(state.models)
 
     @ApiRoute(
         "GET",
@@ -504,22 +504,22 @@ class EventRoutes:
         self._hub.check_room(_subscriber(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
-        return partial(self._tell, kinds)
+        return partial(self._emit, kinds)
 
-    async def _tell(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
-        identity, parts = context_of(scope).identity, self._parts
+    async def _emit(self, kinds: frozenset[str], scope: AsgiScope, receive: Receive, send: Send) -> None:
+        identity, state = context_of(scope).identity, self._state
         with self._hub.listening(_subscriber(identity)):
             listener = EventListener(
                 self._hub,
-                parts.models,
-                parts.watch.recent,
+                state.models,
+                state.telemetry.recent,
                 identity,
                 kinds=kinds,
-                scheduling=parts.options.scheduling,
-                has_usage=parts.jobs is not None,
+                scheduling=state.options.scheduling,
+                has_usage=state.jobs is not None,
             )
             messages = self._messages(listener, scope)
-            response = event_source(messages, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
+            response = event_source(messages, _HEADERS, keep_alive_s=state.options.keep_alive_s)
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: AsgiScope) -> AsyncIterator[bytes]:
@@ -531,10 +531,10 @@ class EventRoutes:
             if time.monotonic() - checked_s >= _KEY_S:
                 checked_s = time.monotonic()
                 try:
-                    if context.identity_now(self._parts.keys) != context.identity:
+                    if context.identity_now(self._state.keys) != context.identity:
                         return  # a new connection sees what the changed key allows
                 except ServerError as error:
-                    failure = error_object(error, request_id=context.ticket.id)
+                    failure = error_object(error, request_id=context.request_log.id)
                     yield events([Chunk(msgspec.json.encode(failure), "error")])
                     return
             if (event := listener.next()) is not None:
@@ -559,4 +559,4 @@ def _encoded(event: Event) -> bytes:
     return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
-ROOM = ApiRouter[AppState](EventRoutes)
+ROUTER = ApiRouter[AppState](EventRoutes)

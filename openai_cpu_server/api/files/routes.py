@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.generation.schema import Notes
-from openai_cpu_server.api.parts import AppState, ListPage, page_ends, response_of
+from openai_cpu_server.api.state import AppState, ListPage, page_ends, response_of
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     CulpritsLimited,
@@ -59,7 +59,7 @@ from openai_cpu_server.jobs.records import (
     StoredAmount,
 )
 from openai_cpu_server.jobs.run.rows import RowAnswer
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.storage import StorageQuotas
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
@@ -72,11 +72,11 @@ class RowRunner:
     routes: Mapping[str, BatchHandler]
     keys: KeyRing
     limits: RateLimits
-    storage: StorageRoom | None
-    endings: RequestHistory
+    storage: StorageQuotas | None
+    history: RequestHistory
 
     async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer:
-        ticket = RequestLog(
+        request_log = RequestLog(
             new_request_id(),
             "POST",
             url,
@@ -86,21 +86,21 @@ class RowRunner:
             priority=Priority.BATCH,
             has_headers=False,
         )
-        metrics = self.endings.watch.metrics
+        metrics = self.history.telemetry.metrics
         metrics.rows_running.inc()
         is_over = False
         try:
-            answer = await self._answer(ticket, body, owner)
+            answer = await self._answer(request_log, body, owner)
             is_over = answer.retry_after_s is None
         finally:
             if is_over:
-                self.endings.end(ticket)
+                self.history.end(request_log)
             else:  # it is tried again, or a stop has cut it short
                 metrics.count("batch_rows", "put_off")
             metrics.rows_running.dec()
         return answer
 
-    async def _answer(self, ticket: RequestLog, body: bytes, owner: str) -> RowAnswer:
+    async def _answer(self, request_log: RequestLog, body: bytes, owner: str) -> RowAnswer:
         try:
             key = self.keys.named(owner)
             if key is None and owner and not self.keys.is_open:
@@ -108,27 +108,27 @@ class RowRunner:
             if self.storage is not None:
                 limits = key.allowance.storage if key else NO_LIMITS
                 await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
-            async with self.limits.row_lease(key) as lease:
+            async with self.limits.row_reservation(key) as reservation:
                 # The header overrides the row's body. Nothing records which machine sent a batch without key.
                 identity = Identity(key or VISITOR, key.digest.hex() if key else None)
-                context = RequestContext(ticket, Caller(identity, Priority.BATCH.label), lease)
+                context = RequestContext(request_log, Caller(identity, Priority.BATCH.label), reservation)
                 works_for(context.identity)
-                answer = await self.routes[ticket.path](body, context)
+                answer = await self.routes[request_log.path](body, context)
         except Exception as error:
-            return _failed(error, ticket)
-        ticket.status = 200
-        return RowAnswer(status=200, request_id=ticket.id, body=answer)
+            return _failed(error, request_log)
+        request_log.status = 200
+        return RowAnswer(status=200, request_id=request_log.id, body=answer)
 
 
-def _failed(error: Exception, ticket: RequestLog) -> RowAnswer:
+def _failed(error: Exception, request_log: RequestLog) -> RowAnswer:
     failure = failure_of(error)
-    ticket.failed(error)
-    ticket.status = failure.status
+    request_log.failed(error)
+    request_log.status = failure.status
     again, pauses = _again(error)
     return RowAnswer(
         status=failure.status,
-        request_id=ticket.id,
-        body=msgspec.json.encode(error_object(error, request_id=ticket.id)),
+        request_id=request_log.id,
+        body=msgspec.json.encode(error_object(error, request_id=request_log.id)),
         retry_after_s=again,
         pauses=pauses,
     )
@@ -283,11 +283,11 @@ _route = partial(_file_route, answer=BatchObject)
 
 
 class BatchRoutes:
-    def __init__(self, parts: AppState) -> None:
-        assert parts.jobs is not None, "not served without"
-        self._jobs = parts.jobs
-        self._models = parts.models
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        assert state.jobs is not None, "not served without"
+        self._jobs = state.jobs
+        self._models = state.models
+        self._lenient = state.options.lenient
 
     @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, answer=FileObject, errors=(400,))
     async def create_file(self, request: Request) -> Response:
@@ -471,4 +471,4 @@ def _lifetime_s(form: FormData) -> int | None:
         ) from None
 
 
-ROOM = ApiRouter[AppState](BatchRoutes, is_served=lambda parts: parts.jobs is not None)
+ROUTER = ApiRouter[AppState](BatchRoutes, is_served=lambda state: state.jobs is not None)

@@ -22,7 +22,7 @@ from openai_cpu_server.api.generation.renderer import (
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 
 NO_JSON = msgspec.Raw(b"null")
@@ -101,7 +101,7 @@ class GenerateRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -110,7 +110,7 @@ class GenerateRenderer:
         generated = _generated(call, content_of(parts), answer.ended, figures)
         return msgspec.json.encode(msgspec.structs.replace(generated, reasoning=reasoning_of(parts) or UNSET))
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> GenerateStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> GenerateStream:
         return GenerateStream(call)
 
 
@@ -153,11 +153,11 @@ def batch_bytes(results: Sequence[bytes], num_failed: int) -> bytes:
     return b'{"results":[' + b",".join(results) + b'],"succeeded":%d,"failed":%d}' % numbers
 
 
-def answered(body: bytes) -> bytes:
+def item_success(body: bytes) -> bytes:
     return b'{"status":200,"error":null,' + body[1:]
 
 
-def refused(error: ErrorObject, status: int) -> bytes:
+def item_failure(error: ErrorObject, status: int) -> bytes:
     return msgspec.json.encode(BatchedGeneration(status=status, error=error.error))
 
 

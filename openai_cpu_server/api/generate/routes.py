@@ -21,9 +21,9 @@ from openai_cpu_server.api.generate.render import (
     Generated,
     GeneratedBatch,
     GenerateRenderer,
-    answered,
     batch_bytes,
-    refused,
+    item_failure,
+    item_success,
 )
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import (
@@ -35,9 +35,9 @@ from openai_cpu_server.api.generation.route import (
 )
 from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.generation.to_params import any_object, generation_params
-from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
 from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE
@@ -127,13 +127,13 @@ class GenerateBatchRoute:
     """Route of `POST /v1/generate/batch`. Each request has its own limits and its own end."""
 
     one: GenerationRoute
-    parts: AppState
+    state: AppState
 
     async def create(self, request: Request) -> Response:
-        data = await unkept_body(request)
-        batch = await off_loop(len(data), partial(_batch, data, self.parts.options))
+        data = await streamed_body(request)
+        batch = await off_loop(len(data), partial(_batch, data, self.state.options))
         del data
-        work = _RunningBatch(self.one, self.parts, context_of(request.scope), batch)
+        work = _RunningBatch(self.one, self.state, context_of(request.scope), batch)
         await while_connected(request.receive, work.run)
         return Response(
             batch_bytes(work.results, work.num_failed),
@@ -147,7 +147,7 @@ class _RunningBatch:
     """Live batch, cancelled with all its requests when its client leaves."""
 
     one: GenerationRoute
-    parts: AppState
+    state: AppState
     outer: RequestContext
     batch: PromptBatch
     num_failed: int = 0
@@ -171,23 +171,25 @@ class _RunningBatch:
 
     async def _result(self, index: int) -> bytes:
         """Count and log each request by itself, from the arrival of the batch."""
-        outer = self.outer.ticket
-        ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
-        ticket.started_s, ticket.client = outer.started_s, self.outer.identity.holder
+        outer = self.outer.request_log
+        request_log = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
+        request_log.started_s, request_log.client = outer.started_s, self.outer.identity.holder
         answer = b""
-        async with served(ticket, self.parts.endings.end) as request:
-            ticket.priority = self.outer.sender.announced_priority()
-            lease = self.parts.limits.lease(self.outer.identity.key)
-            sender, timeout_s = self.outer.sender, self.outer.timeout_s
-            context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
+        async with served(request_log, self.state.history.end) as request:
+            request_log.priority = self.outer.caller.announced_priority()
+            reservation = self.state.limits.reservation(self.outer.identity.key)
+            caller, timeout_s = self.outer.caller, self.outer.timeout_s
+            context = RequestContext(request_log, caller, reservation, timeout_s=timeout_s)
             await request.hold(context)
-            reading = partial(self.batch.params, index, lenient=self.parts.options.lenient)
+            reading = partial(self.batch.params, index, lenient=self.state.options.lenient)
             params = await off_loop(self.batch.size, reading)
-            answer = await self.one.whole(await self.parts.generation.begin(params, context))
+            answer = await self.one.whole(await self.state.generation.begin(params, context))
         if request.error is None:
-            return answered(answer)
+            return item_success(answer)
         self.num_failed += 1
-        return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
+        return item_failure(
+            error_object(request.error, request_id=request_log.id), failure_of(request.error).status
+        )
 
 
 def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
@@ -212,10 +214,10 @@ GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_params), GenerateRendere
 
 
 class GenerateRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self.route = GenerationRoute(GENERATE, parts.generation, parts.options)
-        self._batch = GenerateBatchRoute(self.route, parts)
-        self._models = parts.models
+    def __init__(self, state: AppState) -> None:
+        self.route = GenerationRoute(GENERATE, state.generation, state.options)
+        self._batch = GenerateBatchRoute(self.route, state)
+        self._models = state.models
 
     @ApiRoute(
         "POST",
@@ -262,4 +264,4 @@ class GenerateRoutes:
         return json_response(model_card(chosen))
 
 
-ROOM = ApiRouter[AppState](GenerateRoutes)
+ROUTER = ApiRouter[AppState](GenerateRoutes)

@@ -56,18 +56,18 @@ class AnswerLookup:
 
     async def find(self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext) -> CachedAnswer:
         """Return an earlier answer, or a callback that stores the new one. A failing cache is bypassed."""
-        began_s, ticket = time.monotonic(), context.ticket
+        began_s, request_log = time.monotonic(), context.request_log
         question = await self._question(call, chosen, context)
         if question is None:
-            return _shown(call, AnswerUse.BYPASS, ticket)
+            return _shown(call, AnswerUse.BYPASS, request_log)
         found = await self._cache.find(question, await self._comparing(call, question))
         if found is None:
-            return _shown(call, AnswerUse.BYPASS, ticket)
+            return _shown(call, AnswerUse.BYPASS, request_log)
         if isinstance(found, AnswerPlace):
             keep = partial(self._keep, question, found, chosen)
-            return _shown(call, AnswerUse.MISS, ticket)._replace(keep=keep)
+            return _shown(call, AnswerUse.MISS, request_log)._replace(keep=keep)
         use = AnswerUse.EXACT if found.similarity is None else AnswerUse.SEMANTIC
-        return _shown(call, use, ticket, found.similarity)._replace(held=_held(found, began_s))
+        return _shown(call, use, request_log, found.similarity)._replace(held=_held(found, began_s))
 
     async def clear(self) -> None:
         await self._cache.clear()
@@ -79,7 +79,7 @@ class AnswerLookup:
         self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext
     ) -> AnswerKey | None:
         # Similar answers need a single prompt, and a header that reports the match.
-        has_turn = len(call.prompts) == 1 and context.ticket.has_headers
+        has_turn = len(call.prompts) == 1 and context.request_log.has_headers
         turn, key = call.prompts[0].turn if has_turn else None, context.identity.key
         if not call.is_cached or (turn is None and not call.is_repeatable):
             return None
@@ -87,7 +87,7 @@ class AnswerLookup:
         if file is None or info is None:
             return None
         return AnswerKey(
-            asker=AnswerScope(
+            scope=AnswerScope(
                 holder=key.digest.hex() if key else "",
                 model=file,
                 kv_type=info.kv_type,
@@ -117,7 +117,7 @@ class AnswerLookup:
         """Skip the answer if another adapter has taken the name since the lookup and may have produced it."""
         finishes = [event.finish for event in events if event.finish is not None]
         are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
-        if are_good and chosen.adapter_key == question.asker.adapter:
+        if are_good and chosen.adapter_key == question.scope.adapter:
             self._cache.keep(question, place, events)
 
 
@@ -130,9 +130,9 @@ async def _vector(model: ServedModel, caller: RouterCaller, text: str) -> bytes 
 
 
 def _shown(
-    call: ResolvedRequest, use: AnswerUse, ticket: RequestLog, similarity: float | None = None
+    call: ResolvedRequest, use: AnswerUse, request_log: RequestLog, similarity: float | None = None
 ) -> CachedAnswer:
-    ticket.recalled(use, similarity)
+    request_log.recalled(use, similarity)
     header = use.value
     if similarity is not None:
         # Rounded down, because 1.00 is for turns that the embedding model cannot distinguish.

@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.contract.media import DEAF, MediaItem, Picture, Sound
 from openai_cpu_server.errors import DeadlyInput, EngineUnavailable, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import in_thread
-from openai_cpu_server.http.fetching import Fetched, fetch
+from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.served import ServedModel
@@ -211,7 +211,7 @@ class AttachmentFinder:
                 return await in_thread(partial(_of_data_uri, url), is_slow=True)
             case "http" | "https":
                 too_large = _ERRORS[source.kind].too_large
-                return await fetch(
+                return await fetch_url(
                     Fetched(url, options.domains, most_bytes, too_large, options.fetch_timeout_s)
                 )
             case "file":

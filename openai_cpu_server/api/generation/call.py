@@ -39,7 +39,7 @@ from openai_cpu_server.prompt.tool_formats import (
 class ResolveContext(msgspec.Struct, frozen=True):
     chosen: ChosenModel
     info: ModelInfo
-    sender: Caller
+    caller: Caller
     options: ApiOptions
 
 
@@ -50,14 +50,14 @@ class Prompt(msgspec.Struct, frozen=True):
     echo: str | None = None
     turn: LastTurn | None = None
     """Last user turn, if answers to similar ones are cached."""
-    borders: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
     sound_s: float = 0.0
 
     def num_rows(self, kind: type[MediaItem]) -> int:
         of_kind = (one for one in self.media if isinstance(self.media_items[one.item], kind))
-        return sum(medium.rows.num_rows for medium in of_kind)
+        return sum(placeholder.rows.num_rows for placeholder in of_kind)
 
 
 class ToolCallStyle(msgspec.Struct, frozen=True):

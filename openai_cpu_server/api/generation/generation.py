@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.params import (
     MessageParam,
     PromptsParam,
 )
-from openai_cpu_server.api.generation.resolve import caller_of, resolve, tokens_of
+from openai_cpu_server.api.generation.resolve import resolve, router_caller_of, tokens_of
 from openai_cpu_server.api.generation.resumable_streams import ResumableStreams
 from openai_cpu_server.api.generation.running import (
     CachedAnswer,
@@ -47,7 +47,14 @@ from openai_cpu_server.http.context import Caller, RequestContext, RequestLog
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
-from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, Preset, choose_able, fetch
+from openai_cpu_server.models.registry import (
+    Ability,
+    ChosenModel,
+    ModelRegistry,
+    Preset,
+    choose_able,
+    ensure_served,
+)
 from openai_cpu_server.models.routing.decide import (
     JudgedAnswer,
     RouteDecision,
@@ -63,8 +70,8 @@ ROUTED_MODEL = "x-routed-model"
 ROUTED_WHY = "x-routed-why"
 
 
-def router_input(params: GenerationParams, sender: Caller) -> RouterInput:
-    identity = sender.identity
+def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
+    identity = caller.identity
     # The holder of a key goes before all else; without one it is the key, else the address.
     holder = Client.of(identity, None).label
     # Users of one key with a name are several, for a router.
@@ -92,17 +99,17 @@ def router_input(params: GenerationParams, sender: Caller) -> RouterInput:
     )
 
 
-Holding = Callable[[], Awaitable[list[TimedEvent]]]
+HoldEvents = Callable[[], Awaitable[list[TimedEvent]]]
 
 
 class CascadeAttempt(NamedTuple):
     """Hooks for the small model's answer, which is held until it is judged."""
 
-    watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
+    disconnect_guard: Callable[[HoldEvents], Awaitable[list[TimedEvent]]] = lambda hold: hold()
     submitted: Callable[[RunningCall], None] = lambda running: None
 
 
-UNWATCHED = CascadeAttempt()
+WITHOUT_GUARD = CascadeAttempt()
 
 
 def judged(call: ResolvedRequest, events: Sequence[TimedEvent]) -> list[JudgedAnswer]:
@@ -138,7 +145,7 @@ class GenerationService:
     options: ApiOptions
     attachments: AttachmentFinder
     streams: ResumableStreams
-    recall: AnswerLookup | None = None
+    answer_lookup: AnswerLookup | None = None
     calls: RunningCalls = field(default_factory=RunningCalls)
 
     async def prompt_tokens(
@@ -151,11 +158,11 @@ class GenerationService:
         return CountedPrompt(len(tokens), params.ignored)
 
     async def begin(
-        self, params: GenerationParams, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
+        self, params: GenerationParams, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
         """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
         models and limits."""
-        return await _GenerationPipeline(self, params, context, context.ticket).run(attempt)
+        return await _GenerationPipeline(self, params, context, context.request_log).run(attempt)
 
 
 _PRESET_PATH = "model"
@@ -208,7 +215,7 @@ class _GenerationPipeline:
     service: GenerationService
     params: GenerationParams
     context: RequestContext
-    ticket: RequestLog
+    request_log: RequestLog
 
     async def run(self, attempt: CascadeAttempt) -> RunningCall:
         target = await self._target()
@@ -224,9 +231,9 @@ class _GenerationPipeline:
         return await self._submitted(RequestedModel(larger.chosen, larger))
 
     async def _target(self) -> RequestedModel:
-        params, models, sender = self.params, self.service.models, self.context.sender
+        params, models, caller = self.params, self.service.models, self.context.caller
         allowed = self.context.identity.allowed_models
-        await fetch(models, params.model, allowed)
+        await ensure_served(models, params.model, allowed)
         router = models.router(params.model, allowed)
         if router is None:
             ability = Ability.GENERATE if params.recording is None else Ability.HEAR
@@ -234,19 +241,19 @@ class _GenerationPipeline:
         if params.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
-        question, caller = router_input(params, sender), caller_of(params, sender)
-        routed = await follow(models, router, question, caller, params.model or router.name)
+        question, router_caller = router_input(params, caller), router_caller_of(params, caller)
+        routed = await follow(models, router, question, router_caller, params.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
             self._note_route(routed)
         return RequestedModel(routed.chosen, routed)
 
     def _note_route(self, routed: RoutedCall) -> None:
         route = RouteTaken(router=routed.router, model=routed.chosen.name, reason=routed.reason.value)
-        self.ticket.sent_to(route)
+        self.request_log.sent_to(route)
 
     async def _submitted(self, target: RequestedModel) -> RunningCall:
-        recalled = await self._recalled(await self._resolved(target), target.chosen)
-        running = await self._running(recalled, target.chosen)
+        cached = await self._with_cached_answer(await self._resolved(target), target.chosen)
+        running = await self._running(cached, target.chosen)
         if running is None:  # the model was replaced meanwhile, maybe by one with other tokens
             model = self.service.models.choose(target.chosen.model.name, None).model
             return await self._submitted(target._replace(chosen=target.chosen._replace(model=model)))
@@ -255,25 +262,25 @@ class _GenerationPipeline:
     async def _resolved(self, target: RequestedModel) -> ResolvedRequest:
         chosen, routed = target
         model = chosen.model
-        context = ResolveContext(chosen, model.loaded(), self.context.sender, self.service.options)
+        context = ResolveContext(chosen, model.loaded(), self.context.caller, self.service.options)
         params = _with_preset(self.params, chosen)
         if params.attached or params.recording is not None:
             params = await self.service.attachments.resolve(params, model, self.context.owner)
         call = await in_thread(partial(resolve, params, context), is_slow=params.is_slow)
         return call if routed is None else _routed(msgspec.structs.replace(call, model=routed.router), routed)
 
-    async def _recalled(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
+    async def _with_cached_answer(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
         """Find an earlier answer before token limits and queues apply."""
-        self.ticket.priority = call.priority
-        if self.service.recall is None:
+        self.request_log.priority = call.priority
+        if self.service.answer_lookup is None:
             return CachedAnswer(call)
-        return await self.service.recall.find(call, chosen, self.context)
+        return await self.service.answer_lookup.find(call, chosen, self.context)
 
-    async def _running(self, recalled: CachedAnswer, chosen: ChosenModel) -> RunningCall | None:
+    async def _running(self, cached: CachedAnswer, chosen: ChosenModel) -> RunningCall | None:
         """Return None if the model was replaced meanwhile."""
-        call, model, calls, context = recalled.call, chosen.model, self.service.calls, self.context
-        if recalled.held is not None:
-            return RunningCall(call, recalled.held, model, ticket=self.ticket, calls=calls)
+        call, model, calls, context = cached.call, chosen.model, self.service.calls, self.context
+        if cached.held is not None:
+            return RunningCall(call, cached.held, model, request_log=self.request_log, calls=calls)
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
             generation = model.engine.generate(call.requests)
@@ -282,15 +289,15 @@ class _GenerationPipeline:
             if not self.service.models.is_current(model):
                 return None
             raise
-        limit_time(generation, self.ticket, call.timeout_s, context.timeout_s)
+        limit_time(generation, self.request_log, call.timeout_s, context.timeout_s)
         return RunningCall(
             call,
             generation,
             model,
-            ticket=self.ticket,
+            request_log=self.request_log,
             calls=calls,
-            lease=context.lease,
-            recorder=recalled.recorder,
+            reservation=context.reservation,
+            recorder=cached.recorder,
         )
 
     async def _attempted(
@@ -305,13 +312,13 @@ class _GenerationPipeline:
                 for request in call.requests
             )
             call = msgspec.structs.replace(call, requests=requests)
-            recalled = await self._recalled(call, target.chosen)
-            first = await self._running(recalled, target.chosen)
+            cached = await self._with_cached_answer(call, target.chosen)
+            first = await self._running(cached, target.chosen)
             if first is None:
                 raise EngineUnavailable("The model is being replaced.")
             attempt.submitted(first)
             async with first:
-                events = await attempt.watched(first.hold)
+                events = await attempt.disconnect_guard(first.hold)
         except PromptTooLong as error:
             return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:
@@ -325,9 +332,9 @@ class _GenerationPipeline:
             _routed(first.call, sure),
             ReplayedGeneration(events, first.figures),
             target.chosen.model,
-            ticket=self.ticket,
+            request_log=self.request_log,
             calls=self.service.calls,
-            lease=self.context.lease if recalled.held is None else None,
+            reservation=self.context.reservation if cached.held is None else None,
         )
 
 

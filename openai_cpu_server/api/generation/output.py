@@ -312,7 +312,7 @@ EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
 """Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number, its neighbours a
 quarter and four times that."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-_LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
+_CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
 """Text at the end of the budget. Without it many models go on reasoning in the answer."""
 
 
@@ -320,7 +320,7 @@ class ThinkingPlan(msgspec.Struct, frozen=True):
     variables: Mapping[str, object]
     is_on: bool | None
     """Decided by the template if None."""
-    thinks_not: bool
+    skips_thinking: bool
     """True if the prompt must close the reasoning."""
     budget: int | None
     is_hidden: bool
@@ -338,14 +338,14 @@ def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> Thinkin
         variables["reasoning_effort"] = effort if model is None else _nearest(effort, model.form.efforts)
     if model is None:
         return ThinkingPlan(
-            {**variables, **param.variables}, is_on=None, thinks_not=False, budget=None, is_hidden=False
+            {**variables, **param.variables}, is_on=None, skips_thinking=False, budget=None, is_hidden=False
         )
     if budget is not None or is_on is False:
         variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
     return ThinkingPlan(
         variables={**variables, **param.variables},
         is_on=is_on,
-        thinks_not=is_on is False and not model.form.efforts,
+        skips_thinking=is_on is False and not model.form.efforts,
         budget=budget if is_on is not False else None,
         is_hidden=param.is_hidden,
     )
@@ -408,14 +408,14 @@ class ThinkingOutputs:
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is ThinkingStage.WITHIN
         behind = answer_begin if constraint.grammar is None else ""
-        last_words = "" if plan.budget == 0 else _LAST_WORDS
+        closing = "" if plan.budget == 0 else _CLOSING_WORDS
         thinking = Thinking(
             begin="" if is_open else form.begin,
             end=form.end,
             opening=self._tokens(form.begin) if is_ruled and not is_open else (),
             shown_behind=form.answer_alone if form.has_channels else "",
             budget=plan.budget,
-            closing=self._tokens(last_words + form.end + behind),
+            closing=self._tokens(closing + form.end + behind),
         )
         before = self._tokens(form.gap + answer_begin) if is_ruled else ()
         return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))

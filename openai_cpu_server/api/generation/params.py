@@ -21,7 +21,7 @@ from openai_cpu_server.contract.media import MediaItem, MediaShape
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
-from openai_cpu_server.prompt.template import MEDIA_MARK, joined
+from openai_cpu_server.prompt.template import MEDIA_MARK, joined_texts
 
 JsonObject = dict[str, JsonValue]
 LONG_BODY = 64 * 1024
@@ -138,7 +138,7 @@ class MessageParam(msgspec.Struct, frozen=True):
         """Text with each part on a line of its own."""
         content = self.fields.get("content")
         if isinstance(content, list):
-            return joined(str(part["text"]) for part in content)
+            return joined_texts(str(part["text"]) for part in content)
         return "" if content is None else str(content)
 
 

@@ -25,7 +25,7 @@ from openai_cpu_server.contract.request import OutputPart
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.errors import ErrorObject
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 
 
@@ -68,7 +68,9 @@ class GatheredAnswer:
         return sum(scores) / len(scores) if scores else float("-inf")
 
 
-def shown(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
+def shown_answers(
+    call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]
+) -> list[tuple[int, GatheredAnswer]]:
     """Return the best `n` answers of each prompt, with the indices of their requests."""
     ranked: list[tuple[int, GatheredAnswer]] = []
     for start in range(0, len(call.requests), call.best_of):
@@ -105,16 +107,16 @@ class Renderer(ABC):
     def begin(self) -> Sequence[Chunk]:
         return ()
 
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """Report a queue place or a loading model. Without chunks a comment is sent."""
         return ()
 
-    def silence(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[Chunk]:
         """Keep an idle connection alive. Without chunks a comment is sent."""
         return ()
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waits`."""
+        """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waiting`."""
         return ()
 
     @abstractmethod
@@ -132,12 +134,12 @@ class AnswerRenderer(Protocol):
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes: ...
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> Renderer: ...
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> Renderer: ...
 
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -226,10 +228,10 @@ def finish_reason(finish: Finish) -> str:
 
 
 def json_text(text: str) -> bytes:
-    return one_line(msgspec.json.encode(text))
+    return escaped_line_ends(msgspec.json.encode(text))
 
 
-def one_line(encoded: bytes) -> bytes:
+def escaped_line_ends(encoded: bytes) -> bytes:
     """Escape line ends of Unicode in this JSON, because many clients split streams at them."""
     if encoded.isascii():
         return encoded
@@ -261,7 +263,7 @@ class ContentScores:
         self._held: list[TokenLogprob] = []
         self._released: list[TokenLogprob] = []
 
-    def hear(self, event: TokenEvent) -> None:
+    def add(self, event: TokenEvent) -> None:
         self._num_scores += len(event.logprobs)
         self._held += event.logprobs
         if event.answer_start is not None:
@@ -279,11 +281,11 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprob], pieces: PieceTexts) -> ChatLogprobs:
     content = []
     for entry in entries:
         piece = pieces[entry.token]
-        others = [(pieces[token], finite(logprob)) for token, logprob in entry.top]
+        others = [(pieces[token], finite_logprob(logprob)) for token, logprob in entry.top]
         top = [TopToken(other.text, logprob, other.bytes) for other, logprob in others]
-        content.append(TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top))
+        content.append(TokenEntry(piece.text, finite_logprob(entry.logprob), piece.bytes, top))
     return ChatLogprobs(content)

@@ -39,7 +39,7 @@ from openai_cpu_server.api.generation.sampling import (
     choices_of,
     for_choice,
     for_model,
-    output_room,
+    output_budget,
 )
 from openai_cpu_server.contract.media import Sound, media_in, shown_tokens
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, Tokenizer
@@ -79,13 +79,13 @@ def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedReques
     return _resolved(shorter, context)
 
 
-def caller_of(params: GenerationParams, sender: Caller) -> RouterCaller:
+def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
     """Return on whose behalf the call is queued. Raises InvalidRequest for an unknown priority."""
     return RouterCaller(
-        priority=sender.priority(field=params.priority, tier=params.service_tier),
-        client=Client.of(sender.identity, params.user).label,
-        account=account_of(sender.identity),
-        group=Client.group_of(sender.identity),
+        priority=caller.priority(field=params.priority, tier=params.service_tier),
+        client=Client.of(caller.identity, params.user).label,
+        account=account_of(caller.identity),
+        group=Client.group_of(caller.identity),
     )
 
 
@@ -101,31 +101,31 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
     if params.last_tokens is not None:
         prompts = _cut(prompts, params, params.last_tokens, context)
     check_ends(params, output)
-    is_wanted = context.sender.wants_progress() or params.details.progress
+    is_wanted = context.caller.wants_progress() or params.details.progress
     details = msgspec.structs.replace(params.details, progress=params.stream and is_wanted)
     params = msgspec.structs.replace(params, details=details)
     # To choose the best, log-probabilities are needed, whether they are shown or not.
     is_ranked = choices.made > choices.shown and params.logprobs is None
     common = _request(params, context, output, top_logprobs=0 if is_ranked else params.logprobs)
     call_id = params.call_id or params.id_prefix + secrets.token_hex(12)
-    rooms = [output_room(params, len(prompt.tokens), context.info, context.options) for prompt in prompts]
+    budgets = [output_budget(params, len(prompt.tokens), context.info, context.options) for prompt in prompts]
     requests = tuple(
         msgspec.structs.replace(
             common,
             id=f"{call_id}/{index * choices.made + choice}",
             tokens=prompt.tokens,
-            borders=prompt.borders,
+            boundaries=prompt.boundaries,
             media_items=prompt.media_items,
             media=prompt.media,
-            max_tokens=room.tokens,
+            max_tokens=budget.tokens,
             sampling=for_choice(common.sampling, choice),
         )
-        for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+        for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
         for choice in range(choices.made)
     )
     max_output_tokens, limit, tier = 0, params.max_tokens, params.service_tier
     if limit is not None and not limit.is_ours:
-        each = (room.tokens if limit.is_ceiling else limit.tokens for room in rooms)
+        each = (budget.tokens if limit.is_ceiling else limit.tokens for budget in budgets)
         max_output_tokens = choices.made * sum(each)
     if tier is not None:
         tier = served_tier(tier if tier in TIERS else "default", common.priority)
@@ -143,7 +143,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
         include_usage=params.include_usage,
         timeout_s=params.timeout_s,
         max_output_tokens=max_output_tokens,
-        context_ends_it=any(room.context_ends_it for room in rooms),
+        context_ends_it=any(budget.context_ends_it for budget in budgets),
         service_tier=tier,
         metadata=params.metadata,
         shown_logprobs=params.logprobs,
@@ -161,22 +161,22 @@ def _request(
 ) -> GenerationRequest:
     """Return the common fields of all requests of a call."""
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
-    identity, caller = context.sender.identity, caller_of(params, context.sender)
+    identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
     return GenerationRequest(
         id="",
         tokens=(),
         max_tokens=0,
         sampling=sampling,
-        priority=caller.priority,
+        priority=router_caller.priority,
         stop=params.stop,
         top_logprobs=top_logprobs,
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
-        tells_progress=params.details.progress,
-        client=caller.client,
-        account=caller.account,
-        group=caller.group,
+        reports_progress=params.details.progress,
+        client=router_caller.client,
+        account=router_caller.account,
+        group=router_caller.group,
         route=params.id_prefix.removesuffix("-"),
         cache_namespace=cache_namespace(salt=params.cache_salt, key=key),
         adapter=context.chosen.adapter,
@@ -259,7 +259,7 @@ def _of_conversation(
     made = Prompt(
         prompt.tokens,
         turn=turn,
-        borders=prompt.borders,
+        boundaries=prompt.boundaries,
         media_items=items,
         media=media_in(prompt.tokens, items, [one.shape for one in params.media]) if items else (),
         sound_s=num_samples / info.sound_rate if num_samples else 0.0,
@@ -293,7 +293,7 @@ def _behind(before: tuple[int, ...], prompt: ChatPrompt, tokenizer: Tokenizer) -
     own = prompt.tokens[1:] if prompt.tokens[:1] == (tokenizer.bos,) else prompt.tokens
     moved = len(before) + len(own) - len(prompt.tokens)
     return msgspec.structs.replace(
-        prompt, tokens=(*before, *own), borders=tuple(border + moved for border in prompt.borders)
+        prompt, tokens=(*before, *own), boundaries=tuple(boundary + moved for boundary in prompt.boundaries)
     )
 
 
@@ -369,13 +369,13 @@ class PromptMaker:
                 template=self.template.name,
                 written={} if info is None else _earlier_answers(messages, info),
                 variables=variables,
-                thinks_not=self.thinking.thinks_not,
+                skips_thinking=self.thinking.skips_thinking,
                 most_tokens=None if info is None or is_cut else info.context_limit,
                 begins_answer=self.ends.begins_answer,
                 has_marks=self.ends.has_marks,
                 shown={one.mark: shown_tokens(one.item, one.shape) for one in self.params.media},
-                # Without a state a sequence begins anywhere: to look for borders would be in vain.
-                marks_borders=info is None or info.state_bytes > 0,
+                # Without a state a sequence begins anywhere: to look for boundaries would be in vain.
+                finds_boundaries=info is None or info.state_bytes > 0,
             )
         )
 
@@ -411,9 +411,11 @@ def _last(prompt: Prompt, num_left: int, begin: tuple[int, ...]) -> Prompt:
         return prompt
     head = begin if prompt.tokens[: len(begin)] == begin and num_left > len(begin) else ()
     num_removed += len(head)
-    borders = tuple(border - num_removed + len(head) for border in prompt.borders if border > num_removed)
+    boundaries = tuple(
+        boundary - num_removed + len(head) for boundary in prompt.boundaries if boundary > num_removed
+    )
     tokens = (*head, *prompt.tokens[num_removed:])
-    return msgspec.structs.replace(prompt, tokens=tokens, borders=borders, turn=None)
+    return msgspec.structs.replace(prompt, tokens=tokens, boundaries=boundaries, turn=None)
 
 
 def _shorter(params: GenerationParams, context: ResolveContext) -> GenerationParams | None:

@@ -108,8 +108,8 @@ class ResumableStream:
     owner: str
     running: RunningCall
     renderer: Renderer
-    ticket: RequestLog
-    lease: Reservation | None
+    request_log: RequestLog
+    reservation: Reservation | None
     log: EventLog = field(default_factory=lambda: EventLog(_MOST_BYTES))
     started_at: int = field(default_factory=lambda: int(time.time()))
     ended_at: int = 0
@@ -122,15 +122,15 @@ class ResumableStream:
 
     async def run(self) -> None:
         """Run the call to its end, with or without readers. Failures go into the log."""
-        stream = AnswerStream(self._items(), self.renderer, self.ticket)
+        stream = AnswerStream(self._items(), self.renderer, self.request_log)
         async for item in stream:
             for chunk in chunks_of(item, self.renderer):
                 self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
-        self.ticket.status = 200 if stream.error is None else failure_of(stream.error).status
+        self.request_log.status = 200 if stream.error is None else failure_of(stream.error).status
 
     async def _items(self) -> AsyncIterator[StreamItem]:
         async with self.running as running:
-            async for item in running.tell(self.renderer):
+            async for item in running.emit(self.renderer):
                 yield item
 
     def number_behind(self, last_event: str | None) -> int:
@@ -176,9 +176,9 @@ _CLOSE_S = 5.0
 class ResumableStreams:
     """Streams by owner and conversation. Call `close` when the engines have ended."""
 
-    def __init__(self, endings: RequestHistory, *, keep_s: float) -> None:
+    def __init__(self, history: RequestHistory, *, keep_s: float) -> None:
         """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""
-        self._endings = endings
+        self._history = history
         self.keep_s = keep_s
         self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,8 +201,8 @@ class ResumableStreams:
             self.forget(ended[0])
         self._streams[owner, conversation] = stream
         self._forget_later(stream)
-        if stream.lease is not None:
-            stream.lease.keep()
+        if stream.reservation is not None:
+            stream.reservation.keep()
         task = asyncio.create_task(self._see_through(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -264,9 +264,9 @@ class ResumableStreams:
         try:
             await stream.run()
         finally:
-            if stream.lease is not None:
-                await stream.lease.end()
-            self._endings.end(stream.ticket)
+            if stream.reservation is not None:
+                await stream.reservation.end()
+            self._history.end(stream.request_log)
             stream.ended_at = int(time.time())
             stream.log.end()
             if self._streams.get((stream.owner, stream.conversation)) is stream:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
+from openai_cpu_server.api.generation.generation import WITHOUT_GUARD, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import GenerationParams
 from openai_cpu_server.api.generation.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
 from openai_cpu_server.api.generation.resumable_streams import (
@@ -33,12 +33,12 @@ from openai_cpu_server.api.generation.running import (
 )
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, wrong_value
-from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
-from openai_cpu_server.http.context import RequestContext, context_of, ticket_of
+from openai_cpu_server.http.body import BodyQuota, off_loop, streamed_body
+from openai_cpu_server.http.context import RequestContext, context_of, request_log_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
-from openai_cpu_server.models.registry import Ability, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
 
 T = TypeVar("T")
@@ -121,12 +121,12 @@ class EventStream:
     ) -> None:
         """`items`: items to send, or None for the call's own."""
         self._running = running
-        self._items = running.tell(renderer) if items is None else items
+        self._items = running.emit(renderer) if items is None else items
         self._renderer = renderer
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = AnswerStream(self._items, self._renderer, ticket_of(scope))
+        stream = AnswerStream(self._items, self._renderer, request_log_of(scope))
         response = event_source(
             self._encoded(stream),
             {**NO_STORE_HEADERS, **self._running.call.headers},
@@ -139,7 +139,7 @@ class EventStream:
                 await response(scope, receive, send)
         finally:
             if not stream.has_ended:
-                stream.ticket.client_gone()
+                stream.request_log.client_gone()
 
     async def _encoded(self, stream: AnswerStream) -> AsyncIterator[bytes]:
         async for item in stream:
@@ -149,7 +149,7 @@ class EventStream:
             yield encoded
 
     def _ping(self) -> ServerSentEvent:
-        chunks = self._renderer.silence()
+        chunks = self._renderer.keepalive()
         return _Ping(events(chunks)) if chunks else _KEEP_ALIVE
 
 
@@ -237,36 +237,36 @@ class GenerationRoute:
 
     async def create(self, request: Request) -> ASGIApp:
         conversation = conversation_of(request.headers)
-        data, context = await unkept_body(request), context_of(request.scope)
+        data, context = await streamed_body(request), context_of(request.scope)
         params = await self._read(data)
         del data  # the call may wait for long
         if conversation is not None and params.stream and self.service.streams.keep_s:
             return await self._resumable(conversation, params, context)
-        watching = partial(while_connected, request.receive)
-        running = await self.service.begin(params, context, CascadeAttempt(watching))
+        disconnect_guard = partial(while_connected, request.receive)
+        running = await self.service.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if running.call.stream:
             return EventStream(running, self.renderer(running), keep_alive_s=self.options.keep_alive_s)
-        body = await self.whole(running, watching)
+        body = await self.whole(running, disconnect_guard)
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
     async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
         """Begin a stream that outlives this request, with a log entry of its own."""
         streams, identity = self.service.streams, outer.identity
         streams.check(conversation, identity)
-        ticket = outer.ticket.inner(RequestOrigin.BACKGROUND, id=outer.ticket.id)
-        ticket.client = outer.ticket.client
-        context = RequestContext(ticket, outer.sender, outer.lease, timeout_s=outer.timeout_s)
+        request_log = outer.request_log.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)
+        request_log.client = outer.request_log.client
+        context = RequestContext(request_log, outer.caller, outer.reservation, timeout_s=outer.timeout_s)
         running = await self.service.begin(params, context)
         outer.body.release()
         owner, renderer = stream_owner(identity), self.renderer(running)
-        stream = ResumableStream(conversation, owner, running, renderer, ticket, outer.lease)
+        stream = ResumableStream(conversation, owner, running, renderer, request_log, outer.reservation)
         streams.begin(stream)
         keep_alive_s = self.options.keep_alive_s
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
 
     async def begin(
-        self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
+        self, data: bytes, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
         """Submit a body. The caller must enter the call. Raises as `GenerationService.begin`."""
         return await self.service.begin(await self._read(data), context, attempt)
@@ -277,10 +277,10 @@ class GenerationRoute:
     async def whole(
         self,
         running: RunningCall,
-        watching: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
+        disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
     ) -> bytes:
-        """`watching`: runs the work while the client waits for the answer."""
-        return await whole_answer(running, self.family.renderer, watching)
+        """`disconnect_guard`: runs the work while the client waits for the answer."""
+        return await whole_answer(running, self.family.renderer, disconnect_guard)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a body without a request of its own, such as a row of a batch job."""
@@ -302,10 +302,10 @@ class GenerationRoute:
 async def whole_answer(
     running: RunningCall,
     renderer: AnswerRenderer,
-    watching: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]],
+    disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]],
 ) -> bytes:
     async with running:
-        answers = await watching(running.gather)
+        answers = await disconnect_guard(running.gather)
     call, figures = running.call, running.figures
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
     rendering = partial(renderer.whole, call, running.model.pieces, answers, figures)
@@ -328,11 +328,11 @@ class CountRoute:
     answer: Callable[..., msgspec.Struct] = InputTokens
 
     async def count(self, request: Request) -> Response:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         params = await off_loop(len(data), partial(self.reader.read, data, lenient=self.lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
-        await fetch(self.service.models, params.model, allowed)
+        await ensure_served(self.service.models, params.model, allowed)
         chosen = choose_able(self.service.models, params.model, allowed, Ability.GENERATE)
         counted = await self.service.prompt_tokens(params, chosen, context)
         return json_response(self.answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

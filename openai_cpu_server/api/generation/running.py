@@ -28,11 +28,11 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
-def limit_time(work: Generation | Embedding, ticket: RequestLog, *limits_s: float | None) -> None:
+def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s: float | None) -> None:
     """Apply the shortest limit of client and server, counted from the call's arrival."""
     timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
     if timeout_s is not None:
-        elapsed_s = time.monotonic() - ticket.started_s
+        elapsed_s = time.monotonic() - request_log.started_s
         work.fail_in(timeout_s - elapsed_s, DeadlineExceeded(timeout_s))
 
 
@@ -117,7 +117,7 @@ StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
 
 
 def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
-    return renderer.waits(item) if isinstance(item, (QueuePlace, ModelLoading)) else item
+    return renderer.waiting(item) if isinstance(item, (QueuePlace, ModelLoading)) else item
 
 
 @dataclass
@@ -126,7 +126,7 @@ class AnswerStream:
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer
-    ticket: RequestLog
+    request_log: RequestLog
     has_ended: bool = False
     error: Exception | None = None
 
@@ -140,8 +140,8 @@ class AnswerStream:
         except Exception as error:
             # The status is out already, so the last event says what went wrong.
             self.has_ended, self.error = True, error
-            self.ticket.failed(error)
-            yield self.renderer.error(error_object(error, request_id=self.ticket.id))
+            self.request_log.failed(error)
+            yield self.renderer.error(error_object(error, request_id=self.request_log.id))
 
 
 class OpenCall(Protocol):
@@ -162,7 +162,7 @@ class OpenCall(Protocol):
     @property
     def figures(self) -> Figures: ...
 
-    def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
+    def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]: ...
 
     async def gather(self) -> dict[str, GatheredAnswer]: ...
 
@@ -222,9 +222,9 @@ class RunningCall:
     generation: Generation
     model: ServedModel
     _: KW_ONLY
-    ticket: RequestLog
+    request_log: RequestLog
     calls: RunningCalls
-    lease: Reservation | None = None
+    reservation: Reservation | None = None
     recorder: AnswerRecorder | None = None
 
     def __post_init__(self) -> None:
@@ -241,15 +241,15 @@ class RunningCall:
         self.calls.end(self)
         await self.generation.__aexit__(*error)
         figures = self.figures
-        self.ticket.generated(
-            self._tally.ended(figures, began_s=self.ticket.started_s, model=self.model.name)
+        self.request_log.generated(
+            self._tally.ended(figures, began_s=self.request_log.started_s, model=self.model.name)
         )
-        if self.lease is not None:
-            self.lease.output_tokens = figures.output_tokens
+        if self.reservation is not None:
+            self.reservation.output_tokens = figures.output_tokens
 
     @property
     def names(self) -> tuple[str, str]:
-        return self.call.id, self.ticket.id
+        return self.call.id, self.request_log.id
 
     @property
     def client(self) -> Client:
@@ -279,7 +279,7 @@ class RunningCall:
         """Figures so far, complete once every request has finished."""
         return self._tally.figures(self.generation.figures)
 
-    async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
+    async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield all that a streaming client gets, as it comes. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():

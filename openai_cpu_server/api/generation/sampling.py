@@ -127,14 +127,14 @@ def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tup
     return tokens
 
 
-class OutputRoom(NamedTuple):
+class OutputBudget(NamedTuple):
     tokens: int
     context_ends_it: bool
 
 
-def output_room(
+def output_budget(
     params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions
-) -> OutputRoom:
+) -> OutputBudget:
     """Return the limit of a choice, by default the rest of the context. Raises InvalidRequest beyond the
     server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.max_output_tokens
@@ -156,9 +156,9 @@ def output_room(
     if prompt_tokens + most > context:
         raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=most, limit=context, param=path)
     if limit is None or not limit.is_ceiling:
-        return OutputRoom(most, context_ends_it=False)
+        return OutputBudget(most, context_ends_it=False)
     tokens = min(most, limit.tokens)
-    return OutputRoom(tokens, tokens < limit.tokens and prompt_tokens + tokens >= context)
+    return OutputBudget(tokens, tokens < limit.tokens and prompt_tokens + tokens >= context)
 
 
 class NumChoices(NamedTuple):
@@ -240,7 +240,7 @@ Samplers = Annotated[
 ]
 
 
-def left_out(names: tuple[str, ...] | None) -> tuple[str, ...]:
+def ignored_samplers(names: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return names without a sampler here."""
     return tuple(f"samplers ({name})" for name in names or () if name not in CHAIN)
 

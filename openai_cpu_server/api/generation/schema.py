@@ -209,7 +209,7 @@ Temperature = Annotated[
     Field(ge=TEMPERATURE.least, le=TEMPERATURE.most),
     AfterValidator(lambda temperature: 0.0 if temperature < COLDEST else temperature),
 ]
-Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
+Probability = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
 _BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 TypicalP = Annotated[
@@ -227,12 +227,12 @@ LastN = Annotated[
     int, Field(ge=-1, le=COUNT.most), AfterValidator(lambda number: COUNT.most if number < 0 else number)
 ]
 """Number of tokens, or -1 for the whole context."""
-Several = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
-Whole = BeforeValidator(
+PositiveCount = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
+IntegralFloat = BeforeValidator(
     lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
 )
 """Accept 128.0 for a whole number, as clients in Go and Lua send it."""
-OutputLimit = Annotated[Several | None, BeforeValidator(_or_no_limit)]
+OutputLimit = Annotated[PositiveCount | None, BeforeValidator(_or_no_limit)]
 ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]
 """Output limit, where 0 requests only the prompt's scores."""
 Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
@@ -350,7 +350,7 @@ class SharedBody(ProgressBody):
     stream: bool | None = None
     seed: Seed | None = None
     temperature: Temperature | None = None
-    top_p: Share | None = None
+    top_p: Probability | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Field(fail_fast=True)] | None = None
@@ -361,14 +361,14 @@ class SharedBody(ProgressBody):
 
     # Ours, under the names that llama-server and vLLM use.
     top_k: TopK | None = None
-    min_p: Share | None = None
+    min_p: Probability | None = None
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: LastN | None = None
     top_n_sigma: Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)] | None = None
     """Off up to 0."""
-    xtc_probability: Share | None = None
-    xtc_threshold: Share | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
     dry_multiplier: Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)] | None = None
     dry_base: Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)] | None = None
     dry_allowed_length: Count | None = None
@@ -397,7 +397,7 @@ class GenerationBody(SharedBody):
     refusals: ClassVar[Refusals] = GENERATION_REFUSALS
 
     stream_options: StreamOptions | None = None
-    n: Several | None = None
+    n: PositiveCount | None = None
     stop: Stop | None = None
     repetition_penalty: RepeatPenalty | None = None
     """vLLM's `repeat_penalty` over the whole prompt and answer."""
@@ -448,7 +448,7 @@ def _not_zero(number: int) -> int:
 
 
 LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_not_zero)]
-Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
+Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), IntegralFloat]
 """Negative values allow all that the context leaves."""
 
 

@@ -36,7 +36,7 @@ from openai_cpu_server.api.generation.structural_tags import format_tag, outputs
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
-from openai_cpu_server.json_size import check_size
+from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.conversation import with_bound_results
 from openai_cpu_server.prompt.tool_formats import INPUT
@@ -166,7 +166,7 @@ def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
 
 def _parsed(text: str, path: str) -> JsonObject:
     """Parse an object that is sent as text, as vLLM accepts it. Raises InvalidRequest, TooManyValues."""
-    check_size(text.encode(errors="surrogatepass"))
+    check_json_size(text.encode(errors="surrogatepass"))
     try:
         schema = pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -14,9 +14,9 @@ from openai_cpu_server.api.generation.renderer import (
     GatheredAnswer,
     ProgressChunk,
     Renderer,
+    escaped_line_ends,
     finish_reason,
-    one_line,
-    shown,
+    shown_answers,
     timings,
 )
 from openai_cpu_server.api.generation.sampling import CHAIN
@@ -25,7 +25,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject, numbered
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 
 _ANY_SLOT = -1
 """Slot of all requests. Sent back as `id_slot` it has no effect."""
@@ -143,7 +143,7 @@ class LlamaRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -159,11 +159,11 @@ class LlamaRenderer:
                 tokens=answer.tokens if call.details.tokens else [],
                 scores=UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces),
             )
-            for index, (at, answer) in enumerate(shown(call, answers))
+            for index, (at, answer) in enumerate(shown_answers(call, answers))
         ]
         return completions[0] if len(completions) == 1 else b"[" + b",".join(completions) + b"]"
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> LlamaStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> LlamaStream:
         return LlamaStream(call, pieces)
 
 
@@ -208,7 +208,7 @@ def _completion(
     return _chosen_fields(answer, call.details.fields)
 
 
-def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[TokenProbabilities]:
+def _probabilities(scores: Sequence[TokenLogprob], pieces: PieceTexts) -> list[TokenProbabilities]:
     def fields(token: int) -> tuple[int, str, tuple[int, ...]]:
         piece = pieces[token]
         return token, piece.text, piece.bytes or ()
@@ -216,8 +216,8 @@ def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[
     return [
         TokenProbabilities(
             *fields(one.token),
-            finite(one.logprob),
-            [TokenProbability(*fields(token), finite(logprob)) for token, logprob in one.top],
+            finite_logprob(one.logprob),
+            [TokenProbability(*fields(token), finite_logprob(logprob)) for token, logprob in one.top],
         )
         for one in scores
     ]
@@ -240,7 +240,7 @@ def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
 class LlamaStream(Renderer):
     """Stream of chunks. The last one of each answer has its settings."""
 
-    def __init__(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
+    def __init__(self, call: ResolvedRequest, pieces: PieceTexts) -> None:
         self._call = call
         self._pieces = pieces
         self._places = {request.id: at for at, request in enumerate(call.requests)}
@@ -278,7 +278,7 @@ class LlamaStream(Renderer):
     def end(self, figures: Figures) -> Sequence[Chunk]:
         return [
             Chunk(
-                one_line(
+                escaped_line_ends(
                     _completion(
                         self._call,
                         at,
@@ -297,4 +297,4 @@ class LlamaStream(Renderer):
 
 
 def _line(chunk: LlamaChunk) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(chunk)))
+    return Chunk(escaped_line_ends(msgspec.json.encode(chunk)))

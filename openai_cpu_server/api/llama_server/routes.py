@@ -22,8 +22,8 @@ from openai_cpu_server.api.llama_server.schema import (
     LlamaCompletionBody,
     LlamaInfillBody,
 )
-from openai_cpu_server.api.llama_server.to_params import completion_params, infill_ask
-from openai_cpu_server.api.parts import AppState, chosen_model
+from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
+from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
@@ -85,8 +85,8 @@ class HealthWord(msgspec.Struct, frozen=True):
 
 
 _RENDERER = LlamaRenderer()
-_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, completion_params), _RENDERER)
-_INFILL = ApiAdapter(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
+_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, llama_completion_params), _RENDERER)
+_INFILL = ApiAdapter(BodyReader(LlamaInfillBody, llama_infill_params), _RENDERER)
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
     ApiRoute,
@@ -107,10 +107,10 @@ _fact = partial(
 
 
 class LlamaServerRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
-        self._infill = GenerationRoute(_INFILL, parts.generation, parts.options)
-        self._models = parts.models
+    def __init__(self, state: AppState) -> None:
+        self._completion = GenerationRoute(_COMPLETION, state.generation, state.options)
+        self._infill = GenerationRoute(_INFILL, state.generation, state.options)
+        self._models = state.models
 
     @_generation("/completion", aliases=("/completions",), body=LlamaCompletionBody)
     async def completion(self, request: Request) -> ASGIApp:
@@ -186,7 +186,7 @@ def _taken(slot: Slot, live: LiveRequest, seen_by: Identity) -> Slot:
     )
 
 
-ROOM = ApiRouter[AppState](
+ROUTER = ApiRouter[AppState](
     LlamaServerRoutes,
     shape=numbered_at("/completion", "/completions", "/infill", "/props", "/slots", "/v1/health"),
 )

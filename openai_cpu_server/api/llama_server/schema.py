@@ -11,19 +11,19 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation.params import LogitBiasParam
 from openai_cpu_server.api.generation.schema import (
+    IntegralFloat,
     JsonObject,
     LastN,
     NonEmpty,
     OpenBody,
+    PositiveCount,
     Prediction,
     PredictionBody,
     Prompts,
     Seed,
-    Several,
     SharedBody,
     Stop,
     TopK,
-    Whole,
     is_token_id,
 )
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
@@ -90,7 +90,7 @@ _NonEmptyStops = BeforeValidator(
     lambda value: [each for each in value if each != ""] if isinstance(value, list) else value or None
 )
 """llama-server ignores empty stop strings."""
-WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
+WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), IntegralFloat]
 
 
 ANY_SEED = 2**32 - 1
@@ -119,16 +119,16 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
 
     max_tokens: Prediction | None = None
     max_completion_tokens: Prediction | None = None
-    n_cmpl: Annotated[Several, Whole] | None = None
-    n: Annotated[Several, Whole] | None = None
+    n_cmpl: Annotated[PositiveCount, IntegralFloat] | None = None
+    n: Annotated[PositiveCount, IntegralFloat] | None = None
     stop: Annotated[Stop | None, _NonEmptyStops] = None
-    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), Whole] | None = None
+    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), IntegralFloat] | None = None
     logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
-    seed: Annotated[Seed, Whole] | None = None
-    top_k: Annotated[TopK, Whole] | None = None
-    repeat_last_n: Annotated[LastN, Whole] | None = None
+    seed: Annotated[Seed, IntegralFloat] | None = None
+    top_k: Annotated[TopK, IntegralFloat] | None = None
+    repeat_last_n: Annotated[LastN, IntegralFloat] | None = None
     dry_allowed_length: WholeCount | None = None
-    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), IntegralFloat] | None = None
     grammar: Annotated[str | None, BeforeValidator(lambda value: value or None)] = None
     json_schema: JsonObject | None = None
     return_tokens: bool | None = None

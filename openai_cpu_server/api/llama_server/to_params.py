@@ -7,7 +7,7 @@ import secrets
 import msgspec
 
 from openai_cpu_server.api.generation.params import FileParam, GenerationParams, LimitParam, PromptsParam
-from openai_cpu_server.api.generation.sampling import left_out, sampling_sent, with_samplers
+from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent, with_samplers
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     details_param,
@@ -26,12 +26,12 @@ from openai_cpu_server.api.llama_server.schema import (
 from openai_cpu_server.http.parse import Ignored
 
 
-def completion_params(body: LlamaCompletionBody) -> GenerationParams:
+def llama_completion_params(body: LlamaCompletionBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
-    return llama_ask(body, PromptsParam(body.prompt, echo=True))
+    return llama_server_params(body, PromptsParam(body.prompt, echo=True))
 
 
-def infill_ask(body: LlamaInfillBody) -> GenerationParams:
+def llama_infill_params(body: LlamaInfillBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     files = [FileParam(file.filename or "tmp", file.text) for file in body.input_extra or ()]
     limit = body.limit
@@ -44,10 +44,10 @@ def infill_ask(body: LlamaInfillBody) -> GenerationParams:
         answer_room=256 if limit is None else limit[1],
         echo=True,
     )
-    return llama_ask(body, prompt)
+    return llama_server_params(body, prompt)
 
 
-def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
+def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     """Convert the shared fields. Raises InvalidRequest."""
     defaults = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
     biases = body.logit_bias
@@ -58,16 +58,16 @@ def llama_ask(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     if body.json_schema is not None:
         path = "json_schema"
         forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
-    ask = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
-    sampling = with_samplers(ask.sampling, body.samplers)
-    if not ask.is_seeded:
+    params = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+    sampling = with_samplers(params.sampling, body.samplers)
+    if not params.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
     limit = body.limit
     return msgspec.structs.replace(
-        ask,
+        params,
         sampling=sampling,
         sent=sampling_sent(body),
-        ignored=Ignored(left_out(body.samplers)),
+        ignored=Ignored(ignored_samplers(body.samplers)),
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),

@@ -42,7 +42,7 @@ from openai_cpu_server.http.errors import (
     headers_of,
     json_response,
 )
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
 
 MESSAGES = "/v1/messages"
@@ -175,7 +175,7 @@ class MessagesRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -193,7 +193,7 @@ class MessagesRenderer:
         )
         return msgspec.json.encode(message)
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> MessageStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> MessageStream:
         return MessageStream(call, self._new_id)
 
 
@@ -271,10 +271,10 @@ class MessageStream(Renderer):
         )
         return (_chunk("message_start", b'"message":' + msgspec.json.encode(message)),)
 
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         return _PING
 
-    def silence(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[Chunk]:
         return _PING
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:

@@ -17,13 +17,13 @@ from openai_cpu_server.api.messages.render import (
     MessagesRenderer,
 )
 from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
-from openai_cpu_server.api.messages.to_params import messages_ask, prompt_ask
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.messages.to_params import count_params, messages_params
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import CALLS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 
-MESSAGES_API = ApiAdapter(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
-COUNTED = BodyReader(CountBody, prompt_ask)
+MESSAGES_API = ApiAdapter(BodyReader(MessagesBody, messages_params), MessagesRenderer())
+COUNTED = BodyReader(CountBody, count_params)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
     " and so on; the last one is `message_stop`."
@@ -35,10 +35,10 @@ class TokensCounted(msgspec.Struct, frozen=True):
 
 
 class MessagesRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
+    def __init__(self, state: AppState) -> None:
+        self._route = GenerationRoute(MESSAGES_API, state.generation, state.options)
         self._counting = CountRoute(
-            COUNTED, parts.generation, lenient=parts.options.lenient, answer=TokensCounted
+            COUNTED, state.generation, lenient=state.options.lenient, answer=TokensCounted
         )
 
     @ApiRoute(
@@ -72,4 +72,4 @@ class MessagesRoutes:
         return await self._counting.count(request)
 
 
-ROOM = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)
+ROUTER = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)

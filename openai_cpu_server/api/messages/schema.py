@@ -14,9 +14,9 @@ from openai_cpu_server.api.generation.schema import (
     NonEmpty,
     NonEmptyList,
     OpenBody,
+    PositiveCount,
+    Probability,
     ProgressBody,
-    Several,
-    Share,
     Temperature,
     TextOrList,
     TopK,
@@ -142,7 +142,7 @@ class Metadata(OpenBody):
 
 class ThinkingOptions(OpenBody):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Several | None = None
+    budget_tokens: PositiveCount | None = None
     display: Literal["summarized", "omitted"] | None = None
     """`omitted`: reason without showing it in the answer."""
 
@@ -190,11 +190,11 @@ class CountBody(Cacheable):
 class MessagesBody(CountBody, ProgressBody):
     hints: ClassVar[Hints] = SERVICE_HINTS
 
-    max_tokens: Several
+    max_tokens: PositiveCount
     stream: bool | None = None
     stop_sequences: Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
     temperature: Temperature | None = None
-    top_p: Share | None = None
+    top_p: Probability | None = None
     top_k: TopK | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -44,7 +44,7 @@ from openai_cpu_server.api.messages.schema import (
     ToolUseBlock,
 )
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.prompt.template import joined, to_json
+from openai_cpu_server.prompt.template import joined_texts, to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """First line of Claude Code's system prompt. Its value changes with each request, which would prevent
@@ -64,11 +64,11 @@ class PlacedBlock(NamedTuple):
     at: str
 
 
-def messages_ask(body: MessagesBody) -> GenerationParams:
+def messages_params(body: MessagesBody) -> GenerationParams:
     """Convert a body. The limit is a ceiling, because clients name the maximum of any model. Raises
     InvalidRequest."""
     return msgspec.structs.replace(
-        prompt_ask(body),
+        count_params(body),
         stream=bool(body.stream),
         max_tokens=LimitParam(body.max_tokens, "max_tokens", is_ceiling=True),
         stop=tuple(body.stop_sequences or ()),
@@ -78,7 +78,7 @@ def messages_ask(body: MessagesBody) -> GenerationParams:
     )
 
 
-def prompt_ask(body: CountBody) -> GenerationParams:
+def count_params(body: CountBody) -> GenerationParams:
     """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _messages(turn)]
@@ -175,7 +175,7 @@ def _system_text(system: str | Sequence[TextBlock | ForeignKind] | None) -> str:
     texts = [system] if isinstance(system, str) else [_text(block) for block in system or ()]
     if texts and (billing := _BILLING.match(texts[0])):
         texts[0] = texts[0][billing.end() :]
-    return joined(text for text in texts if text)
+    return joined_texts(text for text in texts if text)
 
 
 def _text(block: Block) -> str:
@@ -197,7 +197,7 @@ def _messages(turn: _Turn) -> Iterator[MessageParam]:
     """Yield results first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
     texts = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
-    text = joined(map(_text, texts))
+    text = joined_texts(map(_text, texts))
     if turn.role == "assistant":
         yield MessageParam(_assistant(blocks, text), path=turn.at)
         return
@@ -232,7 +232,7 @@ def _result_text(result: ToolResultBlock) -> str:
     """Mark an error in the text, because OpenAI's results have no field for it."""
     content = result.content or ""
     if not isinstance(content, str):
-        content = joined(map(_text, content))
+        content = joined_texts(map(_text, content))
     names_error = "error" in content[:32].lower()
     return f"Error: {content}" if result.is_error and not names_error else content
 

@@ -113,7 +113,7 @@ def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
     )
 
 
-def shown(chosen: ChosenModel) -> OllamaShown:
+def shown_model(chosen: ChosenModel) -> OllamaShown:
     """Describe a model. Raises EngineUnavailable until it has been inspected."""
     info, model = chosen.model.loaded(), chosen.model
     preset = chosen.preset or Preset(base=chosen.name)

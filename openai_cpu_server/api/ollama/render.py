@@ -21,9 +21,9 @@ from openai_cpu_server.api.generation.renderer import (
     TokenEntry,
     chat_logprobs,
     content_of,
+    escaped_line_ends,
     finish_reason,
     new_tool_call_id,
-    one_line,
     reasoning_of,
 )
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
@@ -32,7 +32,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.http.context import RequestLog, ticket_of
+from openai_cpu_server.http.context import RequestLog, request_log_of
 from openai_cpu_server.http.errors import (
     ErrorObject,
     ErrorShape,
@@ -41,7 +41,7 @@ from openai_cpu_server.http.errors import (
     headers_of,
     json_response,
 )
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
 OLLAMA = "/api"
@@ -128,7 +128,7 @@ def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
     )
 
 
-def _scored(line: OllamaLine, scores: Sequence[TokenLogprob], pieces: ShownPieces) -> OllamaLine:
+def _scored(line: OllamaLine, scores: Sequence[TokenLogprob], pieces: PieceTexts) -> OllamaLine:
     if not scores:
         return line
     return msgspec.structs.replace(line, logprobs=tuple(chat_logprobs(scores, pieces).content))
@@ -180,7 +180,7 @@ class OllamaRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -190,7 +190,7 @@ class OllamaRenderer:
         line = _scored(_ended(line, answer.ended, figures), answer.logprobs, pieces)
         return msgspec.json.encode(_with_context(line, call, answer.tokens))
 
-    def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> OllamaStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> OllamaStream:
         return OllamaStream(call, self, pieces)
 
     def line(
@@ -208,7 +208,7 @@ class OllamaRenderer:
 
 
 class OllamaStream(Renderer):
-    def __init__(self, call: ResolvedRequest, renderer: OllamaRenderer, pieces: ShownPieces) -> None:
+    def __init__(self, call: ResolvedRequest, renderer: OllamaRenderer, pieces: PieceTexts) -> None:
         self._call = call
         self._renderer = renderer
         self._pieces = pieces
@@ -254,7 +254,7 @@ class OllamaStream(Renderer):
 
 
 def _chunk(line: OllamaLine) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(line)))
+    return Chunk(escaped_line_ends(msgspec.json.encode(line)))
 
 
 class OllamaProgress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -283,7 +283,7 @@ def progress_of(step: PullStep) -> OllamaProgress | None:
 
 
 async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[bytes]:
-    async for item in running.tell(renderer):
+    async for item in running.emit(renderer):
         yield b"".join(chunk.json + b"\n" for chunk in chunks_of(item, renderer))
 
 
@@ -301,26 +301,26 @@ class JsonLines:
         self._call = call or nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket = ticket_of(scope)
+        request_log = request_log_of(scope)
         try:
             async with self._call:
-                await while_connected(receive, partial(self._send, ticket, send))
+                await while_connected(receive, partial(self._send, request_log, send))
         except (ClientDisconnect, OSError):
-            ticket.client_gone()
+            request_log.client_gone()
 
-    async def _send(self, ticket: RequestLog, send: Send) -> None:
+    async def _send(self, request_log: RequestLog, send: Send) -> None:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for line in self._lines_and_error(ticket):
+        async for line in self._lines_and_error(request_log):
             if line:
                 await send({"type": "http.response.body", "body": line, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _lines_and_error(self, ticket: RequestLog) -> AsyncIterator[bytes]:
+    async def _lines_and_error(self, request_log: RequestLog) -> AsyncIterator[bytes]:
         """Report an error in the last line, because the status is already sent."""
         try:
             async for line in self._lines:
                 yield line
         except Exception as error:
-            ticket.failed(error)
-            yield msgspec.json.encode(_error(error, ticket.id)) + b"\n"
+            request_log.failed(error)
+            yield msgspec.json.encode(_error(error, request_log.id)) + b"\n"

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.admin.models import store_for, to_its_end
+from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
 from openai_cpu_server.api.ollama.models import (
@@ -22,7 +22,7 @@ from openai_cpu_server.api.ollama.models import (
     listed,
     listed_file,
     running,
-    shown,
+    shown_model,
 )
 from openai_cpu_server.api.ollama.render import (
     DONE,
@@ -48,11 +48,11 @@ from openai_cpu_server.api.ollama.schema import (
     OllamaPullBody,
     OllamaShowBody,
 )
-from openai_cpu_server.api.ollama.to_params import ollama_chat_ask, ollama_generate_ask, preset_of
-from openai_cpu_server.api.parts import AppState, ModelStore, chosen_model
+from openai_cpu_server.api.ollama.to_params import ollama_chat_params, ollama_generate_params, preset_of
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
@@ -70,18 +70,18 @@ async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
 
 
 class OllamaGeneration(Generic[B]):
-    def __init__(self, family: ApiAdapter[B], renderer: OllamaRenderer, field: str, parts: AppState) -> None:
+    def __init__(self, family: ApiAdapter[B], renderer: OllamaRenderer, field: str, state: AppState) -> None:
         """`field`: field that has the conversation or prompt."""
         self._reader = family.reader
         self._renderer = renderer
         self._field = field
-        self._parts = parts
-        self._route = GenerationRoute(family, parts.generation, parts.options)
+        self._state = state
+        self._route = GenerationRoute(family, state.generation, state.options)
 
     async def create(self, request: Request) -> ASGIApp:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         num_bytes = len(data)
-        reading = partial(parse, self._reader.schema, data, lenient=self._parts.options.lenient)
+        reading = partial(parse, self._reader.schema, data, lenient=self._state.options.lenient)
         body, ignored = await off_loop(num_bytes, reading)
         del data, reading  # the call may wait for long
         if not getattr(body, self._field):
@@ -90,35 +90,35 @@ class OllamaGeneration(Generic[B]):
 
     async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
         context = context_of(request.scope)
-        ask = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
-        watched = partial(while_connected, request.receive)
-        call = await self._parts.generation.begin(ask, context, CascadeAttempt(watched))
+        params = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
+        disconnect_guard = partial(while_connected, request.receive)
+        call = await self._state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if call.call.stream:
             lines = lines_of(call, self._route.renderer(call))
             return JsonLines(lines, call.call.headers, call)
-        whole = await self._route.whole(call, watched)
+        whole = await self._route.whole(call, disconnect_guard)
         return Response(whole, media_type="application/json", headers=dict(call.call.headers))
 
     async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""
         identity = context_of(request.scope).identity
-        chosen = await chosen_model(self._parts.models, request, body.model)
+        chosen = await chosen_model(self._state.models, request, body.model)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
-            await self._parts.keeping.unload(chosen.model)
+            await self._state.keeping.unload(chosen.model)
         else:
             if chosen.model.engine.state is EngineState.FAILED and not chosen.model.may_retry():
                 raise unavailable(chosen.model.engine.status())
-            await self._parts.keeping.load(chosen.model, replace=False)
+            await self._state.keeping.load(chosen.model, replace=False)
         return json_response(self._renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
 
 
 _CHAT = OllamaRenderer(is_chat=True)
 _GENERATE = OllamaRenderer(is_chat=False)
-OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_ask), _CHAT)
-OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_ask), _GENERATE)
+OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_params), _CHAT)
+OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_params), _GENERATE)
 
 
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=OllamaError)
@@ -146,12 +146,12 @@ _streamed = partial(
 
 
 class OllamaRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", parts)
-        self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", parts)
-        self._models = parts.models
-        self._store = parts.store
-        self._lenient = parts.options.lenient
+    def __init__(self, state: AppState) -> None:
+        self._chat = OllamaGeneration(OLLAMA_CHAT, _CHAT, "messages", state)
+        self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", state)
+        self._models = state.models
+        self._store = state.store
+        self._lenient = state.options.lenient
 
     @_generation(f"{OLLAMA}/chat", body=OllamaChatBody)
     async def chat(self, request: Request) -> ASGIApp:
@@ -183,12 +183,12 @@ class OllamaRoutes:
     @_route("POST", f"{OLLAMA}/show", body=OllamaShowBody, answer=OllamaShown, errors=(404, 503))
     async def show(self, request: Request) -> Response:
         """Describe a model and its capabilities."""
-        body, ignored = parse(OllamaShowBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(OllamaShowBody, await streamed_body(request), lenient=self._lenient)
         name = body.model or body.name
         if name is None:
             raise missing("model")
         chosen = await chosen_model(self._models, request, name)
-        return json_response(shown(chosen), headers=ignored.headers)
+        return json_response(shown_model(chosen), headers=ignored.headers)
 
     @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
     async def version(self, request: Request) -> Response:
@@ -198,17 +198,17 @@ class OllamaRoutes:
     @_streamed(f"{OLLAMA}/pull", body=OllamaPullBody, errors=(404, 503))
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
-        body, ignored = parse(OllamaPullBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(OllamaPullBody, await streamed_body(request), lenient=self._lenient)
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
             return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
-        await while_connected(request.receive, partial(to_its_end, store, body.model_name))
+        await while_connected(request.receive, partial(pull_to_end, store, body.model_name))
         return json_response(DONE, headers=ignored.headers)
 
     @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
     async def create(self, request: Request) -> Response:
         """Create a name for a model with a system prompt, parameters and messages."""
-        body, ignored = parse(OllamaCreateBody, await unkept_body(request), lenient=self._lenient)
+        body, ignored = parse(OllamaCreateBody, await streamed_body(request), lenient=self._lenient)
         preset = preset_of(body)
         await self._derive(request, body.model_name, preset)
         if body.stream is False:
@@ -218,14 +218,14 @@ class OllamaRoutes:
     @_admin_route("POST", f"{OLLAMA}/copy", body=OllamaCopyBody, errors=(404,))
     async def copy(self, request: Request) -> Response:
         """Give a model another name."""
-        body, _ = parse(OllamaCopyBody, await unkept_body(request), lenient=self._lenient)
+        body, _ = parse(OllamaCopyBody, await streamed_body(request), lenient=self._lenient)
         await self._derive(request, body.destination, Preset(base=body.source))
         return Response()
 
     @_admin_route("DELETE", f"{OLLAMA}/delete", body=OllamaNamed, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
         """Remove a downloaded model and its files, or remove a name."""
-        body, _ = parse(OllamaNamed, await unkept_body(request), lenient=self._lenient)
+        body, _ = parse(OllamaNamed, await streamed_body(request), lenient=self._lenient)
         await store_for(self._store, body.model_name, request).remove(body.model_name)
         return Response()
 
@@ -252,4 +252,4 @@ class OllamaRoutes:
         await store.derive(name, preset)
 
 
-ROOM = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)
+ROUTER = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)

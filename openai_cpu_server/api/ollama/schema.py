@@ -8,22 +8,22 @@ from pydantic import Discriminator, Field, Tag
 
 from openai_cpu_server.api.generation.schema import (
     Bias,
+    IntegralFloat,
     JsonObject,
     LastN,
     ListOf,
     OpenBody,
     Penalty,
+    Probability,
     ProgressBody,
     RepeatPenalty,
     SchemaOrText,
     Seed,
-    Share,
     Stop,
     Temperature,
     TopK,
     TopLogprobs,
     TypicalP,
-    Whole,
 )
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
@@ -64,17 +64,17 @@ class OllamaOptions(OpenBody):
         "penalize_newline": UnsupportedParam("line ends are tokens as any other", (True,)),
     }
 
-    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), Whole] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), IntegralFloat] | None = None
     """Below 1: all that the context leaves."""
     stop: Stop | None = None
-    seed: Annotated[Seed, Whole] | None = None
+    seed: Annotated[Seed, IntegralFloat] | None = None
     temperature: Temperature | None = None
-    top_k: Annotated[TopK, Whole] | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
+    top_k: Annotated[TopK, IntegralFloat] | None = None
+    top_p: Probability | None = None
+    min_p: Probability | None = None
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: Annotated[LastN, Whole] | None = None
+    repeat_last_n: Annotated[LastN, IntegralFloat] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
@@ -87,7 +87,7 @@ Think = Annotated[
     Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
 ]
 KeepAlive = Union[str, int, float]
-TokenId = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
+TokenId = Annotated[int, Field(ge=0, le=COUNT.most), IntegralFloat]
 
 
 class OllamaBody(ProgressBody, OpenBody):
@@ -111,7 +111,7 @@ class OllamaBody(ProgressBody, OpenBody):
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     """Scores of all tokens, including reasoning and marks."""
-    top_logprobs: Annotated[TopLogprobs, Whole] | None = None
+    top_logprobs: Annotated[TopLogprobs, IntegralFloat] | None = None
     """Number of alternatives per token, if `logprobs` is set."""
     truncate: bool | None = None
     """False rejects a conversation that is too long. Otherwise its oldest messages are dropped."""

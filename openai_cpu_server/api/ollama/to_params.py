@@ -33,12 +33,12 @@ from openai_cpu_server.api.ollama.schema import (
 )
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.models.registry import Preset, PresetMessage
-from openai_cpu_server.prompt.template import joined, to_json
+from openai_cpu_server.prompt.template import joined_texts, to_json
 
 _NO_VISION = LACKS["image"]
 
 
-def ollama_chat_ask(body: OllamaChatBody) -> GenerationParams:
+def ollama_chat_params(body: OllamaChatBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     messages = body.messages or []
     pictures = [
@@ -62,10 +62,10 @@ def ollama_chat_ask(body: OllamaChatBody) -> GenerationParams:
         list(_messages(messages)), "messages", may_forget=body.truncate is not False
     )
     tools = ToolsParam(functions=functions) if functions else None
-    return _ask(body, conversation, tools=tools, pictures=pictures)
+    return _params(body, conversation, tools=tools, pictures=pictures)
 
 
-def ollama_generate_ask(body: OllamaGenerateBody) -> GenerationParams:
+def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
     prompt = body.prompt or ""
     if body.raw and body.system:
@@ -80,12 +80,12 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> GenerationParams:
     if body.suffix and body.images and template:
         raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
     if body.suffix and not template:
-        return _ask(body, PromptsParam([prompt], suffix=body.suffix))
+        return _params(body, PromptsParam([prompt], suffix=body.suffix))
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
     if body.raw or not (body.system or body.images or template):
         texts = PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
-        return _ask(body, texts, tells_context=texts.is_said)
+        return _params(body, texts, returns_context=texts.is_said)
     texts_by_role = [("system", body.system)] if body.system else []
     texts_by_role.append(("user", _with_marks(prompt, body.images)))
     messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in texts_by_role]
@@ -93,16 +93,16 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> GenerationParams:
     suffix = body.suffix or ""
     conversation = ConversationParam(messages, "prompt", before=context, template=template, suffix=suffix)
     # Pictures are no tokens that could be sent again.
-    return _ask(body, conversation, pictures=pictures, tells_context=not (pictures or suffix))
+    return _params(body, conversation, pictures=pictures, returns_context=not (pictures or suffix))
 
 
-def _ask(
+def _params(
     body: OllamaBody,
     prompt: ConversationParam | PromptsParam,
     *,
     tools: ToolsParam | None = None,
     pictures: Sequence[Attachment] = (),
-    tells_context: bool = False,
+    returns_context: bool = False,
 ) -> GenerationParams:
     options = body.options or OllamaOptions()
     messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
@@ -131,7 +131,7 @@ def _ask(
         tools=tools,
         thinking=thinking,
         attached=tuple(pictures),
-        details=DetailsParam(progress=bool(body.return_progress), tokens=tells_context),
+        details=DetailsParam(progress=bool(body.return_progress), tokens=returns_context),
     )
 
 
@@ -164,7 +164,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     """Put images before the text, as Ollama does."""
     marks = [_source(image).mark for image in images or ()]
-    return joined(filter(None, (*marks, text)))
+    return joined_texts(filter(None, (*marks, text)))
 
 
 def _pictures(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[Attachment]:

@@ -17,7 +17,6 @@ from openai_cpu_server.api.generation.call import ResolveContext
 from openai_cpu_server.api.generation.params import LONG_BODY
 from openai_cpu_server.api.generation.route import while_connected
 from openai_cpu_server.api.generation.running import limit_time
-from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.pooling.render import (
     ClassList,
     EmbeddingList,
@@ -50,16 +49,17 @@ from openai_cpu_server.api.pooling.to_params import (
     resolve_ranking,
     resolve_scores,
 )
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, ensure_served
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
@@ -69,66 +69,66 @@ _CHEAPER = 16
 
 @dataclass(frozen=True)
 class PoolingRoute(Generic[B]):
-    parts: AppState
+    state: AppState
     schema: type[B]
     ability: Ability
     resolve: Callable[[B, ResolveContext], PoolingCall]
     """Runs in any thread. Raises errors of `http/errors.py`."""
 
     async def create(self, request: Request) -> Response:
-        data, context = await unkept_body(request), context_of(request.scope)
-        call, working, chosen = await self._begun(data, context)
+        data, context = await streamed_body(request), context_of(request.scope)
+        call, working, chosen = await self._started(data, context)
         del data  # the call may wait for long
         context.body.release()
-        ticket = context.ticket
-        ticket.priority = call.work.priority
-        limit_time(working, ticket, call.timeout_s, context.timeout_s)
-        computing = partial(_rows, call, working, chosen.model.name, ticket)
+        request_log = context.request_log
+        request_log.priority = call.work.priority
+        limit_time(working, request_log, call.timeout_s, context.timeout_s)
+        computing = partial(_rows, call, working, chosen.model.name, request_log)
         rows = await while_connected(request.receive, computing)
         body = await _written(call, rows, working.figures)
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a body without a request of its own, such as a batch row."""
-        call, working, chosen = await self._begun(data, context)
+        call, working, chosen = await self._started(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
-            rows = await _rows(call, working, chosen.model.name, context.ticket)
+            rows = await _rows(call, working, chosen.model.name, context.request_log)
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
         return await _written(call, rows, working.figures)
 
-    async def _resolved(self, data: bytes, sender: Caller) -> tuple[PoolingCall, ChosenModel]:
-        reading = partial(parse, self.schema, data, lenient=self.parts.options.lenient)
+    async def _resolved(self, data: bytes, caller: Caller) -> tuple[PoolingCall, ChosenModel]:
+        reading = partial(parse, self.schema, data, lenient=self.state.options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        allowed = sender.identity.allowed_models
-        await fetch(self.parts.models, body.model, allowed)
-        chosen = choose_able(self.parts.models, body.model, allowed, self.ability)
-        context = ResolveContext(chosen, chosen.model.loaded(), sender, self.parts.options)
+        allowed = caller.identity.allowed_models
+        await ensure_served(self.state.models, body.model, allowed)
+        chosen = choose_able(self.state.models, body.model, allowed, self.ability)
+        context = ResolveContext(chosen, chosen.model.loaded(), caller, self.state.options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
         is_slow = self.ability is not Ability.EMBED or len(data) > LONG_BODY
         resolving = partial(self.resolve, body, context)
         call = await in_thread(resolving, is_slow=is_slow)
         return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
-    async def _begun(
+    async def _started(
         self, data: bytes, context: RequestContext
     ) -> tuple[PoolingCall, Embedding, ChosenModel]:
         """A model may be replaced between choosing and submitting, so it is chosen again."""
         while True:
-            call, chosen = await self._resolved(data, context.sender)
+            call, chosen = await self._resolved(data, context.caller)
             await context.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
             try:
                 return call, submit(call, chosen.model.engine), chosen
             except ServerError:
                 await context.refund()
-                if self.parts.models.is_current(chosen.model):
+                if self.state.models.is_current(chosen.model):
                     raise
 
 
-async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: RequestLog) -> Rows:
+async def _rows(call: PoolingCall, working: Embedding, model: str, request_log: RequestLog) -> Rows:
     num_inputs, num_done = len(call.work.inputs), 0
     try:
         async with working:
@@ -143,7 +143,7 @@ async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Reque
             gaps=Distribution(),
             inputs=num_done,
         )
-        ticket.generated(ended)
+        request_log.generated(ended)
     return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1 if num_inputs else 0)
 
 
@@ -162,15 +162,15 @@ _ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
 
 
 class PoolingRoutes:
-    def __init__(self, parts: AppState) -> None:
+    def __init__(self, state: AppState) -> None:
         embed, rank = Ability.EMBED, Ability.RERANK
-        self.embedding = PoolingRoute(parts, EmbeddingBody, embed, resolve_embeddings)
-        self.reranking = PoolingRoute(parts, RerankBody, rank, resolve_ranking)
-        self._scoring = PoolingRoute(parts, ScoreBody, rank, resolve_scores)
-        self._classifying = PoolingRoute(parts, ClassifyBody, Ability.CLASSIFY, resolve_classes)
-        self._llama_server = PoolingRoute(parts, LlamaEmbedBody, embed, resolve_llama_embedding)
-        self._ollama = PoolingRoute(parts, OllamaEmbedBody, embed, resolve_ollama_embeddings)
-        self._ollama_old = PoolingRoute(parts, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
+        self.embedding = PoolingRoute(state, EmbeddingBody, embed, resolve_embeddings)
+        self.reranking = PoolingRoute(state, RerankBody, rank, resolve_ranking)
+        self._scoring = PoolingRoute(state, ScoreBody, rank, resolve_scores)
+        self._classifying = PoolingRoute(state, ClassifyBody, Ability.CLASSIFY, resolve_classes)
+        self._llama_server = PoolingRoute(state, LlamaEmbedBody, embed, resolve_llama_embedding)
+        self._ollama = PoolingRoute(state, OllamaEmbedBody, embed, resolve_ollama_embeddings)
+        self._ollama_old = PoolingRoute(state, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
 
     @_route(
         "/v1/embeddings",
@@ -228,4 +228,4 @@ class PoolingRoutes:
         return await self._ollama_old.create(request)
 
 
-ROOM = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))
+ROUTER = ApiRouter[AppState](PoolingRoutes, shape=numbered_at("/embedding", "/embeddings"))

@@ -18,9 +18,9 @@ from openai_cpu_server.api.generation.schema import (
     LastTokens,
     NonEmpty,
     OpenBody,
+    PositiveCount,
     Prompts,
     Seconds,
-    Several,
     Tier,
     Tokens,
 )
@@ -119,7 +119,7 @@ class EmbeddingBody(PoolingBody):
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Several | None = None
+    dimensions: PositiveCount | None = None
 
 
 class LlamaEmbedBody(PoolingBody):
@@ -151,7 +151,7 @@ class RerankBody(PoolingBody):
 
     query: NonEmpty
     documents: Annotated[list[Document], _SOME] | None = None
-    top_n: Several | None = None
+    top_n: PositiveCount | None = None
     return_documents: bool | None = None
     """True by default, as in vLLM and Jina."""
     use_activation: bool | None = None
@@ -217,7 +217,7 @@ class OllamaEmbedBody(PoolingBody):
         TEXT_OR_LIST,
     ]
     """An empty text or list has no vector, as in Ollama."""
-    dimensions: Several | None = None
+    dimensions: PositiveCount | None = None
 
 
 class OllamaOldEmbedBody(PoolingBody):

@@ -228,15 +228,15 @@ def embed_request(
     inputs: tuple[Tokens, ...], body: PoolingBody, context: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
-    return EmbedRequest(id=call_id, inputs=inputs, **origin_of(body, context.sender, id_prefix))
+    return EmbedRequest(id=call_id, inputs=inputs, **request_origin(body, context.caller, id_prefix))
 
 
-def origin_of(body: PoolingBody, sender: Caller, id_prefix: str) -> dict[str, Any]:
+def request_origin(body: PoolingBody, caller: Caller, id_prefix: str) -> dict[str, Any]:
     return {
-        "priority": sender.priority(field=body.priority, tier=body.service_tier),
-        "client": Client.of(sender.identity, body.user or body.safety_identifier).label,
-        "account": account_of(sender.identity),
-        "group": Client.group_of(sender.identity),
+        "priority": caller.priority(field=body.priority, tier=body.service_tier),
+        "client": Client.of(caller.identity, body.user or body.safety_identifier).label,
+        "account": account_of(caller.identity),
+        "group": Client.group_of(caller.identity),
         "route": id_prefix.removesuffix("-"),
     }
 
@@ -392,7 +392,7 @@ def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveC
         message = f"{len(pairs.texts)} texts: one call may have {context.options.max_sequences} sequences."
         raise wrong(message, pairs.texts_at)
     reader = InputReader.of(context, body.cut, room=1)
-    prompts = _Prompts(reader, model.rerank).about(pairs)
+    prompts = _Prompts(reader, model.rerank).prompts_of(pairs)
     work = _questions(prompts, _answers(reader, model.rerank), body, context)
     return _Scoring(work, probabilities if body.activates else first_numbers)
 
@@ -401,7 +401,7 @@ class _Prompts(NamedTuple):
     reader: InputReader
     template: RerankPrompts
 
-    def about(self, pairs: _Pairs) -> list[Tokens]:
+    def prompts_of(self, pairs: _Pairs) -> list[Tokens]:
         """Return the prompts. Raises InputTooLong, with `truncate` only for more than the document."""
         found = []
         for query, documents, params in pairs.by_query():
@@ -437,10 +437,10 @@ def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
 def _questions(
     prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, context: ResolveContext
 ) -> YesOrNo:
-    sender, call_id = context.sender, _PREFIX + secrets.token_hex(12)
-    key = sender.identity.digest if context.options.isolate_by_key else None
+    caller, call_id = context.caller, _PREFIX + secrets.token_hex(12)
+    key = caller.identity.digest if context.options.isolate_by_key else None
     yes, no = answers
-    origin = origin_of(body, sender, _PREFIX)
+    origin = request_origin(body, caller, _PREFIX)
     requests = tuple(
         GenerationRequest(
             id=f"{call_id}/{index}",
@@ -463,7 +463,7 @@ def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext
     reader = InputReader.of(context, body.cut)
     template = context.chosen.model.rerank
     if template is not None:
-        return tuple(_Prompts(reader, template).about(pairs))
+        return tuple(_Prompts(reader, template).prompts_of(pairs))
     read = reader.plain((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     queries, texts = read[: len(pairs.queries)], read[len(pairs.queries) :]
     alike = queries * len(texts) if len(queries) == 1 else queries

@@ -44,7 +44,7 @@ from openai_cpu_server.api.responses.items import (
     new_item_id,
 )
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.template import joined, to_json
+from openai_cpu_server.prompt.template import joined_texts, to_json
 from openai_cpu_server.prompt.tool_formats import INPUT
 
 _SUM_UP = """\
@@ -267,7 +267,7 @@ class _AssistantTurn:
 
 
 def parts_text(content: str | Sequence[Part]) -> str:
-    return content if isinstance(content, str) else joined(map(_part_text, content))
+    return content if isinstance(content, str) else joined_texts(map(_part_text, content))
 
 
 def _part_text(part: Part) -> str:
@@ -279,7 +279,7 @@ def _part_text(part: Part) -> str:
     return part.text
 
 
-def attached_in(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
+def item_attachments(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
     for sourced in items:
         is_latest = sourced is items[-1]
         field = "output" if isinstance(sourced.item, _OUTPUTS) else "content"

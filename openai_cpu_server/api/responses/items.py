@@ -241,7 +241,7 @@ def new_item_id(kind: type) -> str:
     return PREFIXES[kind] + secrets.token_hex(24)
 
 
-def decoded(content: bytes) -> Item:
+def decoded_item(content: bytes) -> Item:
     return _DECODER.decode(content)
 
 

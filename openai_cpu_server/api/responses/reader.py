@@ -21,20 +21,20 @@ from openai_cpu_server.api.generation.to_params import adapted_names
 from openai_cpu_server.api.responses.conversation import (
     ApprovedCall,
     approved_calls,
-    attached_in,
     current,
+    item_attachments,
     listed_servers,
     summed_up,
     to_messages,
     trigger_item,
     with_instructions,
 )
-from openai_cpu_server.api.responses.items import Item, ItemWithSource, decoded
+from openai_cpu_server.api.responses.items import Item, ItemWithSource, decoded_item
 from openai_cpu_server.api.responses.objects import ConversationRef, WrittenSummary
 from openai_cpu_server.api.responses.schema import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.to_params import (
     check_supported,
-    left_out,
+    ignored_tools,
     new_items,
     references,
     to_params,
@@ -100,7 +100,7 @@ class ResponseParams(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self,
             messages=tuple(with_instructions(to_messages(shown), self.body.instructions)),
-            attached=tuple(attached_in(shown)),
+            attached=tuple(item_attachments(shown)),
             summary=summary,
         )
 
@@ -183,14 +183,14 @@ class ResponseReader:
             shown = current([*earlier, *items])
             messages = with_instructions(to_messages(shown), body.instructions)
             approved = approved_calls(earlier, items)
-            names = [*left_out(body), *unsupported_names(body.input)]
+            names = [*ignored_tools(body), *unsupported_names(body.input)]
             return ResponseParams(
                 body=body,
                 messages=tuple(messages),
                 earlier=earlier,
                 items=tuple(items),
                 approved=() if body.is_compacting else tuple(approved),
-                attached=tuple(attached_in(shown)),
+                attached=tuple(item_attachments(shown)),
                 ignored=Ignored((*ignored.names, *adapted_names(names, messages).names)),
                 num_bytes=size,
                 owner=owner,
@@ -205,7 +205,7 @@ class ResponseReader:
         stored = await self.repository.conversations.content_by_id(owner, ids)
         stored |= await self.repository.content_by_id(owner, [each for each in ids if each not in stored])
         size = sum(map(len, stored.values()))
-        return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
+        return await off_loop(size, lambda: {name: decoded_item(item) for name, item in stored.items()})
 
     async def _with_room(
         self, params: ResponseParams, limits: StorageLimits, num_bytes: int
@@ -265,7 +265,7 @@ class ResponseReader:
                 answer = _answer(link.record.written, link.record.vocabulary)
                 for item in link.items:
                     own_answer = answer if item.is_output else None
-                    yield ItemWithSource(decoded(item.content), "previous_response_id", own_answer)
+                    yield ItemWithSource(decoded_item(item.content), "previous_response_id", own_answer)
 
         size = sum(len(item.content) for link in links for item in link.items)
         return await off_loop(size, lambda: tuple(decode()))
@@ -286,7 +286,7 @@ class ResponseReader:
             for item in items:
                 if item.answer_id not in answers:
                     answers[item.answer_id] = _answer(item.written, item.vocabulary)
-                yield ItemWithSource(decoded(item.content), "conversation", answers[item.answer_id])
+                yield ItemWithSource(decoded_item(item.content), "conversation", answers[item.answer_id])
 
         size = sum(len(item.content) for item in items)
         return await off_loop(size, lambda: tuple(decode()))

@@ -11,7 +11,6 @@ from starlette.websockets import WebSocket
 
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
-from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
 from openai_cpu_server.api.responses.objects import (
     CompactedResponse,
@@ -25,8 +24,9 @@ from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBod
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import GenerationFailed
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
@@ -34,25 +34,25 @@ from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.registry import Ability, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
 
 _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 
 class ResponsesRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._service, self._options = parts.generation, parts.options
-        repository = parts.jobs.responses if parts.jobs else None
-        self._background = Background(repository, parts.endings) if repository else None
+    def __init__(self, state: AppState) -> None:
+        self._service, self._options = state.generation, state.options
+        repository = state.jobs.responses if state.jobs else None
+        self._background = Background(repository, state.history) if repository else None
         if self._background is not None:
-            parts.at_end.append(self._background.close)
-        self._reader = ResponseReader(repository, self._options, has_mcp=parts.mcp is not None)
+            state.at_end.append(self._background.close)
+        self._reader = ResponseReader(repository, self._options, has_mcp=state.mcp is not None)
         self._maker = ResponseMaker(
-            parts.generation, self._options, repository, parts.endings, parts.mcp, parts.watch.metrics
+            state.generation, self._options, repository, state.history, state.mcp, state.telemetry.metrics
         )
         self._stored = StoredResponses(repository, self._background, self._options)
-        self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
+        self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), state.sockets)
 
     @_route(
         "POST",
@@ -67,13 +67,13 @@ class ResponsesRoutes:
     )
     async def create(self, request: Request) -> ASGIApp:
         """Create a response: whole, as server-sent events, or in the background."""
-        data, context = await unkept_body(request), context_of(request.scope)
+        data, context = await streamed_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity)
         if params.body.background and self._background is not None:
             return await self._behind(request, params, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
-        watched = partial(while_connected, request.receive)
-        running = await self._maker.begin(params, context, attempt, watched=watched)
+        disconnect_guard = partial(while_connected, request.receive)
+        running = await self._maker.begin(params, context, attempt, disconnect_guard=disconnect_guard)
         context.body.release()
         if running.call.call.stream:
             keep_alive_s = self._options.keep_alive_s
@@ -96,7 +96,7 @@ class ResponsesRoutes:
     )
     async def compact(self, request: Request) -> Response:
         """Compact a conversation: keep the user's messages, and summarize all else."""
-        data, context = await unkept_body(request), context_of(request.scope)
+        data, context = await streamed_body(request), context_of(request.scope)
         params = await self._reader.read(data, context.identity, is_compacting=True)
         running = await self._maker.begin(params, context)
         context.body.release()
@@ -135,13 +135,13 @@ class ResponsesRoutes:
     )
     async def input_tokens(self, request: Request) -> Response:
         """Count the prompt tokens of a response."""
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         counted_body, ignored = await off_loop(len(data), reading)
         body, context = counted_body.as_response(), context_of(request.scope)
         params = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
-        await fetch(self._service.models, body.model, allowed)
+        await ensure_served(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         chosen.model.loaded()
         tools = await self._maker.open_tools(params.body, context.identity)
@@ -192,13 +192,15 @@ class ResponsesRoutes:
         """The response outlives this request, except while approved calls are made: a client that leaves
         then does not know its id. The server's limit of time does not apply."""
         outer = context_of(request.scope)
-        ticket = outer.ticket.inner(RequestOrigin.BACKGROUND)
-        ticket.client = outer.ticket.client
-        assert outer.lease is not None, "its route is metered"
-        context = RequestContext(ticket, outer.sender, outer.lease)
-        watched = partial(while_connected, request.receive)
-        running = await self._maker.begin(params, context, status=ResponseStatus.QUEUED, watched=watched)
-        live = LiveResponse(running, ticket, outer.lease)
+        request_log = outer.request_log.inner(RequestOrigin.BACKGROUND)
+        request_log.client = outer.request_log.client
+        assert outer.reservation is not None, "its route is metered"
+        context = RequestContext(request_log, outer.caller, outer.reservation)
+        disconnect_guard = partial(while_connected, request.receive)
+        running = await self._maker.begin(
+            params, context, status=ResponseStatus.QUEUED, disconnect_guard=disconnect_guard
+        )
+        live = LiveResponse(running, request_log, outer.reservation)
         headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
         if running.call.call.stream:
@@ -206,4 +208,4 @@ class ResponsesRoutes:
         return Response(first, media_type="application/json", headers=headers)
 
 
-ROOM = ApiRouter[AppState](ResponsesRoutes)
+ROUTER = ApiRouter[AppState](ResponsesRoutes)

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from openai_cpu_server.api.generation.call import fingerprint
-from openai_cpu_server.api.generation.generation import UNWATCHED, CascadeAttempt, GenerationService
+from openai_cpu_server.api.generation.generation import WITHOUT_GUARD, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import EarlierAnswer, FunctionParam, LimitParam
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.resumable_streams import EventLog
@@ -44,10 +44,10 @@ from openai_cpu_server.jobs.records import (
     ResponseStatus,
 )
 from openai_cpu_server.jobs.responses import RENEW_S, ResponseRepository
-from openai_cpu_server.models.registry import Ability, choose_able, fetch
+from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 
 logger = logging.getLogger(__name__)
-_FIRST_SIGN_S = 1.0
+_FIRST_KEEPALIVE_S = 1.0
 """Longest time until a waiting response reports that it waits."""
 _BYTES_PER_TOKEN = 4
 """Approximate bytes of a token in a response."""
@@ -96,7 +96,7 @@ class RunningResponse:
     async def items(self) -> AsyncIterator[StreamItem]:
         """Yield the events. The response is stored before its client sees the end, which may be a failure."""
         try:
-            async for item in self._with_signs(self.call.tell(self.stream)):
+            async for item in self._with_keepalives(self.call.emit(self.stream)):
                 if self.stream.has_ended:
                     await self._store(self.response)
                 yield item
@@ -113,7 +113,7 @@ class RunningResponse:
 
     async def whole(self) -> bytes:
         async with self.call:
-            async for _ in self.call.tell(self.stream):
+            async for _ in self.call.emit(self.stream):
                 pass
             await self._store(self.response)
         size = _BYTES_PER_TOKEN * self.call.figures.total_tokens
@@ -165,17 +165,17 @@ class RunningResponse:
             items.append(stored)
         return conversations.turn(conversation_id, items)
 
-    async def _with_signs(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
+    async def _with_keepalives(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
         """Add signs of life while no items come. Keep-alive comments cannot replace them, because the signs
         are numbered events."""
-        wait_s = min(_FIRST_SIGN_S, self._keep_alive_s) or None
+        wait_s = min(_FIRST_KEEPALIVE_S, self._keep_alive_s) or None
         async with aclosing(items):
             while self.stream.is_silent:
                 coming = asyncio.ensure_future(anext(items, None))
                 try:
                     while not (await asyncio.wait({coming}, timeout=wait_s))[0]:
                         wait_s = self._keep_alive_s or None
-                        yield self.stream.lives()
+                        yield self.stream.keepalive()
                 finally:
                     await _cancelled(coming)
                 item = coming.result()
@@ -218,7 +218,7 @@ def outputs_of(response: ResponseObject) -> list[ItemRecord]:
 
 
 CallingTools = Callable[[], Awaitable[list[AnsweredCall]]]
-Watching = Callable[[CallingTools], Awaitable[list[AnsweredCall]]]
+DisconnectGuard = Callable[[CallingTools], Awaitable[list[AnsweredCall]]]
 
 
 @dataclass
@@ -235,10 +235,10 @@ class ResponseMaker:
         self,
         params: ResponseParams,
         context: RequestContext,
-        attempt: CascadeAttempt = UNWATCHED,
+        attempt: CascadeAttempt = WITHOUT_GUARD,
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
-        watched: Watching = lambda calling: calling(),
+        disconnect_guard: DisconnectGuard = lambda calling: calling(),
     ) -> RunningResponse:
         """Start a response, after a summary if `context_management` asks for one. Raises InvalidRequest."""
         tools = await self.open_tools(params.body, context.identity)
@@ -249,7 +249,7 @@ class ResponseMaker:
             params = await self._fitting(params, context, attempt)
             call = await self.service.begin(params.generation(), context, attempt)
         else:
-            params, call = await self._begin_loop(params, context, attempt, tools, watched)
+            params, call = await self._begin_loop(params, context, attempt, tools, disconnect_guard)
         return RunningResponse(
             params,
             call,
@@ -257,7 +257,7 @@ class ResponseMaker:
             self.repository,
             tools=tools,
             keep_alive_s=self.options.keep_alive_s,
-            request_id=context.ticket.id,
+            request_id=context.request_log.id,
         )
 
     async def open_tools(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
@@ -270,14 +270,14 @@ class ResponseMaker:
         context: RequestContext,
         attempt: CascadeAttempt,
         tools: McpTools,
-        watched: Watching,
+        disconnect_guard: DisconnectGuard,
     ) -> tuple[ResponseParams, ToolLoop]:
         """Takes ownership of the tools."""
         caller = ToolCaller(tools, self.observer)
         try:
             params = await self._fitting(params, context, attempt, tools.functions)
             calling = partial(caller.call_approved, params.approved)
-            approved = await watched(calling) if params.approved else []
+            approved = await disconnect_guard(calling) if params.approved else []
             results = to_messages([ItemWithSource(one.item, one.approved.param) for one in approved])
             first = params.generation(tools.functions, results)
             running = await self.service.begin(first, context, attempt)
@@ -304,23 +304,25 @@ class ResponseMaker:
         if not management or not is_answered([*params.earlier, *params.items]):
             return params
         allowed = context.identity.allowed_models
-        await fetch(self.service.models, body.model, allowed)
+        await ensure_served(self.service.models, body.model, allowed)
         chosen = choose_able(self.service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         limit = management[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
         counted = await self.service.prompt_tokens(params.generation(offered), chosen, context)
         if counted.num_tokens <= limit:
             return params
-        ticket = context.ticket.inner(context.ticket.origin, path=_SUMMARY_ROUTE)
-        ticket.client = context.ticket.client
+        request_log = context.request_log.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
+        request_log.client = context.request_log.client
         compacting = params.compacting()
         max_tokens = LimitParam(_MAX_SUMMARY_TOKENS, "context_management", is_ceiling=True)
         generation = msgspec.structs.replace(compacting.generation(offered), max_tokens=max_tokens)
-        async with served(ticket, self.history.end) as request:
-            inner = RequestContext(ticket, context.sender, context.lease, timeout_s=context.timeout_s)
+        async with served(request_log, self.history.end) as request:
+            inner = RequestContext(
+                request_log, context.caller, context.reservation, timeout_s=context.timeout_s
+            )
             running = await self.service.begin(generation, inner)
             attempt.submitted(running)
             async with running:
-                held = await attempt.watched(running.hold)
+                held = await attempt.disconnect_guard(running.hold)
         if request.error is not None:
             raise request.error
         await context.settle()
@@ -338,8 +340,8 @@ class ResponseMaker:
 @dataclass(eq=False)
 class LiveResponse:
     running: RunningResponse
-    ticket: RequestLog
-    lease: Reservation
+    request_log: RequestLog
+    reservation: Reservation
     log: EventLog = field(default_factory=EventLog)
 
     @property
@@ -363,7 +365,7 @@ class Background:
 
     async def begin(self, live: LiveResponse) -> None:
         """Store and start the response, even if the client leaves meanwhile. Raises JobsUnavailable."""
-        live.lease.keep()
+        live.reservation.keep()
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(live, stored))
         self._tasks.add(task)
@@ -388,7 +390,7 @@ class Background:
             await repository.add(record, running.inputs())
         except BaseException as error:
             await running.call.__aexit__(None, None, None)
-            await live.lease.end()
+            await live.reservation.end()
             stored.set_exception(error)
             return
         self._live[record.id] = live
@@ -398,8 +400,8 @@ class Background:
             last = await self._make(live)
         finally:
             renewing.cancel()
-            await live.lease.end()
-            self._history.end(live.ticket)
+            await live.reservation.end()
+            self._history.end(live.request_log)
         response = running.response
         try:
             log = [*live.log.events, *(events([chunk]) for chunk in last)]
@@ -414,21 +416,21 @@ class Background:
 
     async def _make(self, live: LiveResponse) -> Sequence[Chunk]:
         """The last events are returned, because they wait until the response is stored."""
-        stream, ticket = live.running.stream, live.ticket
+        stream, request_log = live.running.stream, live.request_log
         try:
             async with live.running.call as call:
-                async for item in call.tell(stream):
+                async for item in call.emit(stream):
                     chunks = chunks_of(item, stream)
                     if stream.has_ended:
-                        ticket.status = 200
+                        request_log.status = 200
                         return chunks
                     live.log.add(chunks)
         except Exception as error:
-            ticket.failed(error)
-            ticket.status = failure_of(error).status
+            request_log.failed(error)
+            request_log.status = failure_of(error).status
             if isinstance(error, RequestCancelled):
                 return stream.cancel()
-            return stream.error(error_object(error, request_id=ticket.id))
+            return stream.error(error_object(error, request_id=request_log.id))
         raise AssertionError("a call ends with an event")
 
     async def _renew(self, live: LiveResponse) -> None:

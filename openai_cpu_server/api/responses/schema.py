@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.schema import (
     Name,
     NonEmpty,
     OutputLimit,
-    Several,
+    PositiveCount,
     SharedBody,
     Syntax,
     TextOrList,
@@ -425,7 +425,7 @@ NamedConversation = Annotated[
 
 class ContextManagement(Body):
     type: Literal["compaction"]
-    compact_threshold: Several | None = None
+    compact_threshold: PositiveCount | None = None
     """Tokens of the longest prompt that is not summarized. None for three quarters of the context."""
 
 
@@ -475,7 +475,7 @@ class ResponsesBody(SharedBody, TurnFields):
     background: bool | None = None
     context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     stream_options: ResponsesStreamOptions | None = None
-    max_tool_calls: Several | None = None
+    max_tool_calls: PositiveCount | None = None
     """Limit for calls of MCP tools, which the server makes itself."""
     max_output_tokens: OutputLimit = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None

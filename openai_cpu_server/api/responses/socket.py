@@ -25,7 +25,7 @@ from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import RequestLog, ServedRequest
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
-from openai_cpu_server.json_size import check_size
+from openai_cpu_server.json_size import check_json_size
 
 _CREATE = "response.create"
 
@@ -73,19 +73,19 @@ class ResponsesExchange:
 
     async def _serve_all(self) -> None:
         while self._waiting and self._socket.is_open:
-            message, ticket = self._waiting.popleft(), self._socket.ticket()
-            async with self._socket.serving(ticket) as served:
+            message, request_log = self._waiting.popleft(), self._socket.new_request_log()
+            async with self._socket.serving(request_log) as served:
                 try:
-                    await self._answer(message, ticket, served)
+                    await self._answer(message, request_log, served)
                 finally:
                     message.release()
             if served.error is not None:
-                await self._send_failure(served.error, ticket)
+                await self._send_failure(served.error, request_log)
             self._running = None
         self._is_serving = False
 
-    async def _answer(self, message: BufferedBody, ticket: RequestLog, served: ServedRequest) -> None:
-        context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
+    async def _answer(self, message: BufferedBody, request_log: RequestLog, served: ServedRequest) -> None:
+        context, most_bytes = self._socket.context(request_log), self._socket.options.max_body_bytes
         data = message.take()
         if len(data) > most_bytes:
             raise BodyTooLarge(most_bytes)
@@ -115,12 +115,12 @@ class ResponsesExchange:
                 for chunk in chunks_of(item, running.stream):
                     await self._socket.send(chunk.json)
 
-    async def _send_failure(self, error: Exception, ticket: RequestLog) -> None:
+    async def _send_failure(self, error: Exception, request_log: RequestLog) -> None:
         """A response that has begun ends with an event of its own."""
         if self._running is None:
-            await self._refuse(error, ticket.id)
+            await self._refuse(error, request_log.id)
             return
-        for chunk in self._running.stream.error(error_object(error, request_id=ticket.id)):
+        for chunk in self._running.stream.error(error_object(error, request_id=request_log.id)):
             await self._socket.send(chunk.json)
 
     async def _refuse(self, error: Exception, ticket_id: str) -> None:
@@ -131,7 +131,7 @@ class ResponsesExchange:
 
 def _body(data: bytes) -> tuple[bytes, bool]:
     """Return the body of a POST that streams, and False for `generate: false`. Raises InvalidRequest."""
-    check_size(data)
+    check_json_size(data)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)

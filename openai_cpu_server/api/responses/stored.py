@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.renderer import events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source
-from openai_cpu_server.api.parts import page_ends
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
     ItemList,
@@ -28,6 +27,7 @@ from openai_cpu_server.api.responses.objects import (
 from openai_cpu_server.api.responses.reader import NO_DATABASE
 from openai_cpu_server.api.responses.running import Background, LiveResponse
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
+from openai_cpu_server.api.state import page_ends
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of
@@ -66,7 +66,7 @@ class StoredResponses:
         return logged_stream(stored, {}, keep_alive_s=self.options.keep_alive_s)
 
     async def delete(self, request: Request) -> Response:
-        repository, (owner, response_id) = self._there(), owner_and_id(request)
+        repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
         await repository.delete(owner, response_id)
@@ -74,7 +74,7 @@ class StoredResponses:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a response. Repeating this is allowed. Raises InvalidRequest if the response has ended."""
-        repository, (owner, response_id) = self._there(), owner_and_id(request)
+        repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
@@ -94,10 +94,10 @@ class StoredResponses:
         return _json(encoded(ended))
 
     async def input_items(self, request: Request) -> Response:
-        items, has_more = await self._there().inputs(*owner_and_id(request), item_page(request))
+        items, has_more = await self._require_repository().inputs(*owner_and_id(request), item_page(request))
         return await listed_items(items, has_more=has_more)
 
-    def _there(self) -> ResponseRepository:
+    def _require_repository(self) -> ResponseRepository:
         if self.repository is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
         return self.repository
@@ -114,7 +114,7 @@ class StoredResponses:
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
         """A response whose server has died has failed."""
-        repository = self._there()
+        repository = self._require_repository()
         record = await repository.get(owner, response_id)
         if not repository.is_left_behind(record):
             return record
@@ -132,7 +132,7 @@ class StoredResponses:
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
         """A response of another server is replayed once it has ended."""
-        repository = self._there()
+        repository = self._require_repository()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
             record = await self._record(record.owner, record.id)

@@ -19,10 +19,10 @@ from openai_cpu_server.api.generation.renderer import (
     Renderer,
     TokenEntry,
     chat_logprobs,
+    escaped_line_ends,
     finish_reason,
     json_text,
     new_tool_call_id,
-    one_line,
     progress_field,
 )
 from openai_cpu_server.api.responses.items import (
@@ -62,7 +62,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
@@ -83,7 +83,7 @@ class EventNumbers:
 
     def event(self, kind: str, fields: Mapping[str, object]) -> Chunk:
         body = {"type": kind, "sequence_number": self._take(), **fields}
-        return Chunk(one_line(msgspec.json.encode(body)), kind)
+        return Chunk(escaped_line_ends(msgspec.json.encode(body)), kind)
 
     def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
         """`place`: fields before the text. `tail`: end of the object after it."""
@@ -447,7 +447,7 @@ class ResponseStream(Renderer):
     def __init__(
         self,
         call: ResolvedRequest,
-        pieces: ShownPieces,
+        pieces: PieceTexts,
         response: ResponseObject,
         *,
         now: Callable[[], float] = time.time,
@@ -505,10 +505,10 @@ class ResponseStream(Renderer):
         self._stage = StreamStage.QUEUED
         return [created, self._about("response.queued")]
 
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """The stream reports the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
-            return () if self.response.background else self.lives()
+            return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED
         return [self._about("response.queued", ResponseStatus.QUEUED)]
 
@@ -520,7 +520,7 @@ class ResponseStream(Renderer):
         event = self._about(f"response.{status.value}", status)
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
-    def lives(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[Chunk]:
         """Some clients give up streams that are silent while the response waits or is prefilled."""
         if self._stage is StreamStage.SPEAKING:
             return ()
@@ -531,7 +531,7 @@ class ResponseStream(Renderer):
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._content_scores.hear(event)
+            self._content_scores.add(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for reasons that are no result
             self.is_whole = event.finish.reason is FinishReason.STOP
@@ -543,7 +543,7 @@ class ResponseStream(Renderer):
             chunks += self.output.write(part, entries)
         return chunks
 
-    def start_round(self, call: ResolvedRequest, pieces: ShownPieces) -> None:
+    def start_round(self, call: ResolvedRequest, pieces: PieceTexts) -> None:
         self._call, self._pieces, self._reader = call, pieces, call.reader()
         self._content_scores, self._tokens, self._has_reasoned = ContentScores(), [], False
         self._num_rounds += 1
@@ -584,7 +584,7 @@ class ResponseStream(Renderer):
     def _started(self) -> Sequence[Chunk]:
         if self._stage is StreamStage.SPEAKING:
             return ()
-        chunks = () if self._stage is StreamStage.IN_PROGRESS else self.lives()
+        chunks = () if self._stage is StreamStage.IN_PROGRESS else self.keepalive()
         self._stage = StreamStage.SPEAKING
         return chunks if self._summary is None else [*chunks, *self.output.write_summary(self._summary.item)]
 

@@ -91,7 +91,7 @@ def _places(
             yield at, "", tool
 
 
-def left_out(body: ResponsesBody) -> list[str]:
+def ignored_tools(body: ResponsesBody) -> list[str]:
     return [tool.named(at) for at, _, tool in _places(body) if isinstance(tool, ForeignKind)]
 
 

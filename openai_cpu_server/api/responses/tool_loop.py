@@ -178,7 +178,7 @@ class ToolLoop:
         try:
             await self._leave(*error)
         finally:
-            notes, caller = self.context.ticket.notes, self.caller
+            notes, caller = self.context.request_log.notes, self.caller
             notes["mcp_rounds"] = len(self._rounds)
             notes["mcp_calls"] = caller.num_calls
             notes["mcp_ms"] = round(1000 * caller.seconds, 1)
@@ -208,14 +208,14 @@ class ToolLoop:
         """Run only the first generation, without tool calls."""
         return await self.running.gather()
 
-    async def tell(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
+    async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield the events of all rounds. Raises errors of generations, DeadlineExceeded,
         RequestCancelled."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
         while True:
-            async with aclosing(self.running.tell(_Round(stream))) as items:
+            async with aclosing(self.running.emit(_Round(stream))) as items:
                 async for item in items:
                     yield item
             await self._leave(None, None, None)
@@ -234,7 +234,7 @@ class ToolLoop:
         listings = [one for one in self.caller.tools.listings if one.label not in self.listed]
         if not listings and not self.approved:
             return []
-        chunks = list(stream.lives())
+        chunks = list(stream.keepalive())
         for listing in listings:
             chunks += stream.output.write_listing(listing)
         for (request, _), tool, answer in self.approved:
@@ -247,10 +247,10 @@ class ToolLoop:
             return
         self._is_open = False
         await self.running.__aexit__(*error)
-        ticket = self.context.ticket
-        if ticket.call is not None:
-            self._rounds.append(ticket.call)
-            ticket.generated(ended_rounds(self._rounds))
+        request_log = self.context.request_log
+        if request_log.call is not None:
+            self._rounds.append(request_log.call)
+            request_log.generated(ended_rounds(self._rounds))
 
     async def _answers(self, calls: Sequence[PendingCall]) -> list[McpAnswer]:
         if self._is_stopped:
@@ -258,7 +258,7 @@ class ToolLoop:
         most = self.max_calls
         room = len(calls) if most is None else max(0, most - self.caller.num_calls)
         limits_s = [s for s in (self._params.timeout_s, self.context.timeout_s) if s is not None]
-        gone_s = time.monotonic() - self.context.ticket.started_s
+        gone_s = time.monotonic() - self.context.request_log.started_s
         deadline_s = anyio.current_time() - gone_s + min(limits_s, default=float("inf"))
         answers: list[McpAnswer] = []
         with anyio.CancelScope(deadline=deadline_s) as self._scope:

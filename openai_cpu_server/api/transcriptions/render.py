@@ -19,14 +19,14 @@ from openai_cpu_server.api.generation.renderer import (
     GatheredAnswer,
     Renderer,
     content_of,
+    escaped_line_ends,
     finish_reason,
-    one_line,
     progress_field,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.models.served import PieceTexts, finite_logprob
 
 _TASK_LANGUAGE = {"transcribe": "und", "translate": "english"}
 """Reported if the client names no language; `und` is the standard code for unknown."""
@@ -162,9 +162,9 @@ def _pieces(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> Ite
         yield _Piece(start_s, end_s, text, answer.tokens[first:], answer.logprobs[first:])
 
 
-def _scored(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> list[ScoredToken]:
+def _scored(entries: Sequence[TokenLogprob], pieces: PieceTexts) -> list[ScoredToken]:
     shown = [(pieces[entry.token], entry.logprob) for entry in entries]
-    return [ScoredToken(piece.text, piece.bytes, finite(logprob)) for piece, logprob in shown]
+    return [ScoredToken(piece.text, piece.bytes, finite_logprob(logprob)) for piece, logprob in shown]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class TranscriptRenderer:
     def whole(
         self,
         call: ResolvedRequest,
-        shown: ShownPieces,
+        shown: PieceTexts,
         answers: Mapping[str, GatheredAnswer],
         figures: Figures,
     ) -> bytes:
@@ -218,13 +218,13 @@ class TranscriptRenderer:
             usage=SoundDuration(seconds=round(figures.audio_s, 3)),
         )
 
-    def stream(self, call: ResolvedRequest, shown: ShownPieces) -> TranscriptStream:
+    def stream(self, call: ResolvedRequest, shown: PieceTexts) -> TranscriptStream:
         return TranscriptStream(call, shown if self.shows_logprobs else None)
 
 
 def _segment(number: int, piece: _Piece, temperature: float) -> TranscriptSegment:
     written = piece.text.encode()
-    logprobs = [finite(entry.logprob) for entry in piece.logprobs]
+    logprobs = [finite_logprob(entry.logprob) for entry in piece.logprobs]
     return TranscriptSegment(
         id=number,
         seek=round(100 * piece.start_s),
@@ -264,7 +264,7 @@ class _PieceStream:
         self.has_ended = False
 
     def add(self, event: TokenEvent) -> None:
-        self._content_scores.hear(event)
+        self._content_scores.add(event)
         self.text += content_of(self._reader.read(event))
         self.scores += self._content_scores.take()
         if event.finish is not None:
@@ -277,7 +277,7 @@ class TranscriptStream(Renderer):
 
     done_marker = b"[DONE]"
 
-    def __init__(self, call: ResolvedRequest, shown: ShownPieces | None) -> None:
+    def __init__(self, call: ResolvedRequest, shown: PieceTexts | None) -> None:
         self._pieces = {request.id: _PieceStream(call) for request in call.requests}
         self._waiting = [request.id for request in reversed(call.requests)]
         self._shown = shown
@@ -317,4 +317,4 @@ class TranscriptStream(Renderer):
 
 
 def _chunk(event: msgspec.Struct) -> Chunk:
-    return Chunk(one_line(msgspec.json.encode(event)))
+    return Chunk(escaped_line_ends(msgspec.json.encode(event)))

@@ -27,7 +27,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.route import EventStream, while_connected, whole_answer
 from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.to_params import one_form, shared_forms, shared_params
-from openai_cpu_server.api.parts import AppState
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.api.transcriptions.render import (
     Transcript,
     TranscriptDelta,
@@ -178,9 +178,9 @@ _route = partial(
 
 
 class RecordingRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._service = parts.generation
-        self._options = parts.options
+    def __init__(self, state: AppState) -> None:
+        self._service = state.generation
+        self._options = state.options
 
     @_route("/v1/audio/transcriptions", aliases=("/audio/transcriptions",))
     async def transcribe(self, request: Request) -> ASGIApp:
@@ -194,14 +194,14 @@ class RecordingRoutes:
 
     async def _answered(self, request: Request, task: str) -> ASGIApp:
         params, renderer = await self._read(request, task)
-        context, watching = context_of(request.scope), partial(while_connected, request.receive)
-        running = await self._service.begin(params, context, CascadeAttempt(watching))
+        context, disconnect_guard = context_of(request.scope), partial(while_connected, request.receive)
+        running = await self._service.begin(params, context, CascadeAttempt(disconnect_guard))
         del params
         context.body.release()
         if running.call.stream:
             stream = renderer.stream(running.call, running.model.pieces)
             return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
-        body = await whole_answer(running, renderer, watching)
+        body = await whole_answer(running, renderer, disconnect_guard)
         return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
@@ -226,4 +226,4 @@ class RecordingRoutes:
         return params, renderer
 
 
-ROOM = ApiRouter[AppState](RecordingRoutes)
+ROUTER = ApiRouter[AppState](RecordingRoutes)

@@ -11,7 +11,7 @@ from openai_cpu_server.llama.gguf.encoders import ProjectorFacts, why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, total_bytes
 from openai_cpu_server.llama.gguf.tensors import Tensor
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.reasoning import ThoughtsField, echo_of, reasoning_format_for
+from openai_cpu_server.prompt.reasoning import ReasoningField, echo_of, reasoning_format_for
 from openai_cpu_server.prompt.template import TemplateShape
 from openai_cpu_server.prompt.tool_formats import format_for
 
@@ -260,13 +260,13 @@ def read_template(header: GgufHeader) -> TemplateFacts | None:
     except StartupError as error:
         return TemplateFacts(source, named, None, None, None, None, problem=str(error))
     thoughts = reasoning_format_for(template)
-    field = echo_of(template) if thoughts else ThoughtsField.NOWHERE
+    field = echo_of(template) if thoughts else ReasoningField.NOWHERE
     return TemplateFacts(
         source=source,
         named=named,
         tool_format=format_for(template).name,
         reasoning_format=thoughts.name if thoughts else None,
-        reasoning_field=None if field is ThoughtsField.NOWHERE else field.value,
+        reasoning_field=None if field is ReasoningField.NOWHERE else field.value,
         shape=template.shape,
         problem=None,
     )

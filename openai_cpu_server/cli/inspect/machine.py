@@ -19,10 +19,10 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
-from openai_cpu_server.llama.measure.layout import known_layout
+from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import Elsewhere, KVType, MemoryRoom, encoder_memory
-from openai_cpu_server.llama.offload.choice import device_for, devices, fitting_for, of_draft_model
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, HostMemory, KVType, encoder_memory
+from openai_cpu_server.llama.offload.choice import device_for, devices, of_draft_model, split_planner_for
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)
@@ -66,18 +66,18 @@ def read_memory(
     draft: GgufHeader | None = None,
 ) -> MemoryFacts:
     free, trained = machine.free_memory(), facts.shape.context_trained
-    encoder, elsewhere = encoder_memory(options), Elsewhere()
+    encoder, device_memory = encoder_memory(options), DeviceMemory()
     if options.offload.wants_device and (device := device_for(options.offload)) is not None:
-        elsewhere = fitting_for(options, device, free).first_choice().elsewhere
-    rooms = {
-        kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder, elsewhere=elsewhere)
+        device_memory = split_planner_for(options, device, free).first_choice().device_memory
+    host_memories = {
+        kind: HostMemory.of(header, draft, kind, free, encoder=encoder, device_memory=device_memory)
         for kind in KVType
     }
-    left = rooms[KVType.F16].free_bytes
+    left = host_memories[KVType.F16].free_bytes
     pool, problem = None, None
     try:
-        room = rooms[KVType.named(options.kv_type)]
-        pool = room.pool_cells(options.kv_tokens)
+        host_memory = host_memories[KVType.named(options.kv_type)]
+        pool = host_memory.pool_cells(options.kv_tokens)
     except StartupError as error:
         problem = str(error)
     return MemoryFacts(
@@ -86,28 +86,28 @@ def read_memory(
         left_bytes=left,
         draft_model=str(draft.path) if draft is not None else None,
         kv_type=options.kv_type,
-        kv_types=kv_costs(rooms, trained, options.kv_type),
+        kv_types=kv_costs(host_memories, trained, options.kv_type),
         pool_tokens=pool,
         context=pool if pool is None or trained is None else min(pool, trained),
         problem=problem,
     )
 
 
-def kv_costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None, served: str) -> list[KvCost]:
+def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, served: str) -> list[KvCost]:
     """Return the costs of the types, or of the `served` one alone if a device holds some cells."""
     lengths = [length for length in _LENGTHS if trained is None or length < trained]
     lengths += [trained] if trained is not None else []
     return [
         KvCost(
             kind.label,
-            room.token_bytes,
+            host_memory.token_bytes,
             tokens,
             [SequencesThatFit(length, tokens // length) for length in lengths],
         )
-        for kind, room in rooms.items()
-        if room.cell_bytes > 0 and room.token_bytes > 0
-        if not room.elsewhere.cell or kind.label == served
-        for tokens in [room.free_bytes // room.token_bytes]
+        for kind, host_memory in host_memories.items()
+        if host_memory.cell_bytes > 0 and host_memory.token_bytes > 0
+        if not host_memory.device_memory.cell or kind.label == served
+        for tokens in [host_memory.free_bytes // host_memory.token_bytes]
     ]
 
 
@@ -142,17 +142,17 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
         offload = msgspec.structs.replace(offload, gpu_layers="auto")
     options = msgspec.structs.replace(options, offload=offload)
     try:
-        fitting = fitting_for(options, device, machine.free_memory())
+        planner = split_planner_for(options, device, machine.free_memory())
     except StartupError as error:
         return DeviceFacts(device, offload.gpu_layers, "nothing", {}, str(error), [])
-    split, measured = fitting.first_choice(), []
+    split, measured = planner.first_choice(), []
     if offload.gpu_layers == "auto":
-        race = SplitRace(fitting.candidates(), SplitKey.of(options, device), cache_dir)
+        race = SplitRace(planner.candidates(), SplitKey.of(options, device), cache_dir)
         split, measured = race.best(), [SplitCost(str(one), ms) for one, ms in race.measured]
-    why = "; ".join([*([split.why] if split.why else []), *fitting.unused_options]) or None
+    why = "; ".join([*([split.why] if split.why else []), *planner.unused_options]) or None
     draft = None
     if options.draft_model_path is not None and options.draft_offload.wants_device:
-        draft = str(fitting_for(of_draft_model(options), device, machine.free_memory()).first_choice())
+        draft = str(split_planner_for(of_draft_model(options), device, machine.free_memory()).first_choice())
     takes = split.device_bytes._asdict()
     return DeviceFacts(device, offload.gpu_layers, str(split), takes, why, measured, draft)
 
@@ -250,5 +250,5 @@ def _measured_with(key: CurveKey) -> _Options:
 
 def _served_with(options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
     threads = options.threads or machine.num_threads()
-    weights = known_layout(options, header)
+    weights = stored_layout(options, header)
     return threads, options.threads_batch or threads, options.kv_type, weights, options.flash_attention

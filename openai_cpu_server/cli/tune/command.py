@@ -32,18 +32,18 @@ from openai_cpu_server.cli.tune.search import (
     search,
     winner,
 )
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
-from openai_cpu_server.llama.measure.layout import known_layout
+from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
-from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, fitting_for
+from openai_cpu_server.llama.model.kv_size import HostMemory, KVType
+from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, split_planner_for
 from openai_cpu_server.llama.offload.split import Split
 from openai_cpu_server.model_source import resolve_model
 
@@ -151,7 +151,7 @@ def tune(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     model, goal, console = resolve_model(options.model), TuneGoal(options.goal), Console()
     neighbours = OtherProcesses()
-    cache_dir = expanded(options.cache_dir) if options.cache_dir else read_settings([]).profile_dir
+    cache_dir = expanded_path(options.cache_dir) if options.cache_dir else read_settings([]).profile_dir
     race = _raced_splits(model, goal, cache_dir) if options.gpu_layers else None
     rows = _measure(model, goal, cache_dir, console, race)
     console.print(table(rows, goal))
@@ -208,7 +208,7 @@ def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
     device = device_for(engine_options.offload)
     if device is None:
         raise StartupError(f"--gpu-layers: {NO_DEVICE}")
-    candidates = fitting_for(engine_options, device, machine.free_memory()).candidates()
+    candidates = split_planner_for(engine_options, device, machine.free_memory()).candidates()
     race = SplitRace(candidates, SplitKey.of(engine_options, device), cache_dir)
     start = _defaults(header, machine, cache_dir)
     race.forget()
@@ -255,7 +255,7 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
     return Profile(
         threads=threads,
         threads_batch=threads,
-        repack=known_layout(options, header).repacked,
+        repack=stored_layout(options, header).repacked,
         prefill_tokens=options.prefill_tokens,
         kv_type=options.kv_type,
         flash_attention=options.flash_attention,
@@ -264,8 +264,8 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
 
 def _engine_options(header: GgufHeader, machine: Machine) -> EngineOptions:
     """The pool has room for every KV type; f32 is the largest."""
-    room = MemoryRoom.of(header, None, KVType.F32, machine.free_memory())
-    cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
+    host_memory = HostMemory.of(header, None, KVType.F32, machine.free_memory())
+    cells = min(_POOL_CELLS, max(host_memory.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)
 
 

@@ -18,13 +18,13 @@ from openai_cpu_server.jobs.run.rows import (
     InputLine,
     LineSplitter,
     RunRow,
-    answered,
     expired,
     parse_row,
+    row_result,
 )
 from openai_cpu_server.jobs.store.batches import BatchLedger, LeaseLost
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.storage import StorageQuotas
 
 Commit = Callable[[Sequence[RowResult]], Awaitable[None]]
 
@@ -72,7 +72,7 @@ class BatchPaused(ServerError):
 class BatchParts(NamedTuple):
     files: FileStore
     ledger: BatchLedger
-    storage: StorageRoom
+    storage: StorageQuotas
     options: JobOptions
     clock: Callable[[], float]
 
@@ -129,8 +129,8 @@ class BatchRun:
             num_rows, self._errors = await self._checked()
             if self._errors:
                 return BatchStatus.FAILED
-            begun = BatchStatus.IN_PROGRESS
-            if not await self._ledger.move(batch_id, status, begun, total=num_rows):
+            in_progress = BatchStatus.IN_PROGRESS
+            if not await self._ledger.move(batch_id, status, in_progress, total=num_rows):
                 return BatchStatus.CANCELLED
         if status is not BatchStatus.FINALIZING:
             await self._run_rows()
@@ -193,7 +193,7 @@ class BatchRun:
                 self._pause_s = answer.retry_after_s
                 self._put_back.append(row)
                 return
-            result = await _off_loop(len(answer.body), answered, self._batch.id, row, answer)
+            result = await _off_loop(len(answer.body), row_result, self._batch.id, row, answer)
             await self._recorder.record(result)
         finally:
             self._slots.release()

@@ -10,7 +10,7 @@ import msgspec
 
 from openai_cpu_server.errors import ServerError, TooManyValues
 from openai_cpu_server.jobs.records import LineError, RowResult
-from openai_cpu_server.json_size import MOST_TOKENS, check_size
+from openai_cpu_server.json_size import MOST_TOKENS, check_json_size
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -125,7 +125,7 @@ def url_of(line: InputLine) -> str:
     return _text(_fields(line.content), "url")
 
 
-def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
+def row_result(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
     """2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = {
@@ -171,7 +171,7 @@ def _output_line(
 
 def _fields(content: bytes) -> dict[str, msgspec.Raw]:
     try:
-        check_size(content, most_numbers=MOST_TOKENS)
+        check_json_size(content, most_numbers=MOST_TOKENS)
     except TooManyValues as error:
         raise BadLine("too_many_values", str(error)) from None
     try:

@@ -13,7 +13,7 @@ from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
 from openai_cpu_server.jobs.run.batch import BatchParts, BatchPaused, BatchRun, StopReason
 from openai_cpu_server.jobs.run.rows import RunRow
-from openai_cpu_server.jobs.store.database import away as reason_away
+from openai_cpu_server.jobs.store.database import unavailable_reason as reason_away
 from openai_cpu_server.storage.breaker import CircuitBreaker
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class BatchRunner:
             self._paused_until = {**still, batch.id: until_s}
             await self._attempt(lambda: self._ledger.release(batch.id))
         except Exception as error:
-            if (away := _database_away(error)) is None:
+            if (away := _database_failure(error)) is None:
                 logger.error("batch %s stopped; it is tried again", batch.id, exc_info=error)
             else:
                 logger.error("batch %s stopped, and is tried again: %s", batch.id, away.reason)
@@ -129,9 +129,9 @@ class BatchRunner:
             logger.exception("the jobs database failed")
 
 
-def _database_away(error: BaseException) -> JobsUnavailable | None:
+def _database_failure(error: BaseException) -> JobsUnavailable | None:
     if isinstance(error, JobsUnavailable):
         return error
     parts = getattr(error, "exceptions", ())  # of a group, for which Python 3.10 has no name
-    found = [_database_away(part) for part in parts]
+    found = [_database_failure(part) for part in parts]
     return found[0] if found and all(found) else None

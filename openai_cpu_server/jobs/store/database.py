@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, StartupError
 from openai_cpu_server.jobs.records import (
@@ -378,14 +378,14 @@ def open_database(where: str) -> Database:
     )
 
 
-def away(error: Exception) -> str | None:
+def unavailable_reason(error: Exception) -> str | None:
     """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 
 
 def _url(where: str) -> sa.URL:
     if "://" not in where:
-        return sa.URL.create("sqlite", database=str(expanded(where)))
+        return sa.URL.create("sqlite", database=str(expanded_path(where)))
     try:
         url = sa.make_url(where)
     except ArgumentError:

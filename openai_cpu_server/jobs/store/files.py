@@ -82,8 +82,8 @@ class FileStore(Repository):
     @writes
     def complete(self, connection: Connection, record: FileRecord) -> None:
         """Publish an upload. Raises JobObjectNotFound if it was deleted."""
-        begun = and_(files.c.id == record.id, files.c.purpose == _PARTIAL)
-        change = update(files).where(begun).values(**msgspec.to_builtins(record))
+        is_partial = and_(files.c.id == record.id, files.c.purpose == _PARTIAL)
+        change = update(files).where(is_partial).values(**msgspec.to_builtins(record))
         if connection.execute(change).rowcount != 1:
             raise FILES.not_found(record.id)
 

@@ -67,7 +67,7 @@ def disk_space(folder: Path) -> DiskSpace:
 
 
 @dataclass(eq=False)
-class StorageRoom(Repository):
+class StorageQuotas(Repository):
     space: Callable[[Path], DiskSpace] = disk_space
     _figures: dict[str, _Figure] = field(default_factory=dict, init=False)
     _coming: dict[str, StoredAmount] = field(default_factory=dict, init=False)
@@ -163,7 +163,7 @@ T = TypeVar("T")
 class StoringRepository(Repository):
     """Repository whose objects count for their owner's limits, and expire."""
 
-    storage: StorageRoom
+    storage: StorageQuotas
     lifetime_s: int
 
 

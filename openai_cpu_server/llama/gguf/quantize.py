@@ -200,7 +200,9 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
     )
 
 
-def quantize(source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]) -> None:
+def write_quantized(
+    source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
+) -> None:
     """Write `target`, which is a prefix of names if there are several parts. Raises `QuantizeFailed` or
     `StartupError`, and may leave an unfinished file.
 
@@ -291,7 +293,7 @@ class _Transcript:
         self.needs_importance = False
         self.failure: str | None = None
         self._on_tensor = on_tensor
-        self._callback = llama_cpp.llama_log_callback(self._hear)
+        self._callback = llama_cpp.llama_log_callback(self._add_line)
         self._line = ""
 
     @contextlib.contextmanager
@@ -303,7 +305,7 @@ class _Transcript:
         finally:
             log.install()
 
-    def _hear(self, _level: int, text: bytes, _user_data: object) -> None:
+    def _add_line(self, _level: int, text: bytes, _user_data: object) -> None:
         piece = text.decode("utf-8", "replace")
         if (tensor := _TENSOR.match(piece)) is not None:
             self._on_tensor(int(tensor[1]))

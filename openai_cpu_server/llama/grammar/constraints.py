@@ -209,9 +209,9 @@ class ConstrainedOutput:
             self._thoughts = None
             self._begin_answer(answer)
 
-    def _begin_answer(self, begun: bytes) -> None:
-        """`begun`: text of the answer in the same token. It is white space unless a free part comes first."""
-        self._search_trigger(begun)
+    def _begin_answer(self, text: bytes) -> None:
+        """`text`: the answer in the same token. It is white space unless a free part comes first."""
+        self._search_trigger(text)
         self._forced.extend(self._constraint.opening)
         for token in self._constraint.opening:
             self._search_trigger(self._tokens.text_of(token))

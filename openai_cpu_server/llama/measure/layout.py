@@ -80,7 +80,7 @@ def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
         _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
 
 
-def known_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
+def stored_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
     """Return the stored layout without measuring, else the default."""
     stored = []
     if options.cost_dir is not None:

@@ -22,7 +22,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey, Profile
 from openai_cpu_server.llama.measure.probe import Probe
-from openai_cpu_server.llama.offload.choice import device_for, fitting_for
+from openai_cpu_server.llama.offload.choice import device_for, split_planner_for
 from openai_cpu_server.llama.offload.split import Split, SplitKind, SplitPlanner
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def with_fastest_split(
     device = device_for(options.offload)
     if device is None:
         return options
-    planner = fitting_for(options, device, (machine or Machine()).free_memory())
+    planner = split_planner_for(options, device, (machine or Machine()).free_memory())
     race = SplitRace(planner.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
     if not race.is_run and options.calibrate != "never":
         logger.info("measuring which split is the fastest (once for a model and a device)")

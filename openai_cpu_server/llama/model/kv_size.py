@@ -293,7 +293,7 @@ def _bounded(number: int | None) -> int:
     return min(max(number or 0, 0), _MOST_PATCHES)
 
 
-class Elsewhere(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes in a device's own memory."""
 
     weights: int = 0
@@ -302,17 +302,17 @@ class Elsewhere(NamedTuple):
     states: int = 0
 
 
-_ALL_HERE = Elsewhere()
+_NO_DEVICE_MEMORY = DeviceMemory()
 
 
-class MemoryRoom(NamedTuple):
+class HostMemory(NamedTuple):
     """Memory left beside the weights."""
 
     free_bytes: int
     cell_bytes: int
     draft_cell_bytes: int
     """Same for the draft model's pool, which has as many cells, or 0."""
-    elsewhere: Elsewhere = _ALL_HERE
+    device_memory: DeviceMemory = _NO_DEVICE_MEMORY
 
     @classmethod
     def of(
@@ -323,22 +323,22 @@ class MemoryRoom(NamedTuple):
         free_bytes: int,
         *,
         encoder: EncoderMemory = _NO_ENCODER,
-        elsewhere: Elsewhere = _ALL_HERE,
-    ) -> MemoryRoom:
+        device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
+    ) -> HostMemory:
         """Subtract the weights. Raises `StartupError` if a part of a file is missing.
 
         `free_bytes`: before loading. Mapped weights are subtracted although the system counts them as free,
         because steps would wait for the disk without them.
         """
         weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
-        weights += sum(encoder) - elsewhere.weights
+        weights += sum(encoder) - device_memory.weights
         draft_cell = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
         cell = bytes_per_cell(header, kv_type)
-        return cls(max(0, free_bytes - weights), cell, draft_cell, elsewhere)
+        return cls(max(0, free_bytes - weights), cell, draft_cell, device_memory)
 
-    def beside_states(self, num_bytes: int) -> MemoryRoom:
+    def beside_states(self, num_bytes: int) -> HostMemory:
         """Subtract the states of sequences. Raises `StartupError`."""
-        num_bytes = max(0, num_bytes - self.elsewhere.states)
+        num_bytes = max(0, num_bytes - self.device_memory.states)
         if num_bytes > self.free_bytes:
             raise StartupError(
                 f"Not enough memory for the states of sequences: they need {_megabytes(num_bytes)}, but "
@@ -349,7 +349,7 @@ class MemoryRoom(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        return max(0, self.cell_bytes - self.elsewhere.cell) + self.draft_cell_bytes
+        return max(0, self.cell_bytes - self.device_memory.cell) + self.draft_cell_bytes
 
     def pool_cells(self, requested: int | None) -> int:
         """Return the cells of the pool. Raises `StartupError`."""

@@ -19,9 +19,9 @@ from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.model.kv_size import (
     DRAFT_KV_TYPE,
-    Elsewhere,
+    DeviceMemory,
+    HostMemory,
     KVType,
-    MemoryRoom,
     encoder_memory,
 )
 from openai_cpu_server.llama.offload.split import ModelSizes, Split, SplitPlanner, StepSizes
@@ -169,8 +169,8 @@ class Places(NamedTuple):
         return self.split is not None and bool(self.split.offload.kv_on_gpu)
 
     @property
-    def elsewhere(self) -> Elsewhere:
-        return Elsewhere() if self.split is None else self.split.elsewhere
+    def device_memory(self) -> DeviceMemory:
+        return DeviceMemory() if self.split is None else self.split.device_memory
 
     def most_cells(self, cells: int) -> int:
         """Limit the cells to those planned on the device."""
@@ -197,7 +197,7 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
         if offload.gpu_layers != "auto":
             logger.warning("%s: the CPU serves", NO_DEVICE)
         return Places.cpu_alone(NO_DEVICE)
-    planner = fitting_for(options, device, free_bytes)
+    planner = split_planner_for(options, device, free_bytes)
     for sentence in planner.unused_options:
         logger.warning("%s (%s)", sentence, Path(options.model_path).name)
     split = planner.first_choice()
@@ -232,7 +232,7 @@ def of_draft_model(options: EngineOptions) -> EngineOptions:
     )
 
 
-def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
+def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
     """Return the planner of splits for this device, beside the draft model, which comes first because it is
     small and computes more often. Raises `StartupError`."""
     offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
@@ -245,12 +245,12 @@ def fitting_for(options: EngineOptions, device: Device, free_bytes: int) -> Spli
     kv_type = KVType.named(options.kv_type)
     draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
-    room = MemoryRoom.of(header, draft, kv_type, both, encoder=encoder_memory(options))
+    host_memory = HostMemory.of(header, draft, kv_type, both, encoder=encoder_memory(options))
     sizes = ModelSizes.of(header, kv_type, offload, device.name)
-    step = StepSizes.of(sizes, options, room.pool_cells(options.kv_tokens), room.free_bytes)
+    step = StepSizes.of(sizes, options, host_memory.pool_cells(options.kv_tokens), host_memory.free_bytes)
     reserved_bytes = 0
     if draft is not None and options.draft_offload.wants_device:
-        drafts = fitting_for(of_draft_model(options), device, free_bytes)
+        drafts = split_planner_for(of_draft_model(options), device, free_bytes)
         reserved_bytes = sum(drafts.first_choice().device_bytes)
     return SplitPlanner(sizes, step, offload, device, reserved_bytes=reserved_bytes)
 

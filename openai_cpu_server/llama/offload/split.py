@@ -22,7 +22,7 @@ from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
 from openai_cpu_server.llama.model.kv_size import (
     SLOTS_MAX,
-    Elsewhere,
+    DeviceMemory,
     KVType,
     SequencePlan,
     batch_tokens,
@@ -255,7 +255,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: DeviceBytes
     cells: int
     """Cells of the whole pool."""
-    elsewhere: Elsewhere
+    device_memory: DeviceMemory
     other_devices_bytes: int = 0
     """Weights on other devices, whose further needs are not counted."""
     why: str | None = None
@@ -404,12 +404,12 @@ class SplitPlanner:
     def _split(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> Split:
         kv_on_gpu = kv_on_gpu and gpu_layers > 0
         device_bytes = self._device_bytes(gpu_layers, cpu_moe, kv_on_gpu=kv_on_gpu)
-        elsewhere = Elsewhere()
+        device_memory = DeviceMemory()
         if self._device.kind == "gpu":
             # Embeddings that are also the output are in both memories.
             weights = min(device_bytes.weights, self._sizes.total_bytes)
             cell = device_bytes.cells // max(1, self._step.cells)
-            elsewhere = Elsewhere(weights, cell, device_bytes.states)
+            device_memory = DeviceMemory(weights, cell, device_bytes.states)
         layers = self._on_device(gpu_layers)
         return Split(
             offload=msgspec.structs.replace(
@@ -419,7 +419,7 @@ class SplitPlanner:
             experts_on_cpu=sum(layer.experts > 0 for number, layer in layers if number < cpu_moe),
             device_bytes=device_bytes,
             cells=self._step.cells,
-            elsewhere=elsewhere,
+            device_memory=device_memory,
             other_devices_bytes=self._sizes.other_devices_bytes,
         )
 

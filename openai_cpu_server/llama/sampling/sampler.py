@@ -295,7 +295,7 @@ class Sampler:
         if not self._adjustments.is_empty:
             adjusted = self._scratch.copy(logits)
             self._adjustments.apply(adjusted)
-            adjusted = finite(adjusted)
+            adjusted = finite_logits(adjusted)
         if allowed is not None:
             masked = self._scratch.masked(adjusted, allowed)
             if not masked.max() > -np.inf:  # the grammar overrides parameters that forbid all it allows
@@ -369,7 +369,7 @@ def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
     return Survivors(candidates.tokens[~is_top], candidates.logits[~is_top])
 
 
-def finite(adjusted: Logits) -> Logits:
+def finite_logits(adjusted: Logits) -> Logits:
     """Replace NaN and infinities, which neither native samplers nor a draw can handle; -inf, which
     forbids, stays."""
     largest = adjusted.max()

@@ -101,7 +101,7 @@ def sticky_draw(router: str, label: str) -> float:
     return min(int.from_bytes(digest[:8], "big") / _HASHED, 1 - 2**-53)
 
 
-def nearest(examples: Rows, text: Rows) -> tuple[int, float]:
+def nearest_example(examples: Rows, text: Rows) -> tuple[int, float]:
     """Return the index of the most similar example and its cosine."""
     norms = np.linalg.norm(examples, axis=1) * np.linalg.norm(text)
     similarities = (examples @ text.reshape(-1)) / np.maximum(norms, 1e-12)

@@ -22,7 +22,7 @@ from openai_cpu_server.models.routing.decide import (
     Rows,
     by_rules,
     by_share,
-    nearest,
+    nearest_example,
     sticky_draw,
 )
 from openai_cpu_server.models.routing.options import (
@@ -75,7 +75,7 @@ def _question(
     text = options.prompt.replace("{request}", _shortened(request))
     prompt = model.prompts.prompt(
         Conversation(
-            messages=[{"role": "user", "content": text}], variables=switch(on=False), thinks_not=True
+            messages=[{"role": "user", "content": text}], variables=switch(on=False), skips_thinking=True
         )
     )
     grammar = model.grammars.of_choices(list(routes), "router")
@@ -83,7 +83,7 @@ def _question(
     return GenerationRequest(
         id=f"route-{secrets.token_hex(12)}/0",
         tokens=prompt.tokens,
-        borders=prompt.borders,
+        boundaries=prompt.boundaries,
         max_tokens=max(map(len, names)) + _SPARE_TOKENS,
         sampling=Sampling(seed=0, temperature=0),
         priority=caller.priority,
@@ -235,7 +235,7 @@ class ModelRouter:
     ) -> RouteDecision:
         assert self._examples is not None
         examples = await self._examples.of(model)
-        index, similarity = nearest(examples, await embedded(model, (facts.request,), caller))
+        index, similarity = nearest_example(examples, await embedded(model, (facts.request,), caller))
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")
         route = way.texts[index][0]

@@ -18,9 +18,9 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     Pattern,
     PatternSlot,
     Spelling,
+    pattern_text,
     quoted,
     regex_of,
-    text_of,
 )
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
@@ -116,7 +116,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
         if answer:
             return f"{answer} | {calls}\n{rules}"
         # The first character decides; nothing at all is an answer, too.
-        first = text_of((self.marker, *self.opening, *self.head))[0].replace("[", r"\[")
+        first = pattern_text((self.marker, *self.opening, *self.head))[0].replace("[", r"\[")
         return f"({calls} | free-text)?\nfree-text ::= [^\\x00{first}] [^\\x00]*\n{rules}"
 
     def _calls(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> tuple[str, str]:
@@ -158,9 +158,11 @@ class ToolFormat(msgspec.Struct, frozen=True):
         texts = []
         for index, call in enumerate(calls):
             write = to_json if self.parameters is None else self.parameters.text
-            texts.append(text_of(self.head, call.name, index) + write(call.arguments) + text_of(self.tail))
-        inner = text_of(self.between).join(texts)
-        return self.marker + text_of(self.opening) + inner + text_of(self.closing)
+            texts.append(
+                pattern_text(self.head, call.name, index) + write(call.arguments) + pattern_text(self.tail)
+            )
+        inner = pattern_text(self.between).join(texts)
+        return self.marker + pattern_text(self.opening) + inner + pattern_text(self.closing)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
         """Return the id of an earlier call in the shape of the family's templates."""

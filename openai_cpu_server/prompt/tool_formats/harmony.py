@@ -13,8 +13,8 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     CallBegin,
     JsonValue,
     Spelling,
-    merged,
-    overlap,
+    merged_parts,
+    partial_match,
 )
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
@@ -116,7 +116,7 @@ class HarmonyReader:
         for part in parts:
             if isinstance(part, CallArguments) and self._arguments.end_in(part.text) is not None:
                 self.is_cut = False
-        return merged(parts)
+        return merged_parts(parts)
 
     def finish(self) -> list[Part]:
         rest, self._waiting = self._waiting, ""
@@ -145,7 +145,7 @@ class HarmonyReader:
             self._waiting, self._header = rest, ""
             kind, self._kind = self._kind, Content
             return [kind(text)] if text else []
-        end = len(text) - overlap(text, _END)
+        end = len(text) - partial_match(text, _END)
         sure, self._waiting = text[:end], text[end:]
         return [self._kind(sure)] if sure else None
 

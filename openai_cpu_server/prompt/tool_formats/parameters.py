@@ -17,11 +17,11 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     Pattern,
     Spelling,
     has_mark,
-    merged,
-    overlap,
+    merged_parts,
+    partial_match,
+    pattern_text,
     quoted,
     regex_of,
-    text_of,
 )
 from openai_cpu_server.prompt.tool_formats.reader import Parameter, RawNames
 
@@ -51,7 +51,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
     def names(self, name: str) -> bool:
         """Return True if a name is read as written."""
-        found = self.next_part.search(text_of(self.begin, name))
+        found = self.next_part.search(pattern_text(self.begin, name))
         is_read = found is not None and found.start() == 0 and found[1] == name
         return is_read and name.isprintable() and not has_mark(name)
 
@@ -108,17 +108,17 @@ class Parameters(msgspec.Struct, frozen=True):
     # Text
 
     def text(self, arguments: Mapping[str, object]) -> str:
-        return text_of(self.between).join(self._written(*item) for item in arguments.items())
+        return pattern_text(self.between).join(self._written(*item) for item in arguments.items())
 
     def _written(self, name: str, value: object) -> str:
-        begin = text_of(self.begin, name)
+        begin = pattern_text(self.begin, name)
         if self.is_python:
             return begin + repr(value)
         if isinstance(value, str):
             shown = f"{self.raw_begin}{value}{self.raw_end}"
         else:
             shown = to_json(value) + self._json_end
-        return begin + shown + text_of(self.behind)
+        return begin + shown + pattern_text(self.behind)
 
     @property
     def next_part(self) -> re.Pattern[str]:
@@ -150,7 +150,7 @@ class ParameterScanner:
         parts: list[CallPart] = []
         while (found := self._step()) is not None:
             parts += found
-        return merged(parts)
+        return merged_parts(parts)
 
     def _step(self) -> list[CallPart] | None:
         if self._value is not None:
@@ -228,7 +228,7 @@ class _RawText:
     def read(self, text: str) -> Read:
         content, found, rest = text.partition(self._end)
         if not found:
-            sure = len(text) - overlap(text, self._end)
+            sure = len(text) - partial_match(text, self._end)
             content, rest = text[:sure], text[sure:]
         begin, self._open = self._open, ""
         return begin + _escaped(content) + ('"' if found else ""), rest, bool(found)

@@ -42,7 +42,7 @@ _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
 """Matches a control token of models that were taught it."""
 
 
-def text_of(pattern: Pattern, name: str = "", index: int = 0) -> str:
+def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
     slots = {**_WRITTEN, PatternSlot.NAME: name, PatternSlot.INDEX: str(index)}
     return "".join(part if isinstance(part, str) else slots[part] for part in pattern)
 
@@ -120,12 +120,12 @@ class Spelling(msgspec.Struct, frozen=True):
         found = ""
         for char in reversed(rest[:-1]):
             found = f"({quoted(char)} {found})?" if found else f"{quoted(char)}?"
-        begun = found or '""'
+        prefix = found or '""'
         other = " | ".join(
             f"{quoted(rest[:i])} {_none_of(first + rest[i])}" if i else _none_of(first + rest[0])
             for i in range(len(rest))
         )
-        again = f"({begun} {mark})*"
+        again = f"({prefix} {mark})*"
         if not rest:
             return f"{_none_of(first)}* {mark}"
         return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"
@@ -138,7 +138,7 @@ def _none_of(chars: str) -> str:
     return f"[^\\x00{escaped}]"
 
 
-def overlap(text: str, mark: str) -> int:
+def partial_match(text: str, mark: str) -> int:
     """Return how many characters at the text's end might begin the mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
@@ -161,7 +161,7 @@ CallPart = Union[CallBegin, CallArguments]
 P = TypeVar("P", bound=msgspec.Struct)
 
 
-def merged(parts: Sequence[P]) -> list[P]:
+def merged_parts(parts: Sequence[P]) -> list[P]:
     found: list[P] = []
     for part in parts:
         last = found[-1] if found else None

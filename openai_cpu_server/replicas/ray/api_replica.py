@@ -16,11 +16,11 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
 from openai_cpu_server.observe.tracing import open_tracing
-from openai_cpu_server.observe.watch import ModelWatch, Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
-from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.remote.proxy import StreamLink
 from openai_cpu_server.replicas.wire import DoorAddress, ReplicaLink, ReplicaLost
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool
 from openai_cpu_server.server.plans import planned_models, planned_routers
@@ -56,13 +56,13 @@ class ReplicaRoster:
         """Make one call, which waits for a first replica. From then on the router reports changes."""
         while True:
             try:
-                await self._handle.known.remote(ReplicaAddress("", self._tell))
+                await self._handle.known.remote(ReplicaAddress("", self._notify))
                 return
             except Exception as error:  # of Ray's many: the replica that was asked died, say
                 logger.warning("no engine replica has answered yet: %s", _first_line(error))
                 await asyncio.sleep(1.0)
 
-    def _tell(self, names: frozenset[str]) -> None:
+    def _notify(self, names: frozenset[str]) -> None:
         """Called in the router's thread."""
         if names != self._names:
             self._names = names
@@ -73,7 +73,7 @@ class ReplicaRoster:
         self._changed(self._links)
 
     def _link(self, name: str) -> StreamLink:
-        to, asking, loading = ReplicaAddress(name, self._tell), self._handle.door, self._handle.load_adapter
+        to, asking, loading = ReplicaAddress(name, self._notify), self._handle.door, self._handle.load_adapter
 
         async def door() -> DoorAddress:
             return DoorAddress(*await _answered(asking.remote(to)))
@@ -108,13 +108,13 @@ class ApiReplica:
         opening = (asyncio.to_thread(ModelParts.open, settings, plan, None, self._readers) for plan in plans)
         parts = [await each for each in opening]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
-        self._watch = Watch.new(model=plans[0].name, tracing=tracing)
-        self._readers.on_death = self._watch.metrics.reader_died
+        self._telemetry = Telemetry.new(model=plans[0].name, tracing=tracing)
+        self._readers.on_death = self._telemetry.metrics.reader_died
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         kinds = {name: model.kind for model in served for name in model.names}
         routers, takes_any_name = planned_routers(settings, plans, kinds), settings.any_model_name
         registry = ModelRegistry(served, routers, takes_any_name=takes_any_name)
-        self._api = open_api(settings, registry, self._watch)
+        self._api = open_api(settings, registry, self._telemetry)
         self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._api.working())
         if settings.ray.ingress == "replicas":
@@ -142,7 +142,7 @@ class ApiReplica:
         for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self._readers.close)
-        self._watch.close()
+        self._telemetry.close()
 
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
         settings = self._settings
@@ -151,7 +151,7 @@ class ApiReplica:
             lease_s=settings.ray.lease_s,
             max_held_bytes=settings.stream_buffer_mb * _MIB,
             num_routers=settings.ray.api_replicas,
-            spent=ModelWatch(self._watch, parts.plan.name).spent,
+            spent=ModelTelemetry(self._telemetry, parts.plan.name).spent,
         )
         self._engines.append(engine)
         self._tasks.append(asyncio.create_task(_follow(engine, handle)))
@@ -159,5 +159,5 @@ class ApiReplica:
 
 
 async def _follow(engine: RemoteEngine, handle: DeploymentHandle) -> None:
-    await ReplicaRoster(handle, engine.replicas_are).follow()
+    await ReplicaRoster(handle, engine.set_replicas).follow()
     await engine.run()

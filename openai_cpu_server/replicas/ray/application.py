@@ -20,7 +20,7 @@ from ray.serve.config import (
     RequestRouterConfig,
 )
 
-from openai_cpu_server.config.folders import expanded, tell_others
+from openai_cpu_server.config.folders import expanded_path, export_settings
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import RayTable, Settings
 from openai_cpu_server.errors import StartupError
@@ -58,7 +58,7 @@ def build(args: Mapping[str, Any]) -> Application:
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     if "config" in args:
         arguments.append(f"--config={args['config']}")
-    return application(portable(read_settings(arguments)))
+    return serve_application(portable(read_settings(arguments)))
 
 
 def portable(settings: Settings) -> Settings:
@@ -69,7 +69,7 @@ def portable(settings: Settings) -> Settings:
     return Settings.model_construct(settings.model_fields_set, **settings.__dict__)
 
 
-def application(settings: Settings) -> Application:
+def serve_application(settings: Settings) -> Application:
     """Return the application for these settings. Raises StartupError."""
     engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
     own_settings = _without(settings, *_OF_ENGINES, *_OF_SCALING)
@@ -154,7 +154,7 @@ def print_config(settings: Settings, config: Path | None) -> str:
     if settings.ray.ingress != "replicas":
         http = f"http_options:\n  host: {json.dumps(settings.host)}\n  port: {settings.port}"
         proxies = f"proxy_location: EveryNode\n{http}"
-    args = {} if config is None else {"config": str(expanded(config).resolve())}
+    args = {} if config is None else {"config": str(expanded_path(config).resolve())}
     return f"""# For `serve run FILE` and `serve deploy FILE`.
 # [ray] of the TOML file says how many replicas there are. It must be at the same place on every
 # node, as the model's file must.
@@ -169,9 +169,9 @@ applications:
 
 def run(settings: Settings) -> None:
     """Run in the cluster that the settings name, or in a new one on this machine. Raises StartupError."""
-    app = application(portable(settings))
+    app = serve_application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
-    tell_others(OF_NEW_CLUSTER)  # a cluster that runs does not look at them
+    export_settings(OF_NEW_CLUSTER)  # a cluster that runs does not look at them
     try:
         ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:

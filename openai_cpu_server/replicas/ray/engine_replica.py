@@ -102,7 +102,7 @@ class EngineReplica:
             broken.fail(str(error))
             return broken
         cpus = self._cpus()
-        options = msgspec.structs.replace(parts.options, tells_forecast=True)
+        options = msgspec.structs.replace(parts.options, reports_forecast=True)
         if parts.options.threads is None:
             threads = len(cpus) or max(1, math.floor(self._settings.ray.cpus))
             options = msgspec.structs.replace(options, threads=threads)

@@ -15,7 +15,7 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
     """Sends a call to the replica that it names, which `replicas.router` has chosen from frequent news,
     without Ray's controller."""
 
-    _tell: Callable[[frozenset[str]], None] | None = None
+    _notify: Callable[[frozenset[str]], None] | None = None
 
     @property
     def supports_rejection_protocol(self) -> bool:
@@ -27,8 +27,8 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
     ) -> list[list[RunningReplica]]:
         to = pending_request.args[0] if pending_request is not None and pending_request.args else ""
         if isinstance(to, ReplicaAddress):
-            self._tell = to.tell
-            self._tell_all()
+            self._notify = to.notify
+            self._notify_all()
         wanted = [one for one in candidate_replicas if one.replica_id.unique_id == to]
         if wanted:
             return [wanted]
@@ -39,12 +39,12 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._tell_all()
+        self._notify_all()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._tell_all()
+        self._notify_all()
 
-    def _tell_all(self) -> None:
-        if self._tell is not None:
-            self._tell(frozenset(replica_id.unique_id for replica_id in self.curr_replicas))
+    def _notify_all(self) -> None:
+        if self._notify is not None:
+            self._notify(frozenset(replica_id.unique_id for replica_id in self.curr_replicas))

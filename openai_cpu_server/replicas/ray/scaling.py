@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingContext
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
+from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetMonitor
 from openai_cpu_server.replicas.router import ReplicaReport
 
 
@@ -46,7 +46,7 @@ def _by_priority(stats: dict[str, float], name: str) -> ByPriority:
 class WaitPolicy:
     def __init__(self, **options: Any) -> None:
         self._autoscaler = Autoscaler(AutoscaleOptions(**options))
-        self._watch = FleetWatch()
+        self._monitor = FleetMonitor()
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now_s = time.monotonic()
@@ -63,4 +63,4 @@ class WaitPolicy:
         }
         for number in range(ctx.target_num_replicas - len(reports)):
             reports[f"starting {number}"] = starting
-        return self._autoscaler.decide(self._watch.look(reports, now_s), now_s), {}
+        return self._autoscaler.decide(self._monitor.look(reports, now_s), now_s), {}

@@ -22,15 +22,15 @@ class NoSuchReplica(Exception): ...
 
 
 class ReplicaAddress(str):
-    """Name of a replica, or "" for any. Any thread calls `tell` with the names of all running replicas.
+    """Name of a replica, or "" for any. Any thread calls `notify` with the names of all running replicas.
     Calls carry it because Ray Serve gives the request router only their arguments."""
 
     __slots__ = ("tell",)
-    tell: Callable[[frozenset[str]], None]
+    notify: Callable[[frozenset[str]], None]
 
-    def __new__(cls, replica: str, tell: Callable[[frozenset[str]], None]) -> ReplicaAddress:
+    def __new__(cls, replica: str, notify: Callable[[frozenset[str]], None]) -> ReplicaAddress:
         made = super().__new__(cls, replica)
-        made.tell = tell
+        made.notify = notify
         return made
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:

@@ -31,7 +31,7 @@ from openai_cpu_server.engine_client.live import ServedTotals, names_of
 from openai_cpu_server.engine_client.subscribers import MediaShapes
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.replicas.remote.adapters import ReplicaAdapters
-from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
+from openai_cpu_server.replicas.remote.proxy import ReplicaProxy
 from openai_cpu_server.replicas.router import ReplicaRouter
 from openai_cpu_server.replicas.wire import MOST_MEDIA_BYTES, CancelCall, HostReport, Order, ReplicaLink
 
@@ -40,7 +40,7 @@ _RESTART_STATES = (EngineState.RESTARTING, EngineState.LOADING)
 
 @dataclass(eq=False)
 class ReplicasOverview:
-    carrier: ReplicaCarrier
+    proxy: ReplicaProxy
     clock: Callable[[], float]
     is_draining: bool = False
     is_closed: bool = False
@@ -72,11 +72,11 @@ class ReplicasOverview:
         """Failures of single replicas, also while others serve, or None."""
         wrong = [
             f"the replica {name}: {report.failure_reason}"
-            for name, member in self.carrier.replicas.items()
+            for name, member in self.proxy.replicas.items()
             if (report := member.report) is not None and report.failure_reason is not None
         ]
-        if not wrong and self.state in _RESTART_STATES and self.carrier.last_loss is not None:
-            return self.carrier.last_loss[0]
+        if not wrong and self.state in _RESTART_STATES and self.proxy.last_loss is not None:
+            return self.proxy.last_loss[0]
         return "; ".join(wrong) or None
 
     @property
@@ -87,15 +87,15 @@ class ReplicasOverview:
         """Return the replicas that run a call of another API process, by the call's id or a sequence's."""
         return [
             replica
-            for replica, member in self.carrier.replicas.items()
+            for replica, member in self.proxy.replicas.items()
             if any(name in names_of(one.id) for one in (member.report and member.report.others) or ())
         ]
 
     def status(self) -> EngineStatus:
-        statuses, live = [report.status for report in self._reports()], self.carrier.requests.live
+        statuses, live = [report.status for report in self._reports()], self.proxy.requests.live
         sums = {name: sum(getattr(one, name) for one in statuses) for name in _SUMS}
         deaths = [status.last_death for status in statuses if status.last_death is not None]
-        if (loss := self.carrier.last_loss) is not None:
+        if (loss := self.proxy.last_loss) is not None:
             deaths.append(LastDeath(cause="replica_lost", message=loss[0], age_s=self.clock() - loss[1]))
         return EngineStatus(
             state=self.state,
@@ -104,7 +104,7 @@ class ReplicasOverview:
             timed=None,
             running=live.count(RequestState.RUNNING),
             waiting=live.count(RequestState.WAITING),
-            restarts=sum(status.restarts for status in statuses) + len(self.carrier.lost_replicas),
+            restarts=sum(status.restarts for status in statuses) + len(self.proxy.lost_replicas),
             last_death=min(deaths, key=lambda death: death.age_s, default=None),
             deaths=tuple(death for status in statuses for death in status.deaths),
             kernels=next((one.kernels for one in statuses if one.kernels), {}),
@@ -135,7 +135,7 @@ class ReplicasOverview:
 
     def _reports(self) -> list[HostReport]:
         """Return reports of staying replicas, or of leaving ones if none stays."""
-        members = [one for one in self.carrier.replicas.values() if one.report is not None]
+        members = [one for one in self.proxy.replicas.values() if one.report is not None]
         staying = [one for one in members if not one.is_going] or members
         return [one.report for one in staying if one.report is not None]
 
@@ -170,15 +170,15 @@ class RemoteEngine:
         """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends
         our requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
         router = ReplicaRouter(random or Random(), num_routers=num_routers)
-        self._carrier = ReplicaCarrier(clock, router, lease_s=lease_s)
-        self._requests = self._carrier.requests
-        self._adapters = ReplicaAdapters(self._carrier.replicas, clock)
+        self._proxy = ReplicaProxy(clock, router, lease_s=lease_s)
+        self._requests = self._proxy.requests
+        self._adapters = ReplicaAdapters(self._proxy.replicas, clock)
         self._shapes = MediaShapes()
         self._shapes.ready(self._send_all)
-        self._carrier.on_report = self._reported
-        self._carrier.on_measured = self._shapes.heard
-        self._carrier.on_spent = spent
-        self._overview = overview = ReplicasOverview(self._carrier, clock)
+        self._proxy.on_report = self._reported
+        self._proxy.on_measured = self._shapes.handle
+        self._proxy.on_spent = spent
+        self._overview = overview = ReplicasOverview(self._proxy, clock)
         self.status, self.kv_stats, self.adapters = overview.status, overview.kv_stats, overview.adapters
         self._admission = RequestAdmission(
             self._requests,
@@ -204,11 +204,11 @@ class RemoteEngine:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_RETRY_S)
-            self._carrier.retry()
+            self._proxy.retry()
 
-    def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
+    def set_replicas(self, links: Mapping[str, ReplicaLink]) -> None:
         """Set the present replicas by name. Requests of absent ones move as soon as another is ready."""
-        self._carrier.replicas_are(links)
+        self._proxy.set_replicas(links)
 
     def drain(self) -> None:
         self._overview.is_draining = True
@@ -217,7 +217,7 @@ class RemoteEngine:
         self._overview.is_closed = True
         self._requests.end(_shut_down)
         self._shapes.end(_shut_down)
-        self._carrier.close()
+        self._proxy.close()
 
     # -- an `Engine` -------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class RemoteEngine:
             return True
         holders = self._overview.holders(name)
         for replica in holders:
-            self._carrier.send(replica, CancelCall(name))
+            self._proxy.send(replica, CancelCall(name))
         return bool(holders)
 
     def requests(self) -> list[LiveRequest]:
@@ -290,9 +290,9 @@ class RemoteEngine:
         return info
 
     def _send_all(self, order: Order) -> None:
-        for replica in self._carrier.replicas:
-            self._carrier.send(replica, order)
+        for replica in self._proxy.replicas:
+            self._proxy.send(replica, order)
 
     def _reported(self, replica: str) -> None:
         self._adapters.reported(replica)
-        self._shapes.ask_again(partial(self._carrier.send, replica))
+        self._shapes.ask_again(partial(self._proxy.send, replica))

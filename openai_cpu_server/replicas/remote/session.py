@@ -34,7 +34,7 @@ class ReplicaSession:
     link: wire.ReplicaLink
     lease_holder: str
     """Our name, unique to the session."""
-    heard: Callable[[ReplicaSession, wire.ReplicaNews], None]
+    on_news: Callable[[ReplicaSession, wire.ReplicaNews], None]
     lost: Callable[[ReplicaSession, str, bool], None]
     """Called once, unless we left, with the reason, and False if the replica ended the session."""
     _: KW_ONLY
@@ -80,7 +80,7 @@ class ReplicaSession:
                 self._heard_s = self.clock()
                 if self._sending is None:
                     self._sending = asyncio.create_task(self._send_orders())
-                self.heard(self, wire.read_news(payload))
+                self.on_news(self, wire.read_news(payload))
         except wire.ReplicaLost as error:
             self._lose(str(error))
         except msgspec.DecodeError as error:

@@ -48,7 +48,7 @@ class WrongCharacter(Exception):
         self.position = position
 
 
-def literal_text(symbol: str) -> str:
+def decoded_literal(symbol: str) -> str:
     """Decode a literal. Raises WrongCharacter."""
     if "\\" not in symbol and symbol.isascii():
         return symbol[1:-1]
@@ -336,7 +336,7 @@ class _Parser:
         try:
             if kind is SymbolKind.CLASS:
                 return Chars(class_set(self._text))
-            text = literal_text(self._text)
+            text = decoded_literal(self._text)
             return Text(text) if text else EMPTY
         except WrongCharacter as error:
             raise self._symbols.error(self._next, str(error), error.position) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 
 from openai_cpu_server.structured.gbnf.parser import MOST_TIMES
-from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -153,7 +153,7 @@ class _Expansion:
         return self._expansions[expr]
 
     def _written_out(self, expr: Expr) -> Expr:
-        automaton = build(self._characters(expr), self._budget)
+        automaton = build_automaton(self._characters(expr), self._budget)
         simple = to_expr(automaton)
         if simple is not None:
             return simple
@@ -175,7 +175,7 @@ def _shown(expr: Expr) -> str:
     if isinstance(expr, Chars):
         return char_class(expr.set)
     if isinstance(expr, Text):
-        return literal_text(expr.text)
+        return printed_literal(expr.text)
     if isinstance(expr, Ref):
         return expr.name
     if isinstance(expr, Token):
@@ -220,7 +220,7 @@ _ESCAPES = {
 }
 
 
-def literal_text(text: str) -> str:
+def printed_literal(text: str) -> str:
     return f'"{text.translate(_ESCAPES)}"'
 
 

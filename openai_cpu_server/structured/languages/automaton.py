@@ -189,7 +189,7 @@ def _serial(expr: Expr) -> int:
     return expr.serial
 
 
-def build(expr: Expr, budget: Budget) -> Automaton:
+def build_automaton(expr: Expr, budget: Budget) -> Automaton:
     """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr)
     table, accepting = _explore(expr, alphabet, budget)

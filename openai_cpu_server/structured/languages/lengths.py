@@ -9,7 +9,7 @@ from itertools import combinations, takewhile
 from typing import TypeVar
 
 from openai_cpu_server.structured.languages.automaton import (
-    build,
+    build_automaton,
     few_strings,
     has_length,
     is_empty,
@@ -124,7 +124,7 @@ _MOST_STATES = 250
 class PlainLanguages:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self.automaton = functools.cache(functools.partial(build, budget=budget))
+        self.automaton = functools.cache(functools.partial(build_automaton, budget=budget))
         self._simple: dict[Expr, Expr | None] = {}
         self._empty: dict[Expr, bool] = {}
 

@@ -212,7 +212,7 @@ class RuleProduct(ABC, Generic[S]):
         if isinstance(expr, Ref) and expr.name in self._source:
             return self._of_rule((expr.name, before))
         if isinstance(expr, Alt):
-            return merged(self._ways(item, before) for item in expr.items)
+            return merged_ways(self._ways(item, before) for item in expr.items)
         if isinstance(expr, Repeat):
             return self._rounds(expr, before)
         if not isinstance(expr, Seq):
@@ -223,9 +223,9 @@ class RuleProduct(ABC, Generic[S]):
         return found
 
     def _behind(self, ways: dict[S, Expr], item: Expr) -> dict[S, Expr]:
-        return merged(
-            {after: seq(begun, expr) for after, expr in self._ways(item, before).items()}
-            for before, begun in ways.items()
+        return merged_ways(
+            {after: seq(prefix, expr) for after, expr in self._ways(item, before).items()}
+            for before, prefix in ways.items()
         )
 
     def _rounds(self, expr: Repeat, before: S) -> dict[S, Expr]:
@@ -234,7 +234,7 @@ class RuleProduct(ABC, Generic[S]):
         nothing: dict[S, Expr] = {before: EMPTY} if low == 0 else {}
         first = self._ways(item, before)
         if high == 1:
-            return merged([nothing, first])
+            return merged_ways([nothing, first])
         if len(first) > 1:
             return self._written_out(expr, before)
         after = next(iter(first), before)
@@ -245,7 +245,7 @@ class RuleProduct(ABC, Generic[S]):
         if after == before:
             return {after: repeat(other, low, high)}
         more = repeat(other, max(low - 1, 0), None if high is None else high - 1)
-        return merged([nothing, *({after: seq(start, more)} for start in first.values())])
+        return merged_ways([nothing, *({after: seq(start, more)} for start in first.values())])
 
     def _written_out(self, expr: Repeat, before: S) -> dict[S, Expr]:
         item, low, high = expr.item, expr.low, expr.high
@@ -266,7 +266,7 @@ class RuleProduct(ABC, Generic[S]):
         for _ in range(low, high):
             found = self._behind(found, item)
             ends.append(found)
-        return merged(ends)
+        return merged_ways(ends)
 
     def _filled(self, item: Expr) -> Expr:
         made = FilledRules(self._source)
@@ -275,7 +275,7 @@ class RuleProduct(ABC, Generic[S]):
         return found
 
 
-def merged(all_ways: Iterable[dict[S, Expr]]) -> dict[S, Expr]:
+def merged_ways(all_ways: Iterable[dict[S, Expr]]) -> dict[S, Expr]:
     found: dict[S, list[Expr]] = {}
     for ways in all_ways:
         for after, expr in ways.items():

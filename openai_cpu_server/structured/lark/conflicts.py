@@ -73,7 +73,7 @@ class QuotedStrings:
 
     def shortened(self, expr: Expr) -> Expr | None:
         """Return None if something else begins with a quote."""
-        if not self._begins_so(expr):
+        if not self._begins_with_quote(expr):
             return expr
         if isinstance(expr, Text):
             found = _WHOLE.match(expr.text)
@@ -82,7 +82,7 @@ class QuotedStrings:
             self._moves(part)
         return self._shortened(expr)
 
-    def _begins_so(self, expr: Expr) -> bool:
+    def _begins_with_quote(self, expr: Expr) -> bool:
         return any(_QUOTE in chars for chars in self._leads.fronts(expr))
 
     def _shortened(self, expr: Expr) -> Expr | None:
@@ -94,7 +94,7 @@ class QuotedStrings:
             moves = _then(moves, self._moves(item))
             if moves[_START] == 1 << _END:
                 return seq(STRING, *items[i + 1 :])
-        return None if self._begins_so(expr) else expr
+        return None if self._begins_with_quote(expr) else expr
 
     def _moves(self, expr: Expr) -> _Moves:
         if expr not in self._cache:
@@ -200,7 +200,7 @@ class LexemeLoosener:
         return rebuilt(expr, map(self.loosened, expr.parts))
 
 
-def words(expr: Expr) -> Iterator[str]:
+def fixed_words(expr: Expr) -> Iterator[str]:
     for item in expr.items if isinstance(expr, Alt) else (expr,):
         word = _word(item)
         if word is not None:
@@ -309,7 +309,7 @@ class _Search:
             self._add(name, expr)
 
     def _add(self, name: str, expr: Expr) -> None:
-        for word in words(expr):
+        for word in fixed_words(expr):
             self._work.spend(2 + len(word) // 16)
             self._words.setdefault(word, []).append(name)
         self._work.spend(6)

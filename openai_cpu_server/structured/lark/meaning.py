@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ALL,
@@ -37,7 +37,7 @@ from openai_cpu_server.structured.languages.rewriting import (
     FILLED,
     FilledRules,
     RuleProduct,
-    merged,
+    merged_ways,
     without_left_recursion,
 )
 from openai_cpu_server.structured.languages.rules import Nullables, users
@@ -76,7 +76,7 @@ class _Terminals:
         """States of languages that are too complex for one expression."""
         for name in read.terminals:
             self._language(name)
-        self.automaton = functools.cache(lambda name: build(self.languages[name], self._budget))
+        self.automaton = functools.cache(lambda name: build_automaton(self.languages[name], self._budget))
         self.first = functools.cache(lambda name: self._after(name, [0]))
         self.restricted = functools.cache(self._restricted)
 
@@ -129,7 +129,7 @@ class _Terminals:
         simple = self._plain.simplified(language)
         if simple is not None and not simple.is_extended:
             return simple
-        automaton = build(language, self._budget)
+        automaton = build_automaton(language, self._budget)
         names = [f"terminal.{len(self.rules)}.{state}" for state in range(len(automaton.edges))]
         self.rules |= state_rules(automaton, names, Chars)
         return Ref(names[0])
@@ -214,7 +214,7 @@ class _GreedyRules(RuleProduct[CharSet]):
         ]
         if self._terminals.languages[expr.name].is_nullable:
             ways.append({before | first & self._behind_it(expr.name): EMPTY})
-        return merged(ways)
+        return merged_ways(ways)
 
     def _filled(self, item: Expr) -> Expr:
         made = FilledRules({**self._source, **self._terminals.languages})

@@ -11,7 +11,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
     ANY_CHAR,
@@ -193,7 +193,7 @@ class LexemePlan:
         if language is None:
             raise InvalidGrammar(1, 1, "too large: a pattern is beside others in too many places")
         try:
-            automaton = build(spelt_out(language), Budget(Limits()))
+            automaton = build_automaton(spelt_out(language), Budget(Limits()))
         except SchemaTooLarge:
             message = "too ambiguous: a pattern cannot be told from what may stand beside it or follow it"
             raise InvalidGrammar(1, 1, message) from None

@@ -112,7 +112,7 @@ class EvaluatedOption(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(guard.join(w) for w in self.ways))
 
 
-def pruned(ways: list[Way]) -> list[Way]:
+def pruned_ways(ways: list[Way]) -> list[Way]:
     """Drop ways that another way covers. Raises TooManyWays."""
     _check(len(ways))
     useful: list[Way] = []
@@ -242,7 +242,7 @@ class Evaluation:
             if all(self.may_meet(x, y, self.kind) for x in a.guards for y in b.guards):
                 found.append(a.join(b))
             _check(len(found))
-        return pruned(found)
+        return pruned_ways(found)
 
     def _some_of(self, options: list[EvaluatedOption]) -> list[Way]:
         found: list[Way] = []
@@ -252,7 +252,7 @@ class Evaluation:
             is_nothing_seen |= len(useful) < len(option.guarded)
             found += [*useful, *self._both(found, useful)]
             _check(len(found))
-        return pruned([Way(), *found] if is_nothing_seen else found)
+        return pruned_ways([Way(), *found] if is_nothing_seen else found)
 
     # Properties and items
 
@@ -308,7 +308,7 @@ class Evaluation:
         return ways
 
     def _one_of(self, schema: Schema, path: str) -> list[Way]:
-        return pruned([way for option in self._options(schema, "oneOf", path) for way in option.guarded])
+        return pruned_ways([way for option in self._options(schema, "oneOf", path) for way in option.guarded])
 
     def _if(self, schema: Schema, path: str) -> list[Way]:
         test = self._option(f"{path}/if")
@@ -316,7 +316,7 @@ class Evaluation:
         otherwise = self.ways(f"{path}/else") if "else" in schema else [Way()]
         passed = EvaluatedOption(test.number, self._both(test.ways, then))
         failed = EvaluatedOption(self.reader.table.negate(test.number), otherwise)
-        return pruned([*passed.guarded, *failed.guarded])
+        return pruned_ways([*passed.guarded, *failed.guarded])
 
     # References
 
@@ -333,7 +333,7 @@ class Evaluation:
         return self.of_scope(target.scope).ways(target.pointer)
 
 
-def expanded(
+def without_unevaluated(
     of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
 ) -> int:
     """Return an equivalent node without `Unevaluated`. Raises InvalidSchema, UnsupportedSchema."""

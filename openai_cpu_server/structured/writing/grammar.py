@@ -191,7 +191,7 @@ def _last(name: str, names: dict[str, str]) -> str:
     return name
 
 
-def pruned(rules: Rules) -> Rules:
+def pruned_rules(rules: Rules) -> Rules:
     """Return the rules that are reachable and can end, or {} if nothing matches."""
     found = _productive(rules)
     return _reachable(_merged(found)) if ROOT in found else {}
@@ -253,7 +253,7 @@ _Node = tuple[str, tuple[int, ...], Any]
 _decoder = msgspec.msgpack.Decoder(tuple[list[_Node], dict[str, int]])
 
 
-def packed(rules: Rules) -> bytes:
+def packed_rules(rules: Rules) -> bytes:
     """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
     found: list[_Node] = []
@@ -271,7 +271,7 @@ def packed(rules: Rules) -> bytes:
     return msgspec.msgpack.encode((found, {name: numbers[expr] for name, expr in rules.items()}))
 
 
-def unpacked(data: bytes) -> Rules:
+def unpacked_rules(data: bytes) -> Rules:
     found, names = _decoder.decode(data)
     made: list[Expr] = []
     for kind, numbers, fields in found:

@@ -26,9 +26,9 @@ from openai_cpu_server.structured.languages.expr import (
     rewritten,
     seq,
 )
-from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged
+from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged_ways
 from openai_cpu_server.structured.options import InvalidGrammar, Whitespace
-from openai_cpu_server.structured.writing.grammar import GrammarBuilder, pruned
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder, pruned_rules
 
 _MOST_BLANKS = 40
 
@@ -219,7 +219,7 @@ def _hex_digits(first: int, last: int) -> Expr:
 def raw_texts(rules: Rules, mark: str) -> Rules:
     """Return the texts without `mark`, which ends them, or {} if there are none or that is too much work."""
     try:
-        return pruned(_MarkFree(rules, mark).rules)
+        return pruned_rules(_MarkFree(rules, mark).rules)
     except InvalidGrammar:
         return {}
 
@@ -258,7 +258,7 @@ class _MarkFree(RuleProduct[int]):
             after = self._next(before, chr(each.ranges[0][0]))
             if expr.set & each and after < len(self._mark):
                 ways.append({after: Chars(each)})
-        return merged(ways)
+        return merged_ways(ways)
 
     def _may_end(self, state: int) -> bool:
         """The text's end and the mark behind it must not form the mark sooner."""

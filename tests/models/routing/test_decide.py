@@ -16,7 +16,7 @@ from openai_cpu_server.models.routing.decide import (
     RouterInput,
     by_rules,
     by_share,
-    nearest,
+    nearest_example,
     sticky_draw,
     verdict,
 )
@@ -97,7 +97,7 @@ def test_the_ends_of_shares(draw: float, route: str) -> None:
 
 def test_the_nearest_example_is_found_by_angle_not_by_length() -> None:
     examples = np.array([[10, 0], [0.1, 0.1], [0, 0]], np.float32)
-    index, similarity = nearest(examples, np.array([[3, 3]], np.float32))
+    index, similarity = nearest_example(examples, np.array([[3, 3]], np.float32))
     assert (index, round(similarity, 5)) == (1, 1.0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.config.folders import tell_others
+from openai_cpu_server.config.folders import export_settings
 from openai_cpu_server.llama.host import numa_nodes
 from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, CpuClaim, choose_cpus, of_replicas
 
@@ -26,7 +26,7 @@ def test_engines_are_not_last_in_line() -> None:
 def test_who_sets_one_has_his_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_worker_niceness", "5")
     monkeypatch.setenv("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "2")
-    tell_others(OF_NEW_CLUSTER)
+    export_settings(OF_NEW_CLUSTER)
     assert of_replicas()["RAY_worker_niceness"] == "5"
     assert os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] == "2"
     assert OF_NEW_CLUSTER.keys() <= os.environ.keys()

@@ -1,4 +1,4 @@
-"""Parts of one server that routes are built from: models, keys, limits, and services."""
+"""State of one server that routes are built from: models, keys, limits, and services."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.sockets import SocketParts
+from openai_cpu_server.http.sockets import SocketState
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, fetch
+from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, ensure_served
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.observe.telemetry import Telemetry
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -50,7 +50,7 @@ def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
 async def chosen_model(models: ModelRegistry, request: Request, name: str | None) -> ChosenModel:
     """Return the model of this name, which is read first if nothing has used it. Raises ModelNotFound."""
     allowed = context_of(request.scope).identity.allowed_models
-    await fetch(models, name, allowed)
+    await ensure_served(models, name, allowed)
     return models.choose(name, allowed)
 
 
@@ -94,11 +94,11 @@ class AppState(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: RequestHistory
-    watch: Watch
+    history: RequestHistory
+    telemetry: Telemetry
     jobs: Jobs | None
     """Without it there are no batch API and no stored responses."""
-    recall: AnswerLookup | None
+    answer_lookup: AnswerLookup | None
     find_adapter: FindAdapter
     keeping: ModelKeeping
     store: ModelStore | None
@@ -110,5 +110,5 @@ class AppState(NamedTuple):
     """Actions to await after the engines' end. Rooms add to them when they are built."""
 
     @property
-    def sockets(self) -> SocketParts:
-        return SocketParts(self.keys, self.limits, self.bodies, self.endings, self.options)
+    def sockets(self) -> SocketState:
+        return SocketState(self.keys, self.limits, self.bodies, self.history, self.options)

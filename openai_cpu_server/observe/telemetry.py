@@ -16,7 +16,7 @@ from openai_cpu_server.observe.tracing import Tracing
 
 
 @dataclass(eq=False)
-class Watch:
+class Telemetry:
     """Root observer. All methods belong to one event loop's thread."""
 
     metrics: Metrics
@@ -28,7 +28,7 @@ class Watch:
     """Records the usage of keys: name of the key, model, amounts."""
 
     @classmethod
-    def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
+    def new(cls, *, model: str, tracing: Tracing | None = None) -> Telemetry:
         """Return an observer with a registry of its own. `model`: name of the default model."""
         return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing)
 
@@ -53,21 +53,21 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class ModelWatch:
+class ModelTelemetry:
     """`EngineObserver` of one model."""
 
-    watch: Watch
+    telemetry: Telemetry
     model: str
 
     def step_done(self, figures: StepFigures) -> None:
-        self.watch.metrics.step_done(figures)
-        self.watch.recent.step_done(figures)
+        self.telemetry.metrics.step_done(figures)
+        self.telemetry.recent.step_done(figures)
         self.spent(figures.spent_ms)
 
     def spent(self, spent_ms: dict[str, float]) -> None:
         """Record CPU time by client label. Engines without reported steps call this themselves."""
         for client, cpu_ms in spent_ms.items():
-            self.watch.used(self.watch.key_of(client), self.model, Amounts(cpu_ms=cpu_ms))
+            self.telemetry.used(self.telemetry.key_of(client), self.model, Amounts(cpu_ms=cpu_ms))
 
     def engine_died(self, cause: str) -> None:
-        self.watch.metrics.count("engine_restarts", cause)
+        self.telemetry.metrics.count("engine_restarts", cause)

@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.generation.schema import Notes
-from openai_cpu_server.api.parts import AppState
 from openai_cpu_server.api.responses.objects import ItemList
 from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader
 from openai_cpu_server.api.responses.schema import CompactionTrigger, InputItem
 from openai_cpu_server.api.responses.stored import item_page, listed_items, owner_and_id
 from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
+from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
-from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import REQUESTS, WORK
@@ -74,10 +74,10 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 
 class ConversationRoutes:
-    def __init__(self, parts: AppState) -> None:
-        self._options = parts.options
-        self._repository = parts.jobs.responses if parts.jobs else None
-        self._reader = ResponseReader(self._repository, parts.options)
+    def __init__(self, state: AppState) -> None:
+        self._options = state.options
+        self._repository = state.jobs.responses if state.jobs else None
+        self._reader = ResponseReader(self._repository, state.options)
 
     @_route(
         "POST",
@@ -89,7 +89,7 @@ class ConversationRoutes:
     )
     async def create(self, request: Request) -> Response:
         """Create a stored conversation, with or without items."""
-        repository, context = self._there(), context_of(request.scope)
+        repository, context = self._require_repository(), context_of(request.scope)
         body, ignored, size = await self._read(request, ConversationBody)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items or (), context.owner, size)
@@ -101,13 +101,13 @@ class ConversationRoutes:
     @_route("GET", "/v1/conversations/{id}", answer=ConversationObject)
     async def one(self, request: Request) -> Response:
         """Return a conversation."""
-        record = await self._there().conversations.get(*owner_and_id(request))
+        record = await self._require_repository().conversations.get(*owner_and_id(request))
         return json_response(ConversationObject.of(record))
 
     @_route("POST", "/v1/conversations/{id}", body=ConversationChange, answer=ConversationObject)
     async def change(self, request: Request) -> Response:
         """Replace the metadata of a conversation."""
-        repository = self._there()
+        repository = self._require_repository()
         body, ignored, _ = await self._read(request, ConversationChange)
         record = await repository.conversations.change(*owner_and_id(request), body.metadata or {})
         return json_response(ConversationObject.of(record), headers=ignored.headers)
@@ -116,7 +116,7 @@ class ConversationRoutes:
     async def delete(self, request: Request) -> Response:
         """Delete a conversation with its items."""
         owner, conversation_id = owner_and_id(request)
-        await self._there().conversations.delete(owner, conversation_id)
+        await self._require_repository().conversations.delete(owner, conversation_id)
         return json_response(ConversationDeleted(conversation_id))
 
     @_route(
@@ -128,7 +128,7 @@ class ConversationRoutes:
     async def items(self, request: Request) -> Response:
         """List the items of a conversation."""
         page = item_page(request)
-        items, has_more = await self._there().conversations.page(*owner_and_id(request), page)
+        items, has_more = await self._require_repository().conversations.page(*owner_and_id(request), page)
         return await listed_items(items, has_more=has_more)
 
     @_route(
@@ -141,7 +141,7 @@ class ConversationRoutes:
     )
     async def add_items(self, request: Request) -> Response:
         """Add items to a conversation."""
-        repository, context = self._there(), context_of(request.scope)
+        repository, context = self._require_repository(), context_of(request.scope)
         _check_includes(request)
         body, ignored, size = await self._read(request, NewItemsBody)
         await _check_room(repository, context, size)
@@ -154,23 +154,25 @@ class ConversationRoutes:
     async def item(self, request: Request) -> Response:
         """Return an item of a conversation."""
         _check_includes(request)
-        found = await self._there().conversations.item(*owner_and_id(request), request.path_params["item_id"])
+        found = await self._require_repository().conversations.item(
+            *owner_and_id(request), request.path_params["item_id"]
+        )
         return Response(found.content, media_type="application/json")
 
     @_route("DELETE", "/v1/conversations/{id}/items/{item_id}", answer=ConversationObject)
     async def delete_item(self, request: Request) -> Response:
         """Delete an item of a conversation."""
         item_id = request.path_params["item_id"]
-        record = await self._there().conversations.delete_item(*owner_and_id(request), item_id)
+        record = await self._require_repository().conversations.delete_item(*owner_and_id(request), item_id)
         return json_response(ConversationObject.of(record))
 
-    def _there(self) -> ResponseRepository:
+    def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
             raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
         return self._repository
 
     async def _read(self, request: Request, schema: type[B]) -> tuple[B, Ignored, int]:
-        data = await unkept_body(request)
+        data = await streamed_body(request)
         body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._options.lenient))
         return body, ignored, len(data)
 
@@ -222,4 +224,4 @@ def _check_includes(request: Request) -> None:
             raise unknown_parameter(name)
 
 
-ROOM = ApiRouter[AppState](ConversationRoutes)
+ROUTER = ApiRouter[AppState](ConversationRoutes)

@@ -56,10 +56,10 @@ def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> N
     driver.run()
     driver.step(request("hold", output=3))
     driver.submit(request("long", output=50, route="b"), request("short", output=400, route="a"))
-    assert [entry.id for entry in driver.scheduler.expectations.outlook()] == ["short", "long"]
+    assert [entry.id for entry in driver.scheduler.eta_estimator.queue_places()] == ["short", "long"]
 
 
-def test_the_outlook_counts_what_outputs_really_become() -> None:
+def test_the_estimate_counts_what_outputs_really_become() -> None:
     driver = Driver(slots=1)
     driver.run(*(request(f"d{number}", output=5, priority=BATCH) for number in range(4)))
     driver.step(request("now", output=900, prompt=4))
@@ -68,7 +68,7 @@ def test_the_outlook_counts_what_outputs_really_become() -> None:
 
 def foretold_ms(driver: Driver, *waiting: GenerationRequest) -> list[float]:
     driver.submit(*waiting)
-    return [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()]
+    return [entry.first_token_ms for entry in driver.scheduler.eta_estimator.queue_places()]
 
 
 def first_token_ms(adapter: str | None, *running: str | None) -> float:
@@ -96,7 +96,7 @@ def test_an_adapter_group_that_only_reads_takes_no_longer_than_its_prompts() -> 
     assert waits[0] < waits[1]
 
 
-def test_the_outlook_counts_the_encoding_of_pictures() -> None:
+def test_the_estimate_counts_the_encoding_of_pictures() -> None:
     """A request without pictures waits for slices between steps only, and a saved picture costs nothing."""
     driver = Driver(slots=8, cache_blocks=100)
     driver.run(seeing("first", picture(300)))
@@ -105,12 +105,12 @@ def test_the_outlook_counts_the_encoding_of_pictures() -> None:
     sees_ms, reads_ms, again_ms = foretold_ms(driver, *waiting)
     assert sees_ms - again_ms >= 600
     assert again_ms >= reads_ms
-    assert driver.scheduler.expectations.forecast().wait_ms.interactive >= 64
+    assert driver.scheduler.eta_estimator.forecast().wait_ms.interactive >= 64
 
 
 def forecast(driver: Driver, *submitted: GenerationRequest) -> Forecast:
     driver.submit(*submitted)
-    return driver.scheduler.expectations.forecast()
+    return driver.scheduler.eta_estimator.forecast()
 
 
 def test_a_newcomer_waits_for_the_prompts_before_its_own_and_not_for_batch_work() -> None:

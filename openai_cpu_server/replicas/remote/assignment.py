@@ -67,7 +67,7 @@ class Quarantine:
 
 
 @dataclass(eq=False)
-class PlacedRequest:
+class AssignedRequest:
     live: AcceptedRequest
     replica: str | None = None
     """Assigned replica, or None while the request waits for one."""
@@ -94,7 +94,7 @@ _WORTH_MOVING_S = 1.0
 """Least saving for which a waiting request moves; it must also be half of the remaining wait."""
 
 
-class RequestPlacement:
+class RequestAssignment:
     """Owner of the live requests. Requests that a replica cannot finish move on with their output so far."""
 
     def __init__(
@@ -106,10 +106,10 @@ class RequestPlacement:
         self._router = router
         self._clock = clock
         self._quarantine = Quarantine()
-        self._requests: dict[str, PlacedRequest] = {}
-        self._waiting: dict[str, PlacedRequest] = {}
+        self._requests: dict[str, AssignedRequest] = {}
+        self._waiting: dict[str, AssignedRequest] = {}
         """Requests without a replica."""
-        self._by_wire: dict[str, PlacedRequest] = {}
+        self._by_wire: dict[str, AssignedRequest] = {}
 
     @property
     def live(self) -> AcceptedRequests:
@@ -128,7 +128,7 @@ class RequestPlacement:
     def accept(self, call: Sequence[AcceptedRequest]) -> None:
         self.delivery.accept(call)
         for live in call:
-            self._requests[live.request.id] = self._waiting[live.request.id] = PlacedRequest(live)
+            self._requests[live.request.id] = self._waiting[live.request.id] = AssignedRequest(live)
         self.place_waiting()
 
     def cancel(self, *request_ids: str) -> None:

@@ -22,7 +22,7 @@ from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
 from openai_cpu_server.replicas import wire
-from openai_cpu_server.replicas.remote.placement import RequestPlacement
+from openai_cpu_server.replicas.remote.assignment import RequestAssignment
 from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
 from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
 
@@ -117,12 +117,12 @@ _LAST_WORDS_S = 2.0
 """Time for a departed replica's last news: the cause of its death, and CPU time, sent every second."""
 
 
-class ReplicaCarrier:
-    """Owns the sessions with the replicas. `RequestPlacement` owns their requests."""
+class ReplicaProxy:
+    """Owns the sessions with the replicas. `RequestAssignment` owns their requests."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
         self.replicas: dict[str, ReplicaMember] = {}
-        self.requests = RequestPlacement(self.replicas, router, clock)
+        self.requests = RequestAssignment(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         self.last_loss: tuple[str, float] | None = None
         """Reason and time of the last loss."""
@@ -138,7 +138,7 @@ class ReplicaCarrier:
 
     # -- replicas ----------------------------------------------------------------------------------------
 
-    def replicas_are(self, links: Mapping[str, wire.ReplicaLink]) -> None:
+    def set_replicas(self, links: Mapping[str, wire.ReplicaLink]) -> None:
         """Attend new replicas. Absent ones get no new requests, and their requests move."""
         self._links = dict(links)
         for name in links:
@@ -166,7 +166,7 @@ class ReplicaCarrier:
 
     # -- sessions ----------------------------------------------------------------------------------------
 
-    def heard(self, session: ReplicaSession, news: wire.ReplicaNews) -> None:
+    def handle(self, session: ReplicaSession, news: wire.ReplicaNews) -> None:
         replica = session.replica
         self.on_spent(news.spent_ms)
         self.on_measured(news.measured)
@@ -197,7 +197,7 @@ class ReplicaCarrier:
             name,
             self._links[name],
             next(self._sessions),
-            self.heard,
+            self.handle,
             self.lost,
             lease_s=self._lease_s,
             clock=self._clock,

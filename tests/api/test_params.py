@@ -56,10 +56,12 @@ async def test_an_engine_is_told_where_other_prompts_part_from_a_conversation(pa
     async with client(made.app) as http:
         assert (await http.post(path, json=BODIES[path])).status_code == 200
     (request,) = engine.submitted
-    assert [request.tokens[border - 1] for border in request.borders] == ([] if path == TEXT else [300, 301])
+    assert [request.tokens[boundary - 1] for boundary in request.boundaries] == (
+        [] if path == TEXT else [300, 301]
+    )
     if path not in (ANTHROPIC, OLD):  # rows have OpenAI's paths
         await made.run_row(path, json.dumps(BODIES[path]).encode(), "")
-        assert [again.borders for again in engine.submitted[1:]] == [request.borders]
+        assert [again.boundaries for again in engine.submitted[1:]] == [request.boundaries]
 
 
 async def test_a_row_of_a_batch_is_stored_as_a_response_only_where_it_says_so() -> None:

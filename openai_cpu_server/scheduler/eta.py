@@ -15,7 +15,7 @@ from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.scheduler.adapter_groups import EncodingTurns
-from openai_cpu_server.scheduler.admission import WaitingRoom
+from openai_cpu_server.scheduler.admission import AdmissionQueue
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
@@ -139,7 +139,7 @@ _MANY_PAIRS = 100_000
 @dataclass(eq=False)
 class EtaEstimator:
     sequences: LiveSequences
-    waiting: WaitingRoom
+    waiting: AdmissionQueue
     running: Mapping[int, Sequence]
     costs: LearnedCosts
     encodings: EncodingTurns
@@ -165,7 +165,7 @@ class EtaEstimator:
             token_ms = decoding_ms if num_tokens == 1 else reading_ms
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
-    def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
+    def queue_places(self, slowdown: float = 1.0) -> list[QueuePlace]:
         """Return estimates for the first waiting sequences in order. `slowdown`: factor of all times."""
         line, first = self._line(), islice(self.waiting.in_order(), _MOST_PLACES)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
@@ -211,7 +211,7 @@ class EtaEstimator:
         )
 
 
-def _newcomer_ms(waiting: WaitingRoom, line: WaitingLine, lane: int) -> float:
+def _newcomer_ms(waiting: AdmissionQueue, line: WaitingLine, lane: int) -> float:
     """The caller goes through the lanes from the best on."""
     if lane not in waiting.lanes:
         return line.newcomer_ms(lane)

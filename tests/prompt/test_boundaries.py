@@ -61,7 +61,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 def made(prompts: ChatPrompts, messages: Messages, tools: Any = (), **variables: object) -> ChatPrompt | None:
     """None: the template refuses it."""
-    asked = Conversation(messages=messages, tools=tools, variables=variables, thinks_not=bool(variables))
+    asked = Conversation(messages=messages, tools=tools, variables=variables, skips_thinking=bool(variables))
     try:
         return prompts.prompt(asked)
     except (TemplateFailed, InvalidRequest):
@@ -69,7 +69,7 @@ def made(prompts: ChatPrompts, messages: Messages, tools: Any = (), **variables:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_each_border_is_the_last_control_token_before_others_differ(name: str) -> None:
+def test_each_boundary_is_the_last_control_token_before_others_differ(name: str) -> None:
     """And before each of these others there is one, unless the template refuses them."""
     tokenizer = FakeTokenizer(control=controls(name), adds_bos=False)
     asked_for = prompts(name, tokenizer)
@@ -83,7 +83,7 @@ def test_each_border_is_the_last_control_token_before_others_differ(name: str) -
         lengths = {common(asked.tokens, other.tokens) for other in told if other is not None}
         behind = [at + 1 for at, token in enumerate(asked.tokens) if token in marks]
         wanted = {max((at for at in behind if at <= length), default=0) for length in lengths}
-        assert asked.borders == tuple(sorted(wanted - {0}))
+        assert asked.boundaries == tuple(sorted(wanted - {0}))
         num_tried += len(lengths)
     assert num_tried > 4 or name in UNUSABLE
 
@@ -98,7 +98,9 @@ FILES = st.sampled_from([DEMO, tiny_model_path()])
 
 @settings(max_examples=50)
 @given(FILES, st.sampled_from(CHATML), st.lists(TEXTS, min_size=6, max_size=6), st.booleans())
-def test_real_tokens_agree_up_to_a_border(path: Path, name: str, texts: list[str], has_system: bool) -> None:
+def test_real_tokens_agree_up_to_a_boundary(
+    path: Path, name: str, texts: list[str], has_system: bool
+) -> None:
     """Whatever tokenizers merge, byte pairs or SentencePiece, and whatever texts spell. The tokens are those
     of the whole text."""
     real, compiled = opened(path), template(name)
@@ -112,10 +114,10 @@ def test_real_tokens_agree_up_to_a_border(path: Path, name: str, texts: list[str
         return  # it wants tools
     others = [[*head, last], [*messages[:-1], last], [*messages, said("assistant", so), last]]
     told = [made(asked_for, other) for other in others]
-    assert 2 <= len(asked.borders) <= 3
-    for border, other in zip((asked.borders[0], *asked.borders[-2:]), told, strict=True):
+    assert 2 <= len(asked.boundaries) <= 3
+    for boundary, other in zip((asked.boundaries[0], *asked.boundaries[-2:]), told, strict=True):
         assert other is not None
-        assert asked.tokens[:border] == other.tokens[:border]
+        assert asked.tokens[:boundary] == other.tokens[:boundary]
     if not any("<|" in text or "|>" in text for text in texts):
         text = render_chat(compiled, messages, reasoning=reasoning).text
         add_special = needs_special_tokens(text, bos_text=real.bos_text)
@@ -133,8 +135,8 @@ def prompt(
     return asked_for.prompt(Conversation(messages=list(messages), written=written or {}))
 
 
-def borders(*messages: dict[str, Any], **more: Any) -> tuple[int, ...]:
-    return prompt(*messages, **more).borders
+def boundaries(*messages: dict[str, Any], **more: Any) -> tuple[int, ...]:
+    return prompt(*messages, **more).boundaries
 
 
 HI = said("user", "hi")
@@ -142,24 +144,24 @@ HI = said("user", "hi")
 
 def test_bos_and_the_tokens_of_written_answers_count() -> None:
     """`<s>`, `<|user|>`, two letters, `<|assistant|>`; then three tokens that nobody tokenises."""
-    assert borders(HI) == (2, 5)
-    assert borders(HI, said("assistant", "Yes"), HI) == (2, 9, 12)
-    assert borders(HI, said("assistant", "Yes, I am"), HI, written={1: (7, 302, 7)}) == (2, 9, 12)
+    assert boundaries(HI) == (2, 5)
+    assert boundaries(HI, said("assistant", "Yes"), HI) == (2, 9, 12)
+    assert boundaries(HI, said("assistant", "Yes, I am"), HI, written={1: (7, 302, 7)}) == (2, 9, 12)
 
 
-def test_an_answer_that_has_begun_and_what_a_text_spells_have_no_border() -> None:
-    assert borders(HI, said("assistant", "Ye")) == (2, 5)
-    assert borders(said("user", "<|user|>")) == (2, 3 + len("<|user|>"))
+def test_an_answer_that_has_begun_and_what_a_text_spells_have_no_boundary() -> None:
+    assert boundaries(HI, said("assistant", "Ye")) == (2, 5)
+    assert boundaries(said("user", "<|user|>")) == (2, 3 + len("<|user|>"))
 
 
-def test_where_no_other_may_part_there_is_no_border() -> None:
+def test_where_no_other_may_part_there_is_no_boundary() -> None:
     one = "{{ raise_exception('one') if messages | length > 1 else '<|user|>' + messages[0].content }}"
-    assert borders(HI, source=one) == (2,)
+    assert boundaries(HI, source=one) == (2,)
     newest_first = "{% for m in messages | reverse %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
-    assert borders(SYSTEM, HI, source=newest_first) == (2,)
-    assert borders(HI, source="User: {{ messages[0].content }} Assistant:") == ()
+    assert boundaries(SYSTEM, HI, source=newest_first) == (2,)
+    assert boundaries(HI, source="User: {{ messages[0].content }} Assistant:") == ()
 
 
 def test_there_is_no_cut_before_white_space_that_a_token_strips() -> None:
     names = [ControlToken("<|user|>", strips_behind=True), ControlToken("<|assistant|>")]
-    assert borders(HI, names=names) == (5,)
+    assert boundaries(HI, names=names) == (5,)
