@@ -36,10 +36,9 @@ from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.http.application import DOCUMENT, application
 from openai_cpu_server.http.body import BodyBudget
-from openai_cpu_server.http.clients import key_of
 from openai_cpu_server.http.context import RequestHistory
 from openai_cpu_server.http.gate import AuthMiddleware
-from openai_cpu_server.http.keys import KeyRing
+from openai_cpu_server.http.keys import KeyRing, key_of
 from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, served_routes

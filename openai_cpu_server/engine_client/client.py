@@ -20,8 +20,7 @@ from openai_cpu_server.contract.media import MediaShape, MediaSize, require_sens
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine_client.admission import RequestAdmission
-from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
+from openai_cpu_server.engine_client.calls import EmbeddingAnswer, GenerationAnswer, RequestAdmission
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.engine_client.replay import RequestReplay

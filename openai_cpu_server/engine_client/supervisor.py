@@ -14,7 +14,7 @@ import msgspec
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.engine_client.child import EngineProcess, resident_bytes
+from openai_cpu_server.engine_client.child import EngineProcess, HangLimits, Watchdog, resident_bytes
 from openai_cpu_server.engine_client.deaths import (
     Death,
     DeathKind,
@@ -25,7 +25,6 @@ from openai_cpu_server.engine_client.deaths import (
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
 from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver
-from openai_cpu_server.engine_client.watchdog import HangLimits, Watchdog
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 
 logger = logging.getLogger(__name__)

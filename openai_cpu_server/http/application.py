@@ -23,7 +23,14 @@ from starlette.types import Lifespan
 from openai_cpu_server import __version__
 from openai_cpu_server.http.context import RequestHistory, request_log_of
 from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape, shape_at
-from openai_cpu_server.http.gate import AuthMiddleware, ErrorMiddleware, HostGate, canonical_origin
+from openai_cpu_server.http.gate import (
+    AuthMiddleware,
+    ErrorMiddleware,
+    HostGate,
+    canonical_origin,
+    guarded,
+    guarded_nowhere,
+)
 from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.options import ApiOptions
@@ -33,7 +40,6 @@ from openai_cpu_server.http.routes import (
     ApiRoute,
     JsonSchema,
     ServedRoute,
-    guarded_nowhere,
     routes_of,
 )
 
@@ -53,7 +59,7 @@ def application(
     document = ServedRoute(DOCUMENT, OpenApiRoute(described, lenient=options.lenient))
     shapes = tuple(dict.fromkeys(route.shape for route in served if route.shape is not None))
     app = Starlette(
-        routes=[route.guarded(guard) for route in [*served, document]],
+        routes=[guarded(route, guard) for route in [*served, document]],
         middleware=[
             Middleware(HostGate, history=history, hosts=options.hosts, shapes=shapes),
             *_cors(options.cors_origins, headers),

@@ -17,9 +17,8 @@ from starlette.types import Scope
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
-from openai_cpu_server.http.clients import Credentials
 from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_ours
-from openai_cpu_server.http.keys import ANYBODY, Identity, KeyRing
+from openai_cpu_server.http.keys import ANYBODY, Credentials, Identity, KeyRing
 from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.observe.ended import (
     AnswerUse,

@@ -6,13 +6,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ipaddress import ip_address
-from typing import NamedTuple
+from types import MethodType
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_cpu_server.errors import (
@@ -24,7 +26,6 @@ from openai_cpu_server.errors import (
     TooManyConnections,
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
-from openai_cpu_server.http.clients import Credentials, is_local, works_for
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
@@ -38,9 +39,20 @@ from openai_cpu_server.http.context import (
     request_log_of,
 )
 from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
-from openai_cpu_server.http.keys import Access, Callers, KeyRing, Metering
+from openai_cpu_server.http.keys import (
+    INFERENCE,
+    Access,
+    Callers,
+    Credentials,
+    KeyRing,
+    Metering,
+    is_local,
+    unmetered,
+    works_for,
+)
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ServedRoute
 from openai_cpu_server.http.server import EXCESS_CONNECTION
 
 ANY = "*"
@@ -308,3 +320,47 @@ class AuthMiddleware:
             return message
 
         return counted
+
+
+def guarded(route: ServedRoute, guard: AuthMiddleware) -> BaseRoute:
+    assert route.row.handler is not None, "a route decorates its handler"
+    handler = MethodType(route.row.handler, route.of)
+    if route.row.method == WEBSOCKET:
+        return GuardedSocket(route.row, handler, guard)
+    return GuardedRoute(route.row, handler, guard)
+
+
+class GuardedRoute(Route):
+    """Runs its guard after the router's match, so that the checked route is the served one."""
+
+    def __init__(self, row: ApiRoute, handler: Callable[..., Any], guard: AuthMiddleware) -> None:
+        super().__init__(row.path, handler, methods=[row.method])
+        self._access, self._path = row.access, row.shown_path
+        self._guard = guard
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Guard unsupported methods with the same key, but do not meter them."""
+        request_log_of(scope).route = self._path
+        is_there = scope["method"] in (self.methods or ())
+        access = self._access if is_there else unmetered(self._access)
+        await self._guard.admit(access, super().handle, scope, receive, send)
+
+
+class GuardedSocket(WebSocketRoute):
+    def __init__(self, row: ApiRoute, handler: Callable[..., Any], guard: AuthMiddleware) -> None:
+        super().__init__(row.path, handler)
+        self._access, self._path = row.access, row.shown_path
+        self._guard = guard
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_log_of(scope).route = self._path
+        await self._guard.admit(self._access, super().handle, scope, receive, send)
+
+
+def guarded_nowhere(not_found: ASGIApp, guard: AuthMiddleware) -> ASGIApp:
+    """Require a key for unknown paths too, so that strangers cannot discover routes."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        await guard.admit(INFERENCE, not_found, scope, receive, send)
+
+    return handle

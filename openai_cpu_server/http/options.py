@@ -10,7 +10,7 @@ import msgspec
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.http.clients import Network
+from openai_cpu_server.http.keys import Network
 
 _MULTIPART_BYTES = 64 * 1024
 """Bytes around the file in the body of an upload."""

@@ -8,17 +8,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from types import MethodType
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.http.context import RequestContext, request_log_of
+from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
-from openai_cpu_server.http.gate import AuthMiddleware
-from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
+from openai_cpu_server.http.keys import Access
 from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
@@ -117,13 +113,6 @@ class ServedRoute:
     is_hidden: bool = False
     shape: ErrorShape | None = None
 
-    def guarded(self, guard: AuthMiddleware) -> BaseRoute:
-        assert self.row.handler is not None, "a route decorates its handler"
-        handler = MethodType(self.row.handler, self.of)
-        if self.row.method == WEBSOCKET:
-            return GuardedSocket(self.row, handler, guard)
-        return GuardedRoute(self.row, handler, guard)
-
     @property
     def batch_handler(self) -> BatchHandler | None:
         return None if self.row.batched is None else self.row.batched(self.of)
@@ -136,39 +125,3 @@ def served_routes(routers: Iterable[ApiRouter[P]], state: P) -> Iterator[ServedR
             yield from (
                 ServedRoute(row, made, is_hidden=is_hidden, shape=router.shape) for row in router.rows
             )
-
-
-class GuardedRoute(Route):
-    """Runs its guard after the router's match, so that the checked route is the served one."""
-
-    def __init__(self, row: ApiRoute, handler: Callable[..., Any], guard: AuthMiddleware) -> None:
-        super().__init__(row.path, handler, methods=[row.method])
-        self._row = row
-        self._guard = guard
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Guard unsupported methods with the same key, but do not meter them."""
-        request_log_of(scope).route = self._row.shown_path
-        is_there = scope["method"] in (self.methods or ())
-        access = self._row.access if is_there else unmetered(self._row.access)
-        await self._guard.admit(access, super().handle, scope, receive, send)
-
-
-class GuardedSocket(WebSocketRoute):
-    def __init__(self, row: ApiRoute, handler: Callable[..., Any], guard: AuthMiddleware) -> None:
-        super().__init__(row.path, handler)
-        self._row = row
-        self._guard = guard
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_log_of(scope).route = self._row.shown_path
-        await self._guard.admit(self._row.access, super().handle, scope, receive, send)
-
-
-def guarded_nowhere(not_found: ASGIApp, guard: AuthMiddleware) -> ASGIApp:
-    """Require a key for unknown paths too, so that strangers cannot discover routes."""
-
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        await guard.admit(INFERENCE, not_found, scope, receive, send)
-
-    return handle

@@ -14,7 +14,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openai_cpu_server.errors import RequestsLimited
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
-from openai_cpu_server.http.clients import works_for
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     PROGRESS_HEADER,
@@ -26,7 +25,7 @@ from openai_cpu_server.http.context import (
     context_of,
     served,
 )
-from openai_cpu_server.http.keys import Identity, KeyRing
+from openai_cpu_server.http.keys import Identity, KeyRing, works_for
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.observe.ended import RequestOrigin

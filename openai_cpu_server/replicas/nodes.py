@@ -18,7 +18,7 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.media import MediaShape, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
+from openai_cpu_server.engine_client.calls import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.child import resident_bytes
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.engine_client.supervisor import Supervisor

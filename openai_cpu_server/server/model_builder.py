@@ -19,12 +19,12 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
 from openai_cpu_server.engine_client.subscribers import EngineObserver
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes

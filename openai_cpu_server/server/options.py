@@ -15,7 +15,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace, key_identity
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.http.clients import is_loopback
+from openai_cpu_server.http.keys import is_loopback
 from openai_cpu_server.http.options import ApiOptions, MediaOptions, SchedulingOptions
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.llama.host import Machine

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from openai_cpu_server.http.clients import is_loopback
 from openai_cpu_server.http.gate import canonical_origin, host_name
+from openai_cpu_server.http.keys import is_loopback
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api
 from tests.api.sockets import connected

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.http.clients import Client, client_address
-from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Identity, Key
+from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Client, Identity, Key, client_address
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of, sha
 from tests.api.serving import OPTIONS, api, client, locked_api, num_live, started

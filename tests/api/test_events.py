@@ -27,7 +27,7 @@ from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import StepTrace, TraceHolding, TracePart, TraceState, TraceWait
 from openai_cpu_server.http.keys import ANYBODY, Identity, Key, Scope
-from openai_cpu_server.observe.recent import RecentActivity
+from openai_cpu_server.observe.telemetry import RecentActivity
 from tests.api.asgi import exchange
 from tests.api.events import Event, watching
 from tests.api.fake_engine import FakeEngine

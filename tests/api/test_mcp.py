@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions

@@ -14,7 +14,7 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.params import DetailsParam
 from openai_cpu_server.api.generation.running import RunningCall, RunningCalls, StreamItem, Tally
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.models.served import ServedModel
 from tests.api.calls import call

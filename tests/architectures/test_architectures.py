@@ -34,9 +34,9 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Finish
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
+from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from tests.architectures.plain import PlainLlama
 from tests.llama.odd_models import copy_metadata, written

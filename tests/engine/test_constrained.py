@@ -24,7 +24,7 @@ from openai_cpu_server.contract.request import (
     OutputPart,
     Thinking,
 )
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.deaths import Death, DeathKind
 from openai_cpu_server.engine_client.live import AcceptedRequest

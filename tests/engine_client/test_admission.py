@@ -12,8 +12,12 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.engine_client.admission import UNKNOWN_S, RequestAdmission, wait_until_left_s
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import (
+    UNKNOWN_S,
+    GenerationAnswer,
+    RequestAdmission,
+    wait_until_left_s,
+)
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import (

@@ -18,7 +18,7 @@ from openai_cpu_server.contract.framing import LENGTH, read_command
 from openai_cpu_server.contract.media import Picture, PictureSize, Sound
 from openai_cpu_server.contract.messages import CancelRequest, Submit
 from openai_cpu_server.engine.loop import EngineChannel
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.engine_client.child import ClientChannel
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from tests.scheduler.driver import request

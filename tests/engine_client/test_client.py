@@ -18,10 +18,10 @@ from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.deaths import MemoryKiller
 from openai_cpu_server.engine_client.supervisor import NextOptions, Supervisor
-from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, RequestCancelled, StartupError
 from tests.fake_engine import COMMAND
 from tests.fakes import END_TOKEN, FakeBackend

@@ -10,7 +10,7 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import Offload
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.culprits import LIMIT, AbsentSuspects, CulpritLedger
 from openai_cpu_server.engine_client.deaths import Death

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.engine_client.child import TICK_S, HangDetector, HangLimits
 from openai_cpu_server.engine_client.deaths import CrashRecord, Death, DeathKind, MemoryKiller
-from openai_cpu_server.engine_client.watchdog import TICK_S, HangDetector, HangLimits
 
 
 class Story:

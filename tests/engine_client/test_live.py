@@ -8,7 +8,7 @@ import pytest
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Finish, FinishReason, QueuePlace, TokenEvent
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import RequestCancelled
 from tests.scheduler.driver import request

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.engine_client.culprits import OutsideRequests
 from openai_cpu_server.engine_client.deaths import DeathKind
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests

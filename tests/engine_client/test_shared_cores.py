@@ -13,9 +13,9 @@ import pytest
 from openai_cpu_server.contract.messages import EngineWants, GrantTurn, ShortenTurn, TurnBack
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
-from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import RequestCancelled
 from tests.clock import Clock
 from tests.engine_client.test_client import (

@@ -24,8 +24,8 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Experiment
+from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.watchdog import HangLimits
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import (
     LONG_PROMPTS,

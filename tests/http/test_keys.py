@@ -10,8 +10,16 @@ import pytest
 from openai_cpu_server.contract.replica import key_identity
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.http.clients import given_key
-from openai_cpu_server.http.keys import ALL_SCOPES, Allowance, Key, KeyRing, Scope, new_key, read_keys
+from openai_cpu_server.http.keys import (
+    ALL_SCOPES,
+    Allowance,
+    Key,
+    KeyRing,
+    Scope,
+    given_key,
+    new_key,
+    read_keys,
+)
 from openai_cpu_server.jobs.records import StorageLimits
 
 

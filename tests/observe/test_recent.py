@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.ended import Distribution, EndedCall, EndedRequest, RequestOrigin
-from openai_cpu_server.observe.recent import RecentActivity, SlicedWindow
+from openai_cpu_server.observe.telemetry import RecentActivity, SlicedWindow
 from tests.clock import Clock
 
 

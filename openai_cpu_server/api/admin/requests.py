@@ -35,10 +35,9 @@ from openai_cpu_server.errors import (
     wrong_value,
 )
 from openai_cpu_server.http.body import streamed_body
-from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import INFERENCE, Identity
+from openai_cpu_server.http.keys import INFERENCE, Client, Identity
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 

@@ -22,7 +22,7 @@ from openai_cpu_server.http.keys import ADMIN, METRICS
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution
-from openai_cpu_server.observe.recent import TimeSpan
+from openai_cpu_server.observe.telemetry import TimeSpan
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

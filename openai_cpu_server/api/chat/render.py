@@ -9,13 +9,16 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest, ToolCallStyle
-from openai_cpu_server.api.generation.completion import ChoiceStream, ChunkStream, Completion, completion
 from openai_cpu_server.api.generation.renderer import (
     ChatLogprobs,
+    ChoiceStream,
+    ChunkStream,
+    Completion,
     ContentScores,
     GatheredAnswer,
     NewId,
     chat_logprobs,
+    completion,
     content_of,
     finish_reason,
     json_text,

@@ -21,8 +21,7 @@ from openai_cpu_server.api.generation.route import (
     InputTokens,
 )
 from openai_cpu_server.api.state import AppState
-from openai_cpu_server.http.clients import SUBPROTOCOL
-from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
+from openai_cpu_server.http.keys import CALLS, INFERENCE, SUBPROTOCOL, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 

@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
-from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
-from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown_answers
+from openai_cpu_server.api.generation.renderer import (
+    ChunkStream,
+    Completion,
+    GatheredAnswer,
+    completion,
+    finish_reason,
+    json_text,
+    shown_answers,
+)
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob

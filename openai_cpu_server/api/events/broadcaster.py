@@ -19,7 +19,7 @@ from openai_cpu_server.errors import TooManyWatchers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution
-from openai_cpu_server.observe.recent import SlicedWindow
+from openai_cpu_server.observe.telemetry import SlicedWindow
 
 _SLICE_S = 2.0
 _SLICES = 5

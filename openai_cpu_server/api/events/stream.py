@@ -55,16 +55,15 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import TraceHolding, TracePart, TraceState
 from openai_cpu_server.errors import ServerError, wrong_value
-from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
+from openai_cpu_server.http.keys import INFERENCE, Client, Identity, Scope
 from openai_cpu_server.http.options import SchedulingOptions
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import AnswerUse
-from openai_cpu_server.observe.recent import RecentActivity
+from openai_cpu_server.observe.telemetry import RecentActivity
 
 L = TypeVar("L", bound=LiveSequence)
 Shown = TypeVar("Shown", TracePart, TraceHolding)

@@ -35,7 +35,6 @@ from openai_cpu_server.errors import (
     wrong_value,
 )
 from openai_cpu_server.http.body import form_of, off_loop, small_body
-from openai_cpu_server.http.clients import works_for
 from openai_cpu_server.http.context import (
     Caller,
     RequestContext,
@@ -45,7 +44,7 @@ from openai_cpu_server.http.context import (
     new_request_id,
 )
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, error_object, failure_of, json_response, page_of
-from openai_cpu_server.http.keys import INFERENCE, UPLOADS, VISITOR, Identity, KeyRing
+from openai_cpu_server.http.keys import INFERENCE, UPLOADS, VISITOR, Identity, KeyRing, works_for
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.parse import Body, parse, parse_fields
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, BatchHandler, JsonSchema

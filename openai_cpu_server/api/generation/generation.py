@@ -42,9 +42,8 @@ from openai_cpu_server.errors import (
     ServerError,
 )
 from openai_cpu_server.http.body import in_thread
-from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog
-from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.keys import Client, Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.models.registry import (

@@ -46,9 +46,9 @@ from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, Tokenize
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TemplateFailed, wrong
-from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.ignored_params import TIERS
+from openai_cpu_server.http.keys import Client, account_of
 from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.models.routing.router import RouterCaller
 from openai_cpu_server.models.served import ServedModel

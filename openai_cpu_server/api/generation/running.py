@@ -19,10 +19,9 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProgress, QueuePlace, TokenEvent
 from openai_cpu_server.errors import DeadlineExceeded, NotThinking, RequestEnded, RequestNotFound, ServerError
-from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.keys import Client, Identity
 from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution, EndedCall

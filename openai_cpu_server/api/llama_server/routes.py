@@ -27,10 +27,9 @@ from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
-from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, json_response, numbered_at
-from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES, Identity
+from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES, Client, Identity
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter, JsonSchema
 
 

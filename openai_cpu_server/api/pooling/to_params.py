@@ -47,8 +47,8 @@ from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong, missing, wrong
-from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.context import Caller
+from openai_cpu_server.http.keys import Client, account_of
 from openai_cpu_server.prompt.chat_prompts import RerankPrompts
 
 Tokens = tuple[int, ...]

@@ -39,8 +39,8 @@ from openai_cpu_server.errors import (
     RequestCancelled,
     RequestEnded,
 )
-from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import RequestContext
+from openai_cpu_server.http.keys import Client
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import EndedCall, ended_rounds
 

@@ -24,7 +24,7 @@ from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine_client.admission import end_cancelled
+from openai_cpu_server.engine_client.calls import end_cancelled
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AnswerSink, names_of
 from openai_cpu_server.engine_client.replay import RequestReplay

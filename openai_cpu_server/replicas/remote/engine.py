@@ -25,8 +25,7 @@ from openai_cpu_server.contract.media import MediaShape, MediaSize, require_sens
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine_client.admission import RequestAdmission
-from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
+from openai_cpu_server.engine_client.calls import EmbeddingAnswer, GenerationAnswer, RequestAdmission
 from openai_cpu_server.engine_client.live import ServedTotals, names_of
 from openai_cpu_server.engine_client.subscribers import MediaShapes
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
