@@ -67,7 +67,7 @@ async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alon
             collect(engine, request("a", output=9, adapter="one")), collect(engine, request("b", output=9))
         )
         for name, said in (
-            ("worse", r"could not be loaded: bad\.gguf is no adapter"),
+            ("worse", r"could not be loaded: bad\.gguf is not an adapter"),
             ("worst", "has killed it"),
             ("two", "'two' does not exist for this model; it has one"),
         ):
