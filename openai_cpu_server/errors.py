@@ -347,7 +347,7 @@ class ConstraintFailed(ServerError):
 
 
 class RequestCancelled(ServerError):
-    """An accepted request was ended by somebody other than its client."""
+    """An accepted request was cancelled, but not by its client."""
 
 
 class DeadlineExceeded(ServerError):

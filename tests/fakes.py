@@ -378,7 +378,7 @@ class FakeBackend:
     def check_adapter(self, adapter: Adapter) -> None:
         """A path with `bad` in it is refused."""
         if "bad" in adapter.path:
-            raise AdapterFailed(f"{adapter.path} is no adapter.")
+            raise AdapterFailed(f"{adapter.path} is not an adapter.")
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """A path with `kill` in it kills the process."""

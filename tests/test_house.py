@@ -53,6 +53,31 @@ def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_rai
     assert found == {}
 
 
+FOREIGN_WORDS = re.compile(
+    r"(?<!here )\b(is|are|was|were) no (?!longer\b|more\b|fewer\b|less\b)"
+    r"|\b(nobody|somebody)\b"
+    r"|(?:^|(?<=[.;:] ))(Who|What)\b(?!.*\?)"
+)
+"""Such as "is no number" for "is not a number", and persons where a program or a request is meant."""
+MEANT = {
+    "answers.store",  # words of negation in questions
+    "api.responses.conversation",  # an instruction to the model, as are those of transcriptions
+    "api.transcriptions.routes",
+}
+
+
+def test_a_text_says_is_not_a_and_has_a_noun_as_its_subject() -> None:
+    """Each text of the package: errors, log lines, help, docstrings."""
+    found = {
+        f"{module}:{node.lineno}": text[:80]
+        for module, source in package().items()
+        if module not in MEANT
+        for node in source.nodes(ast.Constant)
+        if isinstance(text := node.value, str) and FOREIGN_WORDS.search(" ".join(text.split()))
+    }
+    assert found == {}
+
+
 PARTICIPLES = {"told", "known", "given", "asked", "kept", "said", "begun", "heard", "recalled", "watched"}
 
 

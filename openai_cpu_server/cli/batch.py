@@ -75,7 +75,7 @@ def checked_endpoint(path: Path, options: JobOptions) -> str:
             f"  {'' if error.line is None else f'line {error.line}: '}{error.message}" for error in errors
         ]
         more = ["and more"] if len(errors) == MAX_ERRORS else []
-        raise StartupError("\n".join([f"{path} is no batch:", *lines_of_errors, *more]))
+        raise StartupError("\n".join([f"{path} is not a batch:", *lines_of_errors, *more]))
     return endpoint
 
 

@@ -58,8 +58,8 @@ def models(arguments: Sequence[str]) -> None:
     free = Machine().free_memory()
     listed = listed_models(free)
     note = (
-        f"{bytes_text(free)} of memory are free. KV tokens: what a server with this model alone would\n"
-        "set aside for all requests without --ctx-size. What is not here is fetched by the first start."
+        f"{bytes_text(free)} of memory are free. KV tokens are those that a server with this model alone\n"
+        "sets aside for all requests without --ctx-size. The first start fetches a missing model."
     )
     _show(listed, as_json, f"{columns(rows(listed), right=(1, 3))}\n\n{note}")
 

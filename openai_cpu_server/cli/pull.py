@@ -40,12 +40,12 @@ _NICE = 10
 def pull(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="openai-cpu-server pull",
-        description="Download models from the hub into its cache, where serving finds them. What has come is "
-        "checked against the hub's hashes; after an interruption the same command goes on.",
+        description="Download models from the hub into its cache, where serving finds them, and check "
+        "them against the hub's hashes. After an interruption the same command resumes.",
         allow_abbrev=False,
     )
     parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it, such as qwen3.5:4b")
-    parser.add_argument("--json", action="store_true", help="tell progress as lines of JSON")
+    parser.add_argument("--json", action="store_true", help="report progress as lines of JSON")
     parser.add_argument(
         "--keep-free", type=int, default=0, metavar="MB", help="of the disk at least; default: %(default)s"
     )
@@ -154,7 +154,7 @@ def _show(step: PullStep) -> None:
 def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     source = hub_name(name)
     if source is None:
-        path = local_model(name)  # raises for what nobody knows, with a hint
+        path = local_model(name)  # raises for unknown names, with a hint
         raise StartupError(f"{name} is here, and not from the hub: {path}")
     ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
     model = ask(source)

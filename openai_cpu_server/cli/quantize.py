@@ -327,9 +327,9 @@ class OutputFiles:
             if file.is_dir():
                 raise StartupError(f"{file} is a folder: name the file that is to be made")
             if file.exists() and not file.is_file():
-                raise StartupError(f"{file} is no ordinary file")
+                raise StartupError(f"{file} is not an ordinary file")
             if file.exists() and any(file.samefile(source) for source in sources):
-                raise StartupError(f"{file} is what is to be quantised: name another output")
+                raise StartupError(f"{file} is the input: name another output")
             if file.exists() and not may_overwrite:
                 raise StartupError(f"{file} exists already: --force replaces it")
 
@@ -373,7 +373,7 @@ class SourceModel(msgspec.Struct, frozen=True):
         header = GgufHeader(path)
         tensors = model_tensors(header)
         if not header.architecture or not tensors:
-            raise StartupError(f"{path} is no model: there are no weights in it")
+            raise StartupError(f"{path} is not a model: it has no weights")
         return cls(path, model_files(header), tensors)
 
 
@@ -421,7 +421,7 @@ class Conversion(msgspec.Struct, frozen=True):
                 )
             if tensor.shape[0] % kind.block_values:  # types that users choose have no fallback
                 raise StartupError(
-                    f"{tensor.name} cannot be {kind.name}: its rows of {tensor.shape[0]:,} values are no"
+                    f"{tensor.name} cannot be {kind.name}: its rows of {tensor.shape[0]:,} values are not a"
                     f" multiple of {kind.block_values}"
                 )
             if kind.needs_importance and (importance is None or tensor.name not in importance.columns):
@@ -433,9 +433,9 @@ class Conversion(msgspec.Struct, frozen=True):
         try:
             made = {each.name: each.type for file in files for each in file_tensors(GgufHeader(file))}
         except StartupError as error:
-            raise QuantizeFailed(f"what was written is not whole: {error}") from None
+            raise QuantizeFailed(f"the written file is incomplete: {error}") from None
         if made != {tensor.name: kind for tensor, kind in self.tensors}:
-            raise QuantizeFailed("what was written has other tensors than were planned")
+            raise QuantizeFailed("the written file has other tensors than were planned")
 
 
 _LINES_FROM_BYTES = 100_000_000

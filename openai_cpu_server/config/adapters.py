@@ -47,7 +47,7 @@ def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
 
 def _checked(name: str, path: str, scale: float = 1.0) -> AdapterSource:
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of an adapter: up to 64 letters, digits, '.', '_' and '-'")
+        raise ValueError(f"{name!r} is not a valid adapter name: up to 64 letters, digits, '.', '_' and '-'")
     if not math.isfinite(scale) or not _SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
         raise ValueError(f"a scale is a number between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, not 0")
     return AdapterSource(name, path, scale)

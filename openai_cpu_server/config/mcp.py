@@ -47,7 +47,7 @@ class McpServerTable(Table):
     url: str | None = Field(
         None, pattern="^https?://", description="where a server speaks MCP over streamable HTTP"
     )
-    headers: Filled = Field({}, description="what is sent to it; ${NAME} as in env")
+    headers: Filled = Field({}, description="headers that are sent to it; ${NAME} as in env")
     tools: list[str] | None = Field(None, min_length=1, description="only these are offered; default: all")
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class McpOptions(BaseModel):
     mcp_result_kb: int = of_servers(
         _DEFAULTS.result_bytes // 1024,
         ge=1,
-        description="KiB of text that one result of an MCP server may have; beyond, the model is told so",
+        description="KiB of text that one result of an MCP server may have; beyond, the model is informed",
     )
 
     @property

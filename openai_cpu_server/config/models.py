@@ -95,7 +95,7 @@ def _tensor_place(text: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     return text
 
 
@@ -287,7 +287,7 @@ class ModelTable(ModelOptions, Table):
     )
 
     router: RouterTable | None = Field(
-        None, description="it is no model of its own, but chooses between models for each request"
+        None, description="it is not a model: it chooses a model for each request"
     )
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ class RuleTable(Table):
     @model_validator(mode="after")
     def _has_a_condition(self) -> RuleTable:
         if self.model_fields_set <= {"route"}:
-            raise ValueError("a rule needs a condition; what no rule catches goes to 'otherwise'")
+            raise ValueError("a rule needs a condition; requests that match no rule go to 'otherwise'")
         return self
 
 

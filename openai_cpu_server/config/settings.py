@@ -89,7 +89,7 @@ class RayTable(Table):
         None, gt=0, description="of each engine replica; default: nothing is reserved"
     )
     resources: dict[str, float] = Field(
-        {}, description="what else a node must have for an engine replica, by Ray's names"
+        {}, description="further resources that an engine replica's node must have, by Ray's names"
     )
     one_per_node: bool = Field(False, description="never two engine replicas of a model on one node")
     pin: Literal["auto", "off"] = Field(
@@ -98,7 +98,7 @@ class RayTable(Table):
     api_replicas: int = Field(1, ge=1, description="processes that clients talk to")
     ingress: Literal["replicas", "proxy"] = Field(
         "replicas",
-        description="who listens: API replicas, each on its node, or Ray Serve's proxies, on every node",
+        description="listeners: API replicas, each on its node, or Ray Serve's proxies, on every node",
     )
     api_cpus: float = Field(0.25, ge=0, description="of each of them, for placement only")
     target_wait_ms: float = Field(
@@ -114,7 +114,7 @@ class RayTable(Table):
         description="an engine replica that hears nothing of an API replica for so long ends its requests; "
         "half of it after the last answer, the API replica replays them elsewhere",
     )
-    drain_s: float = Field(120.0, gt=0, description="what a replica that is to end gets for what it computes")
+    drain_s: float = Field(120.0, gt=0, description="time that a stopping replica has to end its requests")
     health_s: float = Field(5.0, gt=0, description="how often Ray asks each replica whether it is well")
     retry_s: float = Field(
         30.0, gt=0, description="an engine replica whose model cannot be loaded is replaced after so long"
@@ -193,8 +193,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     open_to_gateways: bool = of_servers(
         False,
-        description="GET /version and /metrics/gateway need no key, and GET /metrics tells without one what "
-        "gateways read: for those that scrape many servers",
+        description="GET /version and /metrics/gateway need no key, and GET /metrics shows without one what "
+        "gateways read, because some scrape many servers",
     )
     limits_url: SecretStr | None = of_servers(
         None, description="count what keys use in redis://HOST:PORT; default: in this process"
@@ -252,8 +252,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     policy: Literal["priority", "fifo", "sjf"] = Field(
         BY_DEFAULT.policy,
-        description="who goes first; priority: interactive requests, and clients take turns; fifo: who came "
-        "first; sjf: the shortest expected output, learned by route and client",
+        description="order of requests; priority: interactive requests, and clients take turns; fifo: order "
+        "of arrival; sjf: the shortest expected output, learned by route and client",
     )
     numa: bool = of_servers(
         False,
@@ -291,20 +291,20 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     answer_cache: SecretStr | None = of_servers(
         None,
-        description="tell answers to the same question again: on (answers.db in the user's data directory), "
+        description="repeat answers to the same question: on (answers.db in the user's data directory), "
         "memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer is computed",
     )
     answer_cache_ttl: float = of_servers(
         86_400.0, gt=0, description="seconds after which an answer is forgotten"
     )
     answer_cache_mb: int = of_servers(
-        256, ge=1, description="size of the cache of answers; what was told longest ago goes first"
+        256, ge=1, description="size of the cache of answers; the least recently used goes first"
     )
     semantic_cache: float | None = of_servers(
         None,
         gt=0,
         le=1,
-        description="tell answers to similar questions too: the cosine from which two last user turns count "
+        description="answer similar questions from it too: the cosine from which two last user turns count "
         "as one, such as 0.95; it is sometimes wrong. Implies --answer-cache on",
     )
     semantic_cache_model: str | None = of_servers(
@@ -317,8 +317,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     calibrate: Literal["idle", "start", "never"] = Field(
         ENGINE_DEFAULTS.calibrate,
-        description="when the cost of steps is measured, once for a model: while nobody wants anything, "
-        "before the first start is over, or never: then what an earlier start has kept is used",
+        description="when the cost of steps is measured, once for a model: while the server is idle, "
+        "before the first start ends, or never, with the costs of an earlier start only",
     )
     default_priority: Literal["interactive", "batch"] = of_servers(
         "interactive", description="priority of requests that name none"
@@ -408,7 +408,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         "kept when it has ended; 0: it ends with its connection",
     )
     drain_seconds: float = of_servers(
-        30.0, ge=0, description="what running requests get to end after the first SIGTERM or Ctrl-C"
+        30.0, ge=0, description="time that running requests have to end after the first SIGTERM or Ctrl-C"
     )
     hang_seconds: float = Field(
         60.0, ge=0, description="without progress, or 300 times a step's expected time: a hang; 0: never"
@@ -428,10 +428,10 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         "a request was found to cause",
     )
     keep_alive_s: float = of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
-    page: bool = of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
+    page: bool = of_servers(True, description="a page for browsers at /: chat, and a view of the scheduler")
     lenient: bool = Field(
         False,
-        description="ignore unknown parameters and name them in a header; -1 output tokens are no limit",
+        description="ignore unknown parameters and name them in a header; -1 output tokens mean no limit",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         ENGINE_DEFAULTS.log_level, description="least level shown"

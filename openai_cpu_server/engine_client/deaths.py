@@ -93,7 +93,7 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.FAULT, f"the engine process crashed in native code ({cause})", cause)
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
-        whose = ": by somebody, or by something that guards memory" if cause == "SIGKILL" else ""
+        whose = ": from outside, such as by the kernel's OOM killer" if cause == "SIGKILL" else ""
         return cls(DeathKind.KILL, f"the engine process was killed ({cause}{whose})", cause)
 
 

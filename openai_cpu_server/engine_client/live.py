@@ -81,7 +81,7 @@ class AcceptedRequest:
             yield CancelRequest(id=name, reason=FinishReason.STOP)
 
     def end_thinking(self, ending: Constraint) -> None:
-        assert isinstance(self.request, GenerationRequest), "who embeds does not think"
+        assert isinstance(self.request, GenerationRequest), "embeddings have no reasoning"
         assert ending.thinking is not None, "it says how"
         thinking = msgspec.structs.replace(ending.thinking, ends_at=len(self.output))
         constraint = msgspec.structs.replace(ending, thinking=thinking)

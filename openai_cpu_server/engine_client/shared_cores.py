@@ -100,7 +100,7 @@ class CoreTurns:
 
     def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
         participant = self._participants[name]
-        assert self._holder is participant, f"{name} gives back what it does not hold"
+        assert self._holder is participant, f"{name} returns a turn that it does not hold"
         self._book(now_s)
         if self._is_floor_turn:
             participant.price_s = max(now_s - self._granted_s, 1e-3)

@@ -87,9 +87,9 @@ def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
         parts = urllib.parse.urlsplit(url)
         host, _ = (parts.hostname or "").lower(), parts.port
     except ValueError:
-        raise InvalidRequest("this is no URL") from None
+        raise InvalidRequest("this is not a URL") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise InvalidRequest("this is no URL that can be fetched")
+        raise InvalidRequest("this is not a URL that can be fetched")
     if not any(is_below(host, domain.lower()) for domain in source.domains):
         raise InvalidRequest("its domain is none that the server names by --allowed-media-domain")
     return parts

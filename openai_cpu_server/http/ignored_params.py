@@ -40,7 +40,7 @@ LLAMA_SERVER_HINTS: Hints = {
     **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"), _OF_OFF),
     **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), _TIME),
     "n_indent": IgnoredParam("an answer is not cut by its indentation", (0,)),
-    "verbose": IgnoredParam("there is nothing more to tell", (False,)),
+    "verbose": IgnoredParam("there is nothing more to report", (False,)),
     "backend_sampling": IgnoredParam("sampling is the same wherever it is done", (False,)),
     "sse_ping_interval": IgnoredParam("'--keep-alive-s' of the server decides it"),
     "typ_p": IgnoredParam(
@@ -92,23 +92,23 @@ GENERATION_REFUSALS: Refusals = {
     "guided_whitespace_pattern": UnsupportedParam("'--json-whitespace' of the server decides it"),
     "length_penalty": UnsupportedParam("it is for beam search, which is not done", (1, 1.0)),
     "use_beam_search": UnsupportedParam("beam search is not done", (False,)),
-    "n_probs": UnsupportedParam("'logprobs' tells them", (0,)),
+    "n_probs": UnsupportedParam("'logprobs' shows them", (0,)),
     "reasoning_format": UnsupportedParam(
-        "thoughts are told apart from the answer, or '--reasoning-format' of the server is none",
+        "thoughts are separated from the answer, or '--reasoning-format' of the server is none",
         ("auto", "deepseek", "deepseek-legacy"),
     ),
-    "parse_tool_calls": UnsupportedParam("calls of tools are always told apart from the answer", (True,)),
-    "return_tokens": UnsupportedParam("'/completion' tells them", (False,)),
+    "parse_tool_calls": UnsupportedParam("tool calls are always separated from the answer", (True,)),
+    "return_tokens": UnsupportedParam("'/completion' shows them", (False,)),
     "response_fields": UnsupportedParam("'/completion' takes it", ([],)),
     "n_cmpl": UnsupportedParam("its name here is 'n'", (1,)),
     "allowed_token_ids": UnsupportedParam("a 'grammar', 'choice' or 'logit_bias' says it", ([],)),
-    "return_token_ids": UnsupportedParam("'/completion' tells them ('return_tokens')", (False,)),
-    "return_tokens_as_token_ids": UnsupportedParam("tokens are told as texts and bytes", (False,)),
+    "return_token_ids": UnsupportedParam("'/completion' shows them ('return_tokens')", (False,)),
+    "return_tokens_as_token_ids": UnsupportedParam("tokens are shown as texts and bytes", (False,)),
     "detokenize": UnsupportedParam("answers are texts", (True,)),
     "logits_processors": UnsupportedParam("a request brings no code", ([],)),
     "mm_processor_kwargs": UnsupportedParam("the model's own file says how pictures are read", ({},)),
     "documents": UnsupportedParam("say them in a message", ([],)),
-    "prompt_logprobs": UnsupportedParam("'echo' with 'logprobs' of /v1/completions tells them"),
+    "prompt_logprobs": UnsupportedParam("'echo' with 'logprobs' of /v1/completions shows them"),
     "skip_special_tokens": UnsupportedParam("special tokens are never shown", (True,)),
     "include_stop_str_in_output": UnsupportedParam("stop strings are never shown", (False,)),
 }
@@ -126,7 +126,7 @@ RESPONSES_HINTS: Hints = {
     "prompt_cache_retention": IgnoredParam("cached prompts stay as long as there is room"),
     "client_metadata": IgnoredParam("it is for OpenAI's statistics"),
     "personality": IgnoredParam("the models here have none to choose from"),
-    "background_options": IgnoredParam("what runs in the background runs as soon as there is room"),
+    "background_options": IgnoredParam("background responses run as soon as there is room"),
     "access_programs": IgnoredParam("it is about models of OpenAI's"),
 }
 REASONING_REFUSALS: Refusals = {
@@ -138,7 +138,7 @@ RESPONSES_REFUSALS: Refusals = {
     "moderation": UnsupportedParam("the server does not judge contents"),
 }
 
-_SPEAKERS = "speakers are not told apart"
+_SPEAKERS = "speakers are not distinguished"
 TRANSCRIPTION_REFUSALS: Refusals = {
     "known_speaker_names": UnsupportedParam(_SPEAKERS, ([],)),
     "known_speaker_references": UnsupportedParam(_SPEAKERS, ([],)),

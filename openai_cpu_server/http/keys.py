@@ -208,7 +208,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 def _check(entries: dict[str, _Entry]) -> None:
     for name, entry in entries.items():
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name[:64]!r} is no name for a key")
+            raise ValueError(f"{name[:64]!r} is not a valid key name")
         if entry.priority is not None and _priority(entry.priority) < _priority(entry.max_priority):
             raise ValueError(f"the priority of {name!r} exceeds its max_priority")
     if len({entry.sha256.lower() for entry in entries.values()}) < len(entries):
@@ -228,7 +228,7 @@ class NewKey(NamedTuple):
 def new_key(name: str) -> NewKey:
     """Return a random key. Raises StartupError for an invalid name."""
     if not NAME.fullmatch(name):
-        raise StartupError(f"{name[:64]!r} is no name for a key: use letters, digits and . _ @ -")
+        raise StartupError(f"{name[:64]!r} is not a valid key name: use letters, digits and . _ @ -")
     key = "sk-ocs-" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).hexdigest()
     return NewKey(key, f'[keys."{name}"]\nsha256 = "{digest}"')

@@ -86,8 +86,8 @@ class UsageBook(Repository):
         self._unwritten: dict[UsageSlot, Amounts] = {}
         self._lock = anyio.Lock()
         self._breaker = CircuitBreaker(
-            fails="what keys use cannot be written: %s",
-            back="what keys use is written again",
+            fails="the usage of keys cannot be written: %s",
+            back="the usage of keys is written again",
             failure=unavailable_reason,
         )
 
@@ -104,7 +104,7 @@ class UsageBook(Repository):
         try:
             await self._breaker.attempt(self._write_new)
         except Exception:
-            logger.exception("what keys use cannot be written")
+            logger.exception("the usage of keys cannot be written")
 
     async def page(self, query: UsageQuery) -> UsagePage:
         """Without the last seconds of other servers."""

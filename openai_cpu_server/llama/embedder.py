@@ -190,7 +190,7 @@ class LlamaEmbedder:
                 return EmbedResult(interrupted=True)
         rows = self._context.rows(len(inputs))
         if not np.isfinite(np.frombuffer(rows, np.float32)).all():
-            raise EmbeddingFailed("What came of it are no numbers.")
+            raise EmbeddingFailed("The embedding has values that are not numbers.")
         return EmbedResult(rows)
 
     @property

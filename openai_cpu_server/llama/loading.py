@@ -235,7 +235,7 @@ class _Loader:
         model = self._opened(plan.weights, self._on_progress)
         if not model.generates_text:
             architecture = model.header.architecture
-            raise StartupError(f"{model.path} ({architecture}) is no model that generates text.")
+            raise StartupError(f"{model.path} ({architecture}) is not a model that generates text.")
         vocabulary = Vocabulary(model)
         state_bytes, can_go_back = self._probe_state(model) if model.is_recurrent else (0, False)
         sequences = self._plan_sequences(

@@ -150,7 +150,7 @@ class McpConnection:
                 link.traffic.reset_counts()
                 found = [tool async for tool in _all_tools(link.client)]
         except TimeoutError:
-            self._lose(f"it has not told its tools within {self._limits.seconds:g} seconds")
+            self._lose(f"it has not listed its tools within {self._limits.seconds:g} seconds")
             raise McpUnavailable(self._error) from None
         except McpUnavailable:
             raise
@@ -356,7 +356,7 @@ def _reason(error: BaseException) -> str:
         return "there is no such command"
     name = type(error).__name__
     if name == "ValidationError":
-        return "it has answered what is no result"
+        return "its answer is not a result"
     text = " ".join(str(error).split())
     return (text or name)[:_SHOWN_CHARS]
 

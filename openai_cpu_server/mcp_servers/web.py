@@ -30,9 +30,9 @@ def checked_url(url: str, hosts: Sequence[str]) -> str:
         parts = urllib.parse.urlsplit(url)
         host, _ = (parts.hostname or "").lower(), parts.port
     except ValueError:
-        raise InvalidRequest("this is no URL") from None
+        raise InvalidRequest("this is not a URL") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise InvalidRequest("this is no URL of an MCP server")
+        raise InvalidRequest("this is not a URL of an MCP server")
     if not any(is_below(host, allowed.lower()) for allowed in hosts):
         raise InvalidRequest("its host is none that the server names by --mcp-allow-url")
     return url
@@ -43,7 +43,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         is_token = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
         if not is_token or not value.isascii() or not value.isprintable() or name.lower() in _OWN_HEADERS:
-            raise InvalidRequest(f"'{name[:64]}' is no header that may be sent")
+            raise InvalidRequest(f"'{name[:64]}' is not a header that may be sent")
     return dict(headers)
 
 

@@ -223,7 +223,7 @@ def _fetch(name: HubName) -> Path:
         first = _all_cached(name.repo, names)
         if first is None:
             raise
-        logger.warning("%s; using what is in the cache", one_line_error(error, name))
+        logger.warning("%s; using the cached files", one_line_error(error, name))
         return first
     missing = [file for file in files if not file.is_here]
     if missing:

@@ -130,7 +130,7 @@ class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
             where = error.filename or self.cache
             raise StartupError(f"cannot join {self.name}: {error.strerror or error} ({where})") from None
         if not _is_whole(path):
-            raise self.package.broken("what its parts make is no whole GGUF file")
+            raise self.package.broken("its parts do not make a whole GGUF file")
         return path
 
 

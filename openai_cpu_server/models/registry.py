@@ -388,7 +388,7 @@ class Ability(enum.Enum):
     """Accept sound and generate."""
     EMBED = "embed"
     RERANK = "rerank"
-    CLASSIFY = "tell classes apart"
+    CLASSIFY = "distinguish classes"
 
 
 def is_able(model: ServedModel, ability: Ability) -> bool:

@@ -196,12 +196,12 @@ _OF_WORK = (
     ),
     _device_gauge(
         "ocs_device_free_bytes",
-        "The device's free memory before the model was loaded, as its driver told it.",
+        "The device's free memory before the model was loaded, as its driver reported it.",
         lambda placed: 0 if placed.device is None else placed.device.free_bytes,
     ),
     _Gauge(
         "ocs_device_bytes",
-        "What the model takes of the device's memory.",
+        "Memory of the device that the model takes.",
         lambda one: {
             (*labels, part): num_bytes
             for labels, placed in one.placements.items()

@@ -131,7 +131,7 @@ _FAMILIES = {
     ),
     "answer_cache_output_tokens": _Family(
         Counter,
-        "Output tokens that were told from it and not computed; ocs_output_tokens counts them too.",
+        "Output tokens that came from it and were not computed; ocs_output_tokens counts them too.",
     ),
     "answer_cache_stores": _Family(Counter, "Answers that this server has put into it."),
     "answer_cache_entries": _Family(Gauge, "Answers in it when it was last written."),
@@ -149,7 +149,7 @@ _FAMILIES = {
     ),
     "reader_restarts": _Family(
         Counter,
-        "Deaths of the processes that read texts, by cause: of what they read, or killed by somebody.",
+        "Deaths of the processes that read texts, by cause: of what they read, or killed from outside.",
         ("cause",),
     ),
     "reader_work": _Family(
@@ -263,7 +263,7 @@ class Metrics:
                 self._gaps = DistributionHistogram(*texts, registry=registry)
         self.rows_running = self._gauges["batch_rows_running"]
         ProcessCollector(namespace="ocs", registry=registry)
-        Info("ocs_build", "What runs here: always 1.", registry=registry).info(
+        Info("ocs_build", "Build information; always 1.", registry=registry).info(
             {
                 "version": __version__,
                 "python": platform.python_version(),

@@ -54,7 +54,7 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         resource = Resource.create({SERVICE_VERSION: __version__})
-        if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # nobody has named it
+        if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # it has no configured name
             resource = resource.merge(Resource({SERVICE_NAME: _SERVICE}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)

@@ -289,7 +289,7 @@ class _Parser:
             unquoted.encode()  # Go knows no lone halves of surrogate pairs either
             return unquoted
         except ValueError:
-            raise self._wrong(f"{text} is no text") from None
+            raise self._wrong(f"{text} is not a text") from None
 
 
 def _assigned(tokens: list[_Token]) -> tuple[tuple[str, ...], list[_Token]]:

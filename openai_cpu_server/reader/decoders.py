@@ -91,7 +91,7 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
                 shown.thumbnail(_shown_size(*shown.size, most_side))
         except UnidentifiedImageError:
             names = ", ".join(FORMATS)
-            raise InvalidRequest(f"this is no picture of a known type ({names})", code=_INVALID) from None
+            raise InvalidRequest(f"this is not a picture of a known type ({names})", code=_INVALID) from None
         except (InvalidRequest, MemoryError, RecursionError):
             raise
         except Exception as error:  # the library raises many kinds, and its next version may raise others
@@ -155,7 +155,7 @@ def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: i
     if not samples.size:
         raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
     if not np.isfinite(samples).all():
-        raise InvalidRequest("the sound is damaged (it has samples that are no numbers)", code=_NO_SOUND)
+        raise InvalidRequest("the sound is damaged (it has samples that are not numbers)", code=_NO_SOUND)
     if np.abs(samples).max() > _LOUDEST:
         raise InvalidRequest("the sound is damaged (it has samples beyond all measure)", code=_NO_SOUND)
     samples = samples.astype("<f4", copy=False)
@@ -178,7 +178,7 @@ def _samples(data: bytes, rate: int, most_samples: int) -> bytearray:
         raise
     except Exception:  # the library knows no more than that it is none
         names = ", ".join(SOUNDS)
-        raise InvalidRequest(f"this is no sound of a known type ({names})", code=_NO_SOUND) from None
+        raise InvalidRequest(f"this is not a sound of a known type ({names})", code=_NO_SOUND) from None
     return found
 
 

@@ -119,7 +119,7 @@ class ReadTokenizer:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token. Raises InvalidRequest for a number that is not a token."""
         if not 0 <= token < self._facts.vocab_size:
-            message = f"{token} is no token: the vocabulary has {self._facts.vocab_size}."
+            message = f"{token} is not a token: the vocabulary has {self._facts.vocab_size}."
             raise InvalidRequest(message, param="tokens")
         if not special and token in self._silent:
             return b""

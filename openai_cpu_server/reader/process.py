@@ -72,7 +72,7 @@ class _Bounds:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
         _limit(resource.RLIMIT_DATA, STACK_BYTES + _DATA_BYTES)
-        _limit(resource.RLIMIT_CORE, 0)  # a death is no accident here, and its core would have prompts in it
+        _limit(resource.RLIMIT_CORE, 0)  # a death is expected here, and its core would have prompts in it
 
     def open(self) -> None:
         """Take the present memory as the baseline."""
@@ -133,7 +133,7 @@ def _encoded(result: Result, *, is_last: bool) -> bytes:
     try:
         return _encoder.encode(WorkReply(result, is_last))
     except UnicodeEncodeError:
-        message = "What comes of this has halves of surrogate pairs alone, which are no characters."
+        message = "The result has unpaired surrogates, which are not characters."
         return _encoder.encode(WorkReply(WorkRefused(kind=InvalidRequest.__name__, message=message), is_last))
 
 

@@ -121,7 +121,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
 
 def models_folder(settings: Settings) -> Path:
     """Return the folder of `--models-dir`. Raises StartupError if it is missing."""
-    assert settings.models_dir is not None, "somebody has named it"
+    assert settings.models_dir is not None, "the option is set"
     folder = expanded_path(settings.models_dir)
     if not folder.is_dir():
         raise StartupError(f"--models-dir: there is no folder {folder}")
@@ -153,7 +153,7 @@ def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]
             if is_able and model_kind(header) is ModelKind.GENERATES:
                 return [(FoundModel(name, path), NO_TABLE)]
         except StartupError:
-            continue  # it is said when somebody asks for it
+            continue  # a request for it reports the error
     return []
 
 

@@ -110,7 +110,7 @@ _CLOSE_CONNECTIONS_S = 1
 
 def run_server(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line."""
-    with contextlib.suppress(RuntimeError, ValueError, OSError):  # nobody reads what is said
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # the log may be closed
         faulthandler.enable()  # a crash of native code tells where it was
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
@@ -201,7 +201,7 @@ def open_api(
     jobs = _jobs(settings, models.default.name)
     if keys.is_open and not is_on_loopback(settings.host):
         logger.warning(
-            "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
+            "without --api-key or --api-keys, every client that reaches %s may use this server%s",
             settings.host or "it",
             " and administrate it (--open-admin)" if settings.open_admin else "",
         )

@@ -24,7 +24,7 @@ def request(number: int = 0, **fields: object) -> GenerationRequest:
 
 
 def question(*requests: GenerationRequest, text: str | None = None, **fields: object) -> AnswerKey:
-    """`text`: the last user turn; None: it is no conversation."""
+    """`text`: the last user turn; None: it is not a conversation."""
     plain = AnswerKey(
         scope=ASKER,
         requests=requests or (request(),),

@@ -158,7 +158,7 @@ class FakeEngine:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
         if "bad" in adapter.path:
-            raise AdapterFailed(f"{adapter.path} is no adapter.")
+            raise AdapterFailed(f"{adapter.path} is not an adapter.")
         loaded = LoadedAdapter(key=adapter.key, rank=8, num_tensors=14, size_bytes=1000)
         status = AdapterStatus(adapter=adapter, state=AdapterState.READY, loaded=loaded)
         self.named[adapter.name] = status

@@ -82,7 +82,7 @@ def test_the_demo_model(shown: Shown) -> None:
         "bos       0  <|endoftext|>",
         "eot       2  <|im_end|>",
         "serve takes 16,384 tokens for all requests unless --ctx-size says more",
-        "speed: not measured on this machine yet; serve does it when nobody wants anything of it,",
+        "speed: not measured on this machine yet; serve does it while it is idle,",
         "tuned: no; `openai-cpu-server tune demo` finds the best options for this machine",
     ):
         assert line in lines

@@ -177,7 +177,7 @@ def test_types_are_listed_and_named(made: Run) -> None:
     lines = made("--type", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(FILE_TYPES)
     (line,) = [line for line in lines if line.startswith("q4_k_m")]
-    assert line.split(maxsplit=2)[1:] == ["4.50", "some tensors in more bits; what most people use"]
+    assert line.split(maxsplit=2)[1:] == ["4.50", "some tensors in more bits; the usual choice"]
     assert file_type_named("Q4_K_M") == file_type_named("q4_k") == FILE_TYPES["q4_k_m"]
     assert file_type_named("FP16").name == "f16"
     with pytest.raises(StartupError, match="there is no type 'fast': --type list"):
@@ -239,8 +239,8 @@ def test_wrong_importance_matrices(tiny: Path, tmp_path: Path, run: Run) -> None
     importance(tiny, tmp_path / "few.dat", legacy=True)
     for matrix, line in {
         "none.dat": "none.dat: No such file",
-        "garbage.dat": "garbage.dat is no importance matrix, or a damaged one",
-        str(tiny): "is no importance matrix: it names no tensors",
+        "garbage.dat": "garbage.dat is not an importance matrix, or is damaged",
+        str(tiny): "is not an importance matrix: it names no tensors",
         "uneven.gguf": "is damaged: it has 256 sums and 3 counts for blk.0.ffn_up.weight",
         "few.dat": "output.weight cannot be iq2_xxs without an importance matrix",
     }.items():
@@ -274,15 +274,15 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("no.gguf out.gguf", "there is no file no.gguf"),
         ("cut.gguf out.gguf", "cut.gguf is truncated or damaged"),
-        ("header.gguf out.gguf", "header.gguf is no model: there are no weights"),
+        ("header.gguf out.gguf", "header.gguf is not a model: it has no weights"),
         ("unknown.gguf out.gguf", "unknown model architecture: 'llamb'"),
         ("tiny.gguf", "usage: openai-cpu-server quantize IN OUT --type TYPE"),
         ("tiny.gguf old.gguf", "old.gguf exists already: --force replaces it"),
-        ("tiny.gguf tiny.gguf --force", "is what is to be quantised"),
-        ("tiny.gguf link.gguf --force", "is what is to be quantised"),
+        ("tiny.gguf tiny.gguf --force", "is the input"),
+        ("tiny.gguf link.gguf --force", "is the input"),
         ("tiny.gguf no/out.gguf", "there is no folder"),
         ("tiny.gguf .", "is a folder: name the file"),
-        ("tiny.gguf /dev/null --force", "/dev/null is no ordinary file"),
+        ("tiny.gguf /dev/null --force", "/dev/null is not an ordinary file"),
         ("tiny.gguf out.gguf --type q4_m", "there is no type 'q4_m': did you mean q4_k_m"),
         ("tiny.gguf out.gguf --type iq1_s", "this type needs an importance matrix: --imatrix FILE"),
         ("tiny.gguf out.gguf --threads 0", "--threads must be at least 1, not 0"),
@@ -291,7 +291,7 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tiny.gguf out.gguf --type q4_0 --tensor-type (=q8_0", "cannot quantise tiny.gguf: "),
         (
             "narrow.gguf out.gguf --token-embedding-type q6_k",
-            "token_embd.weight cannot be q6_K: its rows of 64 values are no multiple of 256",
+            "token_embd.weight cannot be q6_K: its rows of 64 values are not a multiple of 256",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from tests.e2e.serving import tiny_server
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-OPEN = "without --api-key or --api-keys, everybody who reaches 0.0.0.0 may use this server"
+OPEN = "without --api-key or --api-keys, every client that reaches 0.0.0.0 may use this server"
 ANYWHERE = ("--host", "0.0.0.0")
 
 

@@ -293,7 +293,7 @@ async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
     ("flags", "said", "deaths"),
     [
         ((), "died each time", 2),
-        (("kill_with=SIGKILL",), "something that guards memory", 3),  # which it may not be to blame for
+        (("kill_with=SIGKILL",), "the kernel's OOM killer", 3),  # which it may not be to blame for
     ],
 )
 async def test_a_poisonous_request_fails_alone(

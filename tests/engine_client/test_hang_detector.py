@@ -81,7 +81,7 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
 @pytest.mark.parametrize(
     ("status", "kind", "said", "cause"),
     [
-        (-9, DeathKind.KILL, "something that guards memory", "SIGKILL"),
+        (-9, DeathKind.KILL, "the kernel's OOM killer", "SIGKILL"),
         (-15, DeathKind.KILL, "SIGTERM", "SIGTERM"),
         (-11, DeathKind.FAULT, "crashed in native code (SIGSEGV)", "SIGSEGV"),
         (-6, DeathKind.FAULT, "crashed in native code (SIGABRT)", "SIGABRT"),

@@ -36,7 +36,7 @@ def test_a_url_is_fetched_within_its_bounds() -> None:
         "redirecting": "picture",
         "redirecting_inside": "its address is a private one",
         "redirecting_for_ever": "it is redirected more than 3 times",
-        "redirecting_to_a_file": "this is no URL that can be fetched",
+        "redirecting_to_a_file": "this is not a URL that can be fetched",
         "missing": "its server answers 404",
         "endless": "it has more than 100000 bytes",
         "no_http": "it cannot be fetched (BadStatusLine)",

@@ -117,8 +117,8 @@ async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.L
     page = await book.page(asked())
     assert page.total.amounts == ONE + ONE
     away, back = caplog.messages
-    assert away.startswith("what keys use cannot be written: ")
-    assert back == "what keys use is written again"
+    assert away.startswith("the usage of keys cannot be written: ")
+    assert back == "the usage of keys is written again"
     await threads.close()
     database.close()
 

@@ -121,11 +121,11 @@ NORM = {"blk.0.attn_norm.weight": np.ones(256, np.float32)}
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"general.type": "model"}, "is no adapter"),
-        ({"general.type": 7}, "is no adapter"),
+        ({"general.type": "model"}, "is not an adapter"),
+        ({"general.type": 7}, "is not an adapter"),
         ({"adapter.type": "cvec"}, "its adapter.type is 'cvec'"),
         ({"architecture": "qwen2"}, "for models of the architecture 'qwen2'; tiny-f32"),
-        ({"adapter.lora.alpha": 16}, "adapter.lora.alpha is no float32"),
+        ({"adapter.lora.alpha": 16}, "adapter.lora.alpha is not a float32"),
         ({"adapter.alora.invocation_tokens": [1, 2]}, "activated LoRA"),
         ({"more": NORM}, "llama.cpp would not use it"),
         ({"pairs": {}, "more": NAN}, "not finite"),
@@ -138,7 +138,7 @@ NORM = {"blk.0.attn_norm.weight": np.ones(256, np.float32)}
                 ({"blk_0_attn_q_a": (4, 256), "blk_0_attn_q_b": (256, 5)}, "does not fit the model"),
                 ({"blk_0_attn_q_a": (1, 4, 256), "blk_0_attn_q_b": (3, 256, 4)}, "does not fit the model"),
                 ({"blk_0_attn_z_a": (4, 256), "blk_0_attn_z_b": (256, 4)}, "which the model does not have"),
-                ({"blk_0_attn_norm_a": (4, 256), "blk_0_attn_norm_b": (1, 4)}, "no matrix of a product"),
+                ({"blk_0_attn_norm_a": (4, 256), "blk_0_attn_norm_b": (1, 4)}, "not a matrix of a product"),
                 ({"token_embd_a": (1024, 4), "token_embd_b": (256, 8)}, "does not fit the model"),
             )
         ),
@@ -163,7 +163,7 @@ def test_what_is_no_adapter_is_refused_and_a_good_one_served(backend: LlamaBacke
     cut.write_bytes(whole[: len(whole) // 2])
     assert "is not a GGUF file" in refusal(backend, text)
     assert "truncated or damaged" in refusal(backend, cut)
-    assert "is no adapter" in refusal(backend, tiny_model_path())
+    assert "is not an adapter" in refusal(backend, tiny_model_path())
     one = adapter(path)
     make_adapter(path, "--seed", "1")
     with pytest.raises(AdapterFailed, match="not the file any more"):

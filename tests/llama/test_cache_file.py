@@ -111,9 +111,9 @@ def test_an_empty_cache(writer: LlamaBackend, path: Path, caplog: pytest.LogCapt
     ("content", "cause"),
     [
         (b"", "it is empty"),
-        (b"OCS-KV\r\n", "it is no cache file"),
-        (b"GGUF" + bytes(100), "it is no cache file"),
-        (b"OCS-KV\n" + bytes(100), "it is no cache file"),
+        (b"OCS-KV\r\n", "it is not a cache file"),
+        (b"GGUF" + bytes(100), "it is not a cache file"),
+        (b"OCS-KV\n" + bytes(100), "it is not a cache file"),
         (b"OCS-KV\r\n\x01\0\0\0" + bytes(100), "it is of format 1, not 2"),
         (b"OCS-KV\r\n\x02\0\0\0" + bytes(100), "it has 112 bytes instead of 0"),
         (b"OCS-KV\r\n\x02\0\0\0" + bytes(20) + b"\x70" + bytes(79), "its index is damaged"),

@@ -294,7 +294,7 @@ def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert chosen(model, None) == stored_layout(options(model, None), GgufHeader(model)) == WeightLayout()
     (tmp_path / "file").write_text("in the way")
     assert chosen(model, tmp_path / "file" / "folder") == WeightLayout()
-    assert "cannot keep what was measured" in caplog.text
+    assert "cannot store measurements" in caplog.text
 
 
 def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ HEADS = {
     [
         ({"general.architecture": "tomorrow"}, r"Cannot load PATH: unknown model architecture: 'tomorrow'\."),
         ({"llama.rope.dimension_count": 32}, ".*invalid n_rot: 32, expected 64.*"),
-        ({"llama.attention.causal": False}, r"PATH \(llama\) is no model that generates text\."),
+        ({"llama.attention.causal": False}, r"PATH \(llama\) is not a model that generates text\."),
         ({"tokenizer.ggml.model": "no_vocab"}, r"PATH has no tokenizer\."),
         (HEADS, ".*q8_0 with block size 32 does not divide.*"),
     ],

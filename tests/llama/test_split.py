@@ -94,7 +94,7 @@ WHY = (
     "17 of 17 layers would take 1.14 GiB (weights 609 MiB, cells 512 MiB, compute 43 MiB), and GPU0 has "
     "{} free, of which 256 MiB stay so"
 )
-UNTOLD = "GPU0 does not tell how much memory it has"
+UNTOLD = "GPU0 does not report how much memory it has"
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_why_cpu_alone_is_there(files: dict[str, Path]) -> None:
     for asked, free_mib, why in (
         (placed, 4096, "no tensor of it is placed on GPU0"),
         (AUTO, 200, "nothing of it fits on GPU0"),
-        (AUTO, 0, "GPU0 does not tell how much memory it has"),
+        (AUTO, 0, "GPU0 does not report how much memory it has"),
     ):
         found = fitting(files["1b"], free_mib, asked)
         assert (found.first_choice().is_cpu_alone, found.why_cpu_alone) == (True, why)
 
 
 def test_a_pattern_that_is_none(files: dict[str, Path]) -> None:
-    with pytest.raises(StartupError, match=r"--tensor-place: 'blk\.\(' is no regular expression"):
+    with pytest.raises(StartupError, match=r"--tensor-place: 'blk\.\(' is not a regular expression"):
         split(files["1b"], 4096, Offload(gpu_layers=1, tensor_place=(("blk.(", "CPU"),)))
 
 

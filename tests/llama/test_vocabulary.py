@@ -63,7 +63,7 @@ def test_torn_characters_and_lone_surrogates_are_replaced(vocabulary: Vocabulary
 def test_every_token_has_a_piece_and_nothing_else_has(vocabulary: Vocabulary) -> None:
     assert all(vocabulary.piece(token, special=True) for token in range(vocabulary.vocab_size))
     for token in (-1, vocabulary.vocab_size, 2**40):
-        with pytest.raises(InvalidRequest, match=f"{token} is no token"):
+        with pytest.raises(InvalidRequest, match=f"{token} is not a token"):
             vocabulary.piece(token)
 
 

@@ -120,7 +120,7 @@ async def test_a_server_that_hangs_is_started_again() -> None:
 
 async def test_nonsense_and_a_huge_result_are_the_calls_alone() -> None:
     async with connection(of_script()) as server:
-        assert (await server.call("nonsense", {})).text == "it has answered what is no result"
+        assert (await server.call("nonsense", {})).text == "its answer is not a result"
         assert (await server.call("fine", {"size": 2000})).text == "the result has more than 1000 bytes"
         assert (await server.call("fine", {})).text == "fine"
         assert len(children()) == 1
@@ -148,7 +148,7 @@ async def test_its_words_go_to_the_log_and_not_all_of_them(caplog: pytest.LogCap
     [
         (McpServerOptions(command=("/nowhere/at-all",)), 20, "it has ended (exit_1)"),
         (of_script("import sys; sys.exit(4)"), 20, "it has ended (exit_4)"),
-        (of_script("print('{}'); input(); input()"), 0.5, "it has not told its tools within 0.5 seconds"),
+        (of_script("print('{}'); input(); input()"), 0.5, "it has not listed its tools within 0.5 seconds"),
         (McpServerOptions(url="http://127.0.0.1:9/"), 20, "All connection attempts failed"),
     ],
 )

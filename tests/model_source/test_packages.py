@@ -166,7 +166,7 @@ def test_a_part_without_its_file(shop: Shop) -> None:
 def test_a_part_that_is_cut_short(shop: Shop) -> None:
     for kept in (-1, 100, 0):
         shop.file(1).write_bytes(shop.file(1).read_bytes()[:kept])
-        assert "is broken: what its parts make is no whole GGUF file (to mend it" in shop.complaint()
+        assert "is broken: its parts do not make a whole GGUF file (to mend it" in shop.complaint()
 
 
 def test_no_place_for_it(shop: Shop) -> None:

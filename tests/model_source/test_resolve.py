@@ -289,7 +289,7 @@ class TestWithoutTheHub:
         away = user.run(name)
         assert Path(away.stdout.strip()) == downloaded
         assert f"the connection to {unreachable}" in away.stderr
-        assert "using what is in the cache" in away.stderr
+        assert "using the cached files" in away.stderr
         user.offline = True
         assert user.resolve(name) == downloaded
         assert user.resolve(name.removesuffix(":Q8_0")) == downloaded, "whichever file is there"

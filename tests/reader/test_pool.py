@@ -59,7 +59,7 @@ def test_a_reader_tells_what_the_vocabulary_says(pool: ReaderPool, path: Path) -
         facts = ("vocab_size", "bos", "bos_text", "eos_text", "adds_bos", "fim", "marks", "end_tokens")
         assert [getattr(read, name) for name in facts] == [getattr(own, name) for name in facts]
         for wrong in (-1, own.vocab_size):
-            with pytest.raises(InvalidRequest, match="is no token"):
+            with pytest.raises(InvalidRequest, match="is not a token"):
                 read.piece(wrong)
 
 
@@ -180,7 +180,7 @@ def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
 
 def test_half_a_character_in_a_reply_is_refused(pool: ReaderPool) -> None:
     deaths = pool.deaths
-    with pytest.raises(InvalidRequest, match="are no characters"):
+    with pytest.raises(InvalidRequest, match="are not characters"):
         templated(pool, r"{{ raise_exception('\ud800') }}").prompts.prompt(Conversation(messages=[USER]))
     assert pool.deaths == deaths
 

@@ -142,7 +142,7 @@ class GenerateStream(Renderer):
         if isinstance(part, ThinkingText):
             return (Chunk(b'{"text":"","reasoning":%b}' % json_text(part.text)),)
         if not isinstance(part, Content):
-            return ()  # nobody has offered tools
+            return ()  # the request offers no tools
         if self._call.details.as_json:
             self._texts.append(part.text)
         return (Chunk(b'{"text":%b}' % json_text(part.text)),)

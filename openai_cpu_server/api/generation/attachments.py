@@ -201,7 +201,7 @@ class AttachmentFinder:
         url, options, most_bytes = source.url, self._options, _most_bytes(source.kind, self._options)
         if url.startswith(UPLOAD):
             if self._upload is None:
-                raise InvalidRequest("this server keeps no files, for it has no jobs database (--jobs-db)")
+                raise InvalidRequest("this server keeps no files because it has no jobs database (--jobs-db)")
             try:
                 return await self._upload(owner, url.removeprefix(UPLOAD), most_bytes)
             except JobObjectNotFound as error:
@@ -389,7 +389,7 @@ def _of_data_uri(source: str) -> bytes:
             rest = piece[num_whole:]
         data += base64.b64decode(rest + "=" * (-len(rest) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequest("this is no base64") from None
+        raise InvalidRequest("this is not base64") from None
     return bytes(data)
 
 

@@ -66,7 +66,7 @@ _TOO_LONG = "context_length_exceeded"
 def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
     """Resolve a request, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong,
     DeadlyInput."""
-    assert not params.attached, "what is attached is found before"
+    assert not params.attached, "attachments are resolved earlier"
     assert params.recording is None, "likewise"
     try:
         return _resolved(params, context)
@@ -308,8 +308,8 @@ _WHOLE = PromptEnds()
 
 def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _WHOLE) -> tuple[int, ...]:
     """Return the prompt's tokens. Raises InvalidRequest, DeadlyInput."""
-    assert isinstance(params.prompt, ConversationParam), "nobody asks for other prompts"
-    assert not params.attached, "what is attached is found before"
+    assert isinstance(params.prompt, ConversationParam), "prompts of other kinds are not rendered here"
+    assert not params.attached, "attachments are resolved earlier"
     if params.prompt.template:
         context_limit = model.engine.info.context_limit if model.engine.info else _MOST_CONTEXT
         (made,) = text_prompts(_written(params, params.prompt, model, context_limit), model.tokenizer, None)

@@ -147,7 +147,7 @@ class ResumableStream:
 
 
 def events_lost(param: str) -> InvalidRequest:
-    message = f"What stands behind '{param}' is not kept (any more): ask for the answer anew."
+    message = f"The stream after '{param}' is no longer stored. Send the original request again."
     return InvalidRequest(message, param=param, code="events_lost")
 
 

@@ -259,7 +259,7 @@ class RunningCall:
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
-        self.recorder = None  # it is no answer for others
+        self.recorder = None  # it is not an answer for others
         if not self.model.engine.stop(self.call.id):
             raise RequestEnded(self.call.id)
 

@@ -231,7 +231,7 @@ def _known_samplers(value: object) -> tuple[str, ...]:
     strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
     if strange is not None:
         values = {"name": strange[:64], "known": ", ".join(CHAIN)}
-        raise PydanticCustomError("samplers", "there is no sampler '{name}', only {known}", values)
+        raise PydanticCustomError("samplers", "'{name}' is not a sampler; there are {known}", values)
     return tuple(found)
 
 

@@ -269,7 +269,7 @@ def reasoning_param(
     for name in variables:
         if name in _OURS or not _VARIABLE.fullmatch(name):
             shown = name[:64]
-            message = f"'{shown}' is no variable of a chat template that a request can set."
+            message = f"'{shown}' is not a chat template variable that a request can set."
             raise wrong(message, f"chat_template_kwargs.{shown}")
     efforts = [(path, _EFFORT_NAMES.get(effort, effort)) for path, effort in efforts]
     by_effort = [(path, effort != "none") for path, effort in efforts]

@@ -114,7 +114,7 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     refusals: ClassVar[Refusals] = {
         **LLAMA_SERVER_REFUSALS,
         "reasoning_budget_tokens": UnsupportedParam(_CHATS, (-1,)),
-        "echo": UnsupportedParam("the answer tells the prompt in 'prompt' in any case", (False,)),
+        "echo": UnsupportedParam("the answer always shows the prompt in 'prompt'", (False,)),
     }
 
     max_tokens: Prediction | None = None

@@ -76,7 +76,7 @@ def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
     context = tuple(body.context or ())
     if context and (body.raw or body.suffix):
         other = "raw" if body.raw else "suffix"
-        raise wrong(f"'{other}' and 'context' cannot be combined: it is no conversation.", "context")
+        raise wrong(f"'{other}' and 'context' cannot be combined: it is not a conversation.", "context")
     if body.suffix and body.images and template:
         raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
     if body.suffix and not template:

@@ -378,7 +378,7 @@ def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveCont
     request = embed_request(_joined(pairs, body, context), body, context, id_prefix=_PREFIX)
     num_classes = context.info.embedding_size
     if num_classes > 1 and context.info.architecture not in _SOFTMAX:
-        message = f"This model tells {num_classes} classes apart and scores no pairs: see /classify."
+        message = f"This model distinguishes {num_classes} classes and cannot score pairs. Use /classify."
         raise InvalidRequest(message, param="model", code="wrong_model_kind")
     squeezes = body.activates and context.info.architecture not in _SOFTMAX
     return _Scoring(request, probabilities if squeezes else first_numbers)

@@ -48,7 +48,7 @@ from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.jobs.records import ResponseStatus, StorageLimits, StoredAmount
 from openai_cpu_server.jobs.responses import ResponseRepository
 
-NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
+NO_DATABASE = "this server keeps no responses because it has no jobs database (--jobs-db)"
 _MANAGEMENT = "context_management"
 USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 

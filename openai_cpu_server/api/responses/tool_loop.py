@@ -116,7 +116,7 @@ class ToolCaller:
             try:
                 fields = msgspec.json.decode(arguments or "{}", type=dict[str, object])
             except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-                answer = McpAnswer(f"the arguments are no JSON object: {arguments[:200]}", is_error=True)
+                answer = McpAnswer(f"the arguments are not a JSON object: {arguments[:200]}", is_error=True)
             else:
                 answer = await tool.server.call(tool.tool.name, fields)
         finally:

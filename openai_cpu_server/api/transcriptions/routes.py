@@ -148,7 +148,7 @@ def _check_together(body: RecordingBody) -> None:
     if body.include and body.form != "json":
         raise wrong("'include' is only allowed with the response_format 'json'.", "include")
     if body.stream and body.form not in ("json", "text"):
-        message = f"'{body.form}' cannot be streamed: events tell the text."
+        message = f"'{body.form}' cannot be streamed, because events carry the text alone."
         raise wrong(message, "response_format")
 
 

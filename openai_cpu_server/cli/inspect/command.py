@@ -296,7 +296,7 @@ def _device(facts: DeviceFacts) -> str:
 def _speed(speed: SpeedFacts | None) -> str:
     if speed is None:
         return (
-            "speed: not measured on this machine yet; serve does it when nobody wants anything of it,\n"
+            "speed: not measured on this machine yet; serve does it while it is idle,\n"
             "or inspect with --measure"
         )
     rows = [("reading a prompt", f"{speed.prompt_tokens_per_second:,.0f}", "tokens/s")]

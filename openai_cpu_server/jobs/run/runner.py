@@ -91,7 +91,7 @@ class BatchRunner:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
         except BatchPaused as paused:
-            logger.info("batch %s waits: its owner has used up what it may, or the disk is full", batch.id)
+            logger.info("batch %s waits: its owner's limits are used up, or the disk is full", batch.id)
             now_s, until_s = self._clock(), self._clock() + min(paused.wait_s, _LONGEST_PAUSE_S)
             still = {name: end_s for name, end_s in self._paused_until.items() if end_s > now_s}
             self._paused_until = {**still, batch.id: until_s}

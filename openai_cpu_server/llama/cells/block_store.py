@@ -240,7 +240,7 @@ def _seal(file: BinaryIO, index: _Index) -> None:
 
 def _read_index(data: memoryview) -> _Index:
     if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
-        raise BadCacheFile("it is no cache file")
+        raise BadCacheFile("it is not a cache file")
     _, version, checksum, index_at, index_bytes, file_bytes = _HEAD.unpack(data[: _HEAD.size])
     if version != _VERSION:
         raise BadCacheFile(f"it is of format {version}, not {_VERSION}")

@@ -345,7 +345,7 @@ class Context(OwnedContext):
         if code == 2:
             return DecodeOutcome.INTERRUPTED
         if code == 1:
-            # Cells are taken wherever they are free, so this is no fragmentation but a wrong ledger.
+            # Cells are taken wherever they are free, so this is a wrong ledger, not fragmentation.
             raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
         raise DecodeFailed(f"llama_decode returned {code}: {log.cause() or 'no reason given'}.")
 

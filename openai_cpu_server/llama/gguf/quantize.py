@@ -55,11 +55,11 @@ def read_importance(path: Path) -> Importance:
             columns = dict(reader.entry() for _ in range(reader.number()))
             importance = Importance(path, columns, reader.number() if reader.has_more else None)
         except (struct.error, ValueError):
-            raise StartupError(f"{path} is no importance matrix, or a damaged one") from None
+            raise StartupError(f"{path} is not an importance matrix, or is damaged") from None
     if not importance.columns:
-        raise StartupError(f"{path} is no importance matrix: it names no tensors")
+        raise StartupError(f"{path} is not an importance matrix: it names no tensors")
     if not all(np.isfinite(values).all() for values in importance.columns.values()):
-        raise StartupError(f"{path} has values that are no numbers")
+        raise StartupError(f"{path} has values that are not numbers")
     return importance
 
 
@@ -84,7 +84,7 @@ def _from_gguf(path: Path, data: bytes) -> Importance:
 
 def _floats(path: Path, data: bytes, tensor: Tensor) -> Floats:
     if tensor.type.name != "f32":
-        raise StartupError(f"{path} is no importance matrix: {tensor.name} is of type {tensor.type.name}")
+        raise StartupError(f"{path} is not an importance matrix: {tensor.name} is of type {tensor.type.name}")
     return np.frombuffer(data, dtype="<f4", count=tensor.num_values, offset=tensor.start)
 
 

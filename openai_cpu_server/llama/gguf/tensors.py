@@ -228,17 +228,17 @@ def file_digest(path: Path) -> str:
 def _check_kind(header: GgufHeader, model: GgufHeader) -> None:
     path = header.path
     if header.get_str("general.type") != "adapter":
-        raise AdapterFailed(f"{path} is no adapter: its general.type is not 'adapter'.")
+        raise AdapterFailed(f"{path} is not an adapter: its general.type is not 'adapter'.")
     kind = header.get_str("adapter.type")
     if kind != "lora":
-        raise AdapterFailed(f"{path} is no LoRA adapter: its adapter.type is {kind!r}.")
+        raise AdapterFailed(f"{path} is not a LoRA adapter: its adapter.type is {kind!r}.")
     if header.architecture != model.architecture:
         raise AdapterFailed(
             f"{path} is for models of the architecture {header.architecture!r}; "
             f"{model.path.name} is {model.architecture!r}."
         )
     if header.has("adapter.lora.alpha") and not header.is_float32("adapter.lora.alpha"):
-        raise AdapterFailed(f"{path} is damaged: its adapter.lora.alpha is no float32.")
+        raise AdapterFailed(f"{path} is damaged: its adapter.lora.alpha is not a float32.")
     if header.has("adapter.alora.invocation_tokens"):
         raise AdapterFailed(
             f"{path} is an activated LoRA, to be used behind its invocation tokens only; "
@@ -252,7 +252,7 @@ def _pairs(path: Path, tensors: Iterable[Tensor]) -> list[_Pair]:
         name, suffix = tensor.name[: -len(_A)], tensor.name[-len(_A) :]
         if suffix not in (_A, _B):
             raise AdapterFailed(
-                f"{path} has a tensor {tensor.name!r} that is no part of a LoRA: llama.cpp would not use it."
+                f"{path} has a tensor {tensor.name!r} that is not part of a LoRA: llama.cpp would not use it."
             )
         halves.setdefault(name, {})[suffix] = tensor
     if not halves:
@@ -268,7 +268,7 @@ def _check_pair(path: Path, pair: _Pair, matrices: dict[str, Tensor]) -> None:
     if changed is None:
         raise AdapterFailed(f"{path} changes {pair.name!r}, which the model does not have.")
     if not pair.name.endswith(".weight") or pair.name.endswith("_norm.weight") or len(changed.shape) < 2:
-        raise AdapterFailed(f"{path} changes {pair.name!r}, which is no matrix of a product.")
+        raise AdapterFailed(f"{path} changes {pair.name!r}, which is not a matrix of a product.")
     if pair.name == _EMBEDDING and _OUTPUT not in matrices:
         raise AdapterFailed(
             f"{path} changes {pair.name!r}, which this model uses for its output too: "

@@ -225,7 +225,7 @@ class ConstrainedOutput:
             return
         spelling = self._tokens.spell(rest)
         if spelling is None:
-            raise ConstraintFailed("What stands behind the trigger cannot be spelt in tokens.")
+            raise ConstraintFailed("The text after the trigger cannot be spelt in tokens.")
         self._search = None
         if self._matcher is not None:
             self._consume(self._matcher, spelling)

@@ -104,7 +104,7 @@ def cost_curve(
 class Calibrator:
     """Measures the cost of a backend's steps once, and stores it in a folder.
 
-    A measurement disturbed by other processes is used but not stored. What the server learns while serving is
+    A measurement disturbed by other processes is used but not stored. Costs learned while serving are
     not stored, because it only reflects recent steps and is soon learned again.
     """
 

@@ -163,7 +163,7 @@ class Measured(Generic[K, V]):
             with replacing(path) as file:
                 file.write(msgspec.json.format(msgspec.json.encode(entry), indent=2))
         except OSError as error:
-            logger.warning("cannot keep what was measured in %s: %s", path.parent, error.strerror or error)
+            logger.warning("cannot store measurements in %s: %s", path.parent, error.strerror or error)
             return False
         return True
 

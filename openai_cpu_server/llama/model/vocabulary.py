@@ -287,7 +287,7 @@ class Vocabulary(Closable):
         """Return the bytes of a token. Raises `InvalidRequest` for other numbers, for which llama.cpp
         would end the process."""
         if not 0 <= token < self._size:
-            raise InvalidRequest(f"{token} is no token: the vocabulary has {self._size}.", param="tokens")
+            raise InvalidRequest(f"{token} is not a token: the vocabulary has {self._size}.", param="tokens")
         if special:
             return _rendered(self.native, token, special=True)
         piece = self._pieces[token]

@@ -124,7 +124,8 @@ def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
     try:
         return [(re.compile(pattern), to) for pattern, to in offload.tensor_place]
     except re.error as error:
-        raise StartupError(f"--tensor-place: {error.pattern!r} is no regular expression: {error}.") from None
+        message = f"--tensor-place: {error.pattern!r} is not a regular expression: {error}."
+        raise StartupError(message) from None
 
 
 def layer_of(name: str) -> int | None:
@@ -440,7 +441,7 @@ class SplitPlanner:
 
     @property
     def _unknown_memory(self) -> str:
-        return f"{self._device.name} does not tell how much memory it has"
+        return f"{self._device.name} does not report how much memory it has"
 
     def _why_less(self, request: Split) -> str | None:
         if self._offload.gpu_layers == "auto":  # which requests whatever fits

@@ -287,7 +287,7 @@ class Sampler:
             raise BadLogits(
                 f"The model's largest logit is {logits[best]} at output position {self._position}."
             )
-        with np.errstate(all="ignore"):  # what is no number any more is one again before anything reads it
+        with np.errstate(all="ignore"):  # NaNs are replaced before anything reads them
             return self._choose(best, logits, allowed)
 
     def _choose(self, best: int, logits: Logits, allowed: Allowed | None) -> int:

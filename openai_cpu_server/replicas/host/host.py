@@ -151,7 +151,7 @@ class SessionRelay(AnswerSink):
             self.session.start(self.request_id)
 
     def wait_at(self, place: messages.QueuePlace | messages.ModelLoading) -> None:
-        if isinstance(place, messages.QueuePlace):  # who chooses between replicas knows which of them load
+        if isinstance(place, messages.QueuePlace):  # the router knows which replicas load
             self._is_running = False
             self.session.wait_at(place)
 
@@ -400,7 +400,7 @@ class ReplicaHost:
             for session in list(self._sessions.values()):
                 if self._clock() - session.renewed_s > self._lease_s:
                     logger.warning(
-                        "an API process was silent for %.0f s: what it wants is ended", self._lease_s
+                        "an API process was silent for %.0f s: its requests are ended", self._lease_s
                     )
                     self._forget(session)
                 elif self._reporting.is_due(session):
@@ -476,7 +476,7 @@ class ReplicaDoor:
                 stream.trust()
                 await self._serve(stream, hello.lease_holder)
             else:
-                logger.warning("somebody has connected who does not know the token of this replica")
+                logger.warning("a client has connected without the token of this replica")
         finally:
             stream.close()
 

@@ -81,7 +81,7 @@ class EngineReplica:
     async def __del__(self) -> None:
         host = getattr(self, "_host", None)
         if host is not None and host.state is not EngineState.STOPPED:
-            await host.left()  # Ray knows nothing of sessions; it kills who takes longer than `drain_s`
+            await host.left()  # Ray knows nothing of sessions; it kills slow ones after `drain_s`
             await host.close()
             await self._door.close()
 

@@ -83,7 +83,7 @@ def choose_cpus(num: int, free: Iterable[int], nodes: Mapping[int, int]) -> tupl
 
 OF_NEW_CLUSTER = {
     # So often Serve's controller looks at everything; its ten times a second take as much as all replicas
-    # together. Replicas that are lost are noticed by those who talk to them.
+    # together. Replicas that are lost are noticed by their API replicas.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     # Replicas have /metrics of their own, and Ray's would be on an unknown free port.
     "RAY_enable_metrics_collection": "0",

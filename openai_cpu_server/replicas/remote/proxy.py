@@ -67,7 +67,7 @@ class StreamLink:
                     wire.FrameStream, door.address, door.port, ssl=self.tls, server_hostname=host
                 )
         except (OSError, TimeoutError) as error:
-            why = str(error) or f"nobody answered in {_CONNECT_S:g} s"
+            why = str(error) or f"no answer came in {_CONNECT_S:g} s"
             raise wire.ReplicaLost(f"cannot connect to {door.address}:{door.port}: {why}") from None
         stream.send(msgspec.msgpack.encode(wire.SessionHello(door.token, lease_holder)))
         return _Session(stream)
@@ -108,7 +108,7 @@ class _Session:
             with anyio.fail_after(self._patience_s):
                 frame = await self.stream.receive()
         except TimeoutError:
-            raise wire.ReplicaLost(f"it has told nothing in {self._patience_s:g} s") from None
+            raise wire.ReplicaLost(f"it has sent nothing in {self._patience_s:g} s") from None
         self._patience_s = None
         return frame
 

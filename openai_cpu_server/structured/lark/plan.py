@@ -195,7 +195,7 @@ class LexemePlan:
         try:
             automaton = build_automaton(spelt_out(language), Budget(Limits()))
         except SchemaTooLarge:
-            message = "too ambiguous: a pattern cannot be told from what may stand beside it or follow it"
+            message = "too ambiguous: a pattern cannot be distinguished from the text that may follow it"
             raise InvalidGrammar(1, 1, message) from None
         simple = to_expr(automaton)
         if simple is not None:

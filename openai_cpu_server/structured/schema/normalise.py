@@ -282,7 +282,7 @@ class Normaliser:
         self._budget.spend("text", sum(map(len, strings)))
         numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
         if any(not is_finite(x) for x in numbers):
-            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
+            raise InvalidSchema(path, "a value is not a number that JSON knows, or is too long")
         return nodes.Scalars(
             null=None in values,
             booleans=frozenset(x for x in values if isinstance(x, bool)),
