@@ -19,11 +19,10 @@ from openai_cpu_server.contract.step import (
     TraceWait,
 )
 from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTurn, EncodingTurns
-from openai_cpu_server.scheduler.admission import Admission, AdmissionQueue
+from openai_cpu_server.scheduler.admission import Admission, AdmissionQueue, LiveSequences
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.eta import EtaEstimator
-from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
 from openai_cpu_server.scheduler.plan import StepCapacity, StepCost, StepPlan
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
