@@ -12,9 +12,8 @@ from itertools import islice
 from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.fairness import alternating
-from openai_cpu_server.scheduler.memory import SequenceMemory
+from openai_cpu_server.scheduler.memory import NOTHING, PrefixReuse, SequenceMemory, find_reuse
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.reuse import NOTHING, PrefixReuse, find_reuse
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
