@@ -19,6 +19,7 @@ from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdap
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
+    NOTHING_DRAFTED,
     POOL_BLOCK_TOKENS,
     Backend,
     CacheFileLimit,
@@ -47,7 +48,6 @@ from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
-from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence as Seq
 
 from openai_cpu_server.contract.messages import HideSteps, ShowSteps
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
-from openai_cpu_server.contract.step import Span, Step, StepResult, StepTrace, TracePart
+from openai_cpu_server.contract.step import NOTHING_DRAFTED, Span, Step, StepResult, StepTrace, TracePart
 from openai_cpu_server.scheduler.plan import StepReason
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from openai_cpu_server.contract.step import Encode, Step, StepResult
 from openai_cpu_server.fairness import Credit, FairTurns
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.plan import StepCapacity, StepPlan, StepPrices
-from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
-from openai_cpu_server.scheduler.spans import SequenceAdvance
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, SequenceStatus
 
 Key = str | None
 """Key of an adapter, or None for the base model."""

@@ -26,8 +26,8 @@ from openai_cpu_server.scheduler.eta import EtaEstimator
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
 from openai_cpu_server.scheduler.plan import StepCapacity, StepCost, StepPlan
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
-from openai_cpu_server.scheduler.spans import CellClaims, SequenceAdvance, advance, without_missing_drafts
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceAdvance, SequenceStatus
+from openai_cpu_server.scheduler.spans import CellClaims, advance, without_missing_drafts
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Speculator
 
 _MOST_TILES = 1024

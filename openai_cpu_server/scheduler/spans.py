@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.contract.step import NOTHING_DRAFTED, Sample, Span, Step, StepResult
 from openai_cpu_server.scheduler.admission import Admission
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
-from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, SpanDraft
 
 
@@ -93,21 +93,6 @@ class CellClaims:
         return replace(
             span, draft=draft.tokens, num_to_draft=draft.num_to_draft, num_to_read=draft.num_to_read
         )
-
-
-NOTHING_DRAFTED = Drafted()
-
-
-@dataclass(frozen=True)
-class SequenceAdvance:
-    sequence: Sequence
-    samples: tuple[Sample, ...]
-    """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
-    scores: tuple[TokenLogprob, ...]
-    failure: str | None = None
-    """Reason why its constraint cannot be followed, or None. The caller must finish the sequence."""
-    fault: str | None = None
-    """Other failure of this sequence only, or None. The caller must finish the sequence."""
 
 
 def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> SequenceAdvance:
