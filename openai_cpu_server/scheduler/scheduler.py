@@ -23,9 +23,8 @@ from openai_cpu_server.contract.step import (
     TraceState,
     TraceWait,
 )
-from openai_cpu_server.scheduler.adapter_groups import AdapterGroups, AdapterTurn, EncodingTurns
 from openai_cpu_server.scheduler.admission import Admission, AdmissionQueue, LiveSequences
-from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.scheduler.compose import AdapterGroups, AdapterTurn, EncodingTurns, StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.eta import EtaEstimator
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
