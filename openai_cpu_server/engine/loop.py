@@ -19,8 +19,8 @@ from openai_cpu_server.contract.framing import PartJoiner, frame, read_command, 
 from openai_cpu_server.contract.model_info import NativeModel
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, Work
+from openai_cpu_server.engine.cores import EngineTurn, SharedTurn
 from openai_cpu_server.engine.preparation import Preparation, Request
-from openai_cpu_server.engine.turn import EngineTurn, SharedTurn
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
