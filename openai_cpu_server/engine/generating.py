@@ -17,7 +17,7 @@ from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import (
     NOTHING_DRAFTED,
     POOL_BLOCK_TOKENS,
@@ -39,7 +39,6 @@ from openai_cpu_server.engine.base import (
     submit_of,
 )
 from openai_cpu_server.engine.output import LiveOutputs
-from openai_cpu_server.engine.preparation import pinned_request
 from openai_cpu_server.engine.trace import ForecastSource, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
@@ -452,3 +451,14 @@ def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJou
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
     return cache
+
+
+def pinned_request(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"pinned/{number}",
+        tokens=tokens,
+        max_tokens=0,
+        sampling=Sampling(seed=0),
+        cache_namespace=namespace,
+        pin=True,
+    )

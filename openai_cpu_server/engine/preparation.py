@@ -18,7 +18,7 @@ from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, Work
 
 Request = (
@@ -141,14 +141,3 @@ class Preparation:
         prepared = self.prepare(submit)
         self.announce(messages.Handling(id=None))
         return prepared
-
-
-def pinned_request(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
-    return GenerationRequest(
-        id=f"pinned/{number}",
-        tokens=tokens,
-        max_tokens=0,
-        sampling=Sampling(seed=0),
-        cache_namespace=namespace,
-        pin=True,
-    )
