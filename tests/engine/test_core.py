@@ -504,10 +504,10 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
 
 
 def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.trace")
+    caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.generating")
     steps(cancel_on_disconnect(CHAT, JOB))
     assert caplog.records == []
-    caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.trace")
+    caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.generating")
     steps(cancel_on_disconnect(CHAT, JOB))
     logged = [record.fields for record in caplog.records]
     keys = ("id", "priority", "tokens", "decodes")
