@@ -14,6 +14,7 @@ import numpy as np
 from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.llama.backend import NativeAdapters
 from openai_cpu_server.llama.cells.context import (
     DecodeOutcome,
     Logits,
@@ -25,7 +26,7 @@ from openai_cpu_server.llama.cells.context import (
 )
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters
+from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import EncodingFailed
 from openai_cpu_server.llama.sampling.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
