@@ -45,8 +45,7 @@ from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import LoadedParts, load_model
-from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.projector import EncodingFailed
 from openai_cpu_server.llama.sampling.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable

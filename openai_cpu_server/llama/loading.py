@@ -33,8 +33,7 @@ from openai_cpu_server.llama.model.kv_size import (
     batch_tokens,
     encoder_memory,
 )
-from openai_cpu_server.llama.model.model import Model, cells_fingerprint
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import Model, cells_fingerprint, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import Places, chosen_places, of_draft_model
 from openai_cpu_server.llama.projector import Projector, RowStore

@@ -26,7 +26,7 @@ from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.framing import framed, read_frame
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.reader.decoders import load_decoders
 from openai_cpu_server.reader.messages import (
     OpenModel,

@@ -15,7 +15,7 @@ from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.grammar.constraints import Allowed
-from openai_cpu_server.llama.model.native import NativeObject
+from openai_cpu_server.llama.model.model import NativeObject
 from openai_cpu_server.llama.sampling.adjustments import Adjustments, Spelling
 
 Tokens = npt.NDArray[np.int32]
