@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.framing import PartJoiner, frame, read_command, read_frame
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
+from openai_cpu_server.contract.messages import PartJoiner, frame, read_command, read_frame
 from openai_cpu_server.contract.model_info import Adapter, NativeModel
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, PreparedRequest, Work

@@ -12,8 +12,19 @@ from collections.abc import Sequence
 import psutil
 
 from openai_cpu_server.child_processes.spawn import spawn_options
-from openai_cpu_server.contract.framing import LENGTH, MediaPart, Sent, frame, in_parts, read_event
-from openai_cpu_server.contract.messages import Command, EngineOptions, Event, StartEngine, Submit
+from openai_cpu_server.contract.messages import (
+    LENGTH,
+    Command,
+    EngineOptions,
+    Event,
+    MediaPart,
+    Sent,
+    StartEngine,
+    Submit,
+    frame,
+    in_parts,
+    read_event,
+)
 
 _AT_ONCE = 1_000_000
 """Tokens, or bytes of media, to frame at once, which takes milliseconds. A call may have millions."""

@@ -29,9 +29,9 @@ import psutil
 
 from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
-from openai_cpu_server.contract.framing import framed, read_frame
 from openai_cpu_server.contract.grammar import GrammarMaker
 from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.messages import framed, read_frame
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.grammar.constraints import grammar_trial

@@ -13,9 +13,9 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
-from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import (
+    LENGTH,
     CancelRequest,
     ClearCache,
     KVStats,

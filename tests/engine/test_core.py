@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.framing import LENGTH, frame, read_event
 from openai_cpu_server.contract.messages import (
+    LENGTH,
     CancelRequest,
     ClearCache,
     EngineOptions,
@@ -22,6 +22,8 @@ from openai_cpu_server.contract.messages import (
     ShowSteps,
     StepDone,
     Submit,
+    frame,
+    read_event,
 )
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.offload import Device, DevicePlacement

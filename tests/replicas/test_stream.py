@@ -13,8 +13,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.framing import LENGTH
-from openai_cpu_server.contract.messages import Submit
+from openai_cpu_server.contract.messages import LENGTH, Submit
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
     FrameStream,
