@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from openai_cpu_server.contract.messages import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.contract.step import Encode, Step, StepResult
 from openai_cpu_server.fairness import Credit, FairTurns
 from openai_cpu_server.scheduler.plan import StepCapacity, StepPlan, StepPrices, StepReason

@@ -15,8 +15,10 @@ from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     EngineOptions,
+    Experiment,
     FinishReason,
     HideSteps,
+    Scheduling,
     Sharing,
     ShortenTurn,
     ShowSteps,
@@ -28,7 +30,6 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult, TracePart, TraceState
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
 from openai_cpu_server.engine.building import build_core
