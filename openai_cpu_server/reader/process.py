@@ -38,8 +38,13 @@ from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
-from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, TemplatePrompts, rerank_template
+from openai_cpu_server.prompt.chat_prompts import (
+    ChatPrompt,
+    ChatPrompts,
+    ControlNames,
+    TemplatePrompts,
+    rerank_template,
+)
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
