@@ -1,4 +1,4 @@
-"""Implementation of the contract's `Backend` with llama.cpp."""
+"""Implementation of the contract's `Backend` with llama.cpp: execution of steps, and the model's adapters."""
 
 from __future__ import annotations
 
