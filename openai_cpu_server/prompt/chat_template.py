@@ -1,4 +1,5 @@
-"""A model's chat template, compiled once."""
+"""Chat template of a model, compiled once, and the bounds on it, which are checked before an operation that
+would exceed them."""
 
 from __future__ import annotations
 
