@@ -47,7 +47,7 @@ def api_options(settings: Settings) -> ApiOptions:
         "keep_streams_s": settings.resume_seconds,
         "cors_origins": tuple(settings.cors_origin),
         "hosts": hosts,
-        "is_admin_open": settings.open_admin or is_on_loopback(settings.host),
+        "is_admin_open": settings.open_admin,
         "trusted_proxies": tuple(settings.trusted_proxy),
         "prices": {model: table.price for model, table in settings.prices.items()},
         "compares_turns": settings.semantic_cache is not None,

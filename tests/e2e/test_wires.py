@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.proxies import free_port, nginx, running_proxy, tool
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
@@ -34,69 +32,35 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-def tool(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
-    if found is None:
-        pytest.skip(f"{name} is not on this machine")
-    return found
-
-
-@contextlib.contextmanager
-def proxy(command: list[str], port: int) -> Iterator[str]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-    def listens() -> bool:
-        assert process.poll() is None, process.communicate()[0].decode()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return True
-        return False
-
-    try:
-        wait_until(listens)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=DEADLINE_S)
-
-
 @pytest.fixture(scope="module", params=["nginx", "haproxy"])
 def url(
     request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A proxy with its defaults: whatever it collects or keeps open by default, it does here."""
     name, folder = request.param, tmp_path_factory.mktemp("proxy")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    upstream = server.url.removeprefix("http://")
-    config = folder / "config"
+    port, upstream = free_port(), server.url.removeprefix("http://")
     if name == "nginx":
-        temporary = "".join(
-            f"{kind}_temp_path {folder}/{kind};"
-            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        user = "user root; " if os.geteuid() == 0 else ""  # else its workers cannot write into the folder
-        config.write_text(
-            f"{user}daemon off; pid {folder}/pid; error_log stderr; events {{}}"
-            f" http {{ access_log off; {temporary}"
-            f" upstream ours {{ server {upstream}; keepalive 8; }}"
+        command = nginx(
+            folder,
+            f"upstream ours {{ server {upstream}; keepalive 8; }}"
             f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://ours;"
-            ' proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host; } } }'
+            ' proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host; } }',
         )
-        command = [tool("nginx"), "-c", str(config), "-p", str(folder)]
     else:
+        config = folder / "config"
         config.write_text(
             "defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
             f"frontend in\n bind 127.0.0.1:{port} proto h1\n default_backend ours\n"
             f"backend ours\n http-reuse always\n server one {upstream}\n"
         )
         command = [tool("haproxy"), "-db", "-f", str(config)]
-    with proxy(command, port) as found:
+    with running_proxy(command, port) as found:
         yield found
 
 
 def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> None:
     """A client that leaves the proxy leaves the server."""
-    body = {**BODY, "stream": True, "max_tokens": 60_000}
+    body = {**BODY, "stream": True, "max_tokens": 3_900}
     with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE_S) as answer:
         events = answer.iter_lines()
         assert next(events).startswith("data: ")
