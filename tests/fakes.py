@@ -25,9 +25,9 @@ from openai_cpu_server.contract.media import (
     is_row,
     not_taken,
 )
+from openai_cpu_server.contract.messages import Experiment
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint, Priority, ReasoningTracker, Thinking
-from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
     CacheFileLimit,
     Close,

@@ -9,8 +9,7 @@ from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.served import ModelThinking, ServedModel
-from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, TemplatePrompts, rerank_template
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, ControlNames, TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.tool_formats import ToolFormat

@@ -42,10 +42,9 @@ from openai_cpu_server.config.models import (
 )
 from openai_cpu_server.config.routers import Table
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import AS_SERVED, BY_DEFAULT, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
 _SWITCHES = {"on": True, "off": False}

@@ -1,9 +1,13 @@
-"""Messages between the API process and the engine process: commands go in, events come out."""
+"""Messages between the API process and the engine process, and their encoding. Commands go in, events
+come out."""
 
 from __future__ import annotations
 
 import enum
-from typing import Literal, NamedTuple, Union
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Literal, NamedTuple, Union
 
 import msgspec
 
@@ -14,8 +18,60 @@ from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelI
 from openai_cpu_server.contract.offload import ON_CPU, Offload
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
-from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TokenLogprob
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True):
+    """Features that benchmarks and tests turn off. Served engines have the defaults."""
+
+    tile_filling: bool = True
+    """Grow steps until they fill a kernel's tile, where that is almost free or saves time."""
+    mixed_steps: bool = True
+    """Compute prompts and decoding sequences in the same steps."""
+    continuous_batching: bool = True
+    """Let new requests join between steps; without it they wait until the whole batch is done."""
+    prefix_sharing: bool = True
+    """Share KV cells between running sequences, and save and restore computed prompts."""
+    always_drafts: bool = False
+    """Compute every draft, also where it does not pay."""
+
+
+AS_SERVED = Experiment()
+
+
+class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the scheduler with their defaults. The fields have the names of the command line."""
+
+    policy: Literal["priority", "fifo", "sjf"] = "priority"
+    stream_rate: float = 2.5
+    """Minimum tokens per second of an interactive stream while other prompts are computed."""
+    stall_ms: float = 520.0
+    """Longest gap between two tokens of such a stream."""
+    batch_stall_ms: float = 800.0
+    """Longest step while no interactive stream waits for it. A new request may have to wait for it."""
+    batch_floor: float = 0.1
+    """Share of slots and time, 0 to 1, reserved for batch work."""
+    preempt_threshold_ms: float = 60.0
+    """Longest wait of a new interactive request for batch work. It interrupts a batch step with more time
+    left; beside interactive streams, where it may not, batch work makes no step longer."""
+
+    @property
+    def pace_ms(self) -> float:
+        """Time between two tokens at the minimum rate of streams."""
+        return min(1000 / self.stream_rate, self.stall_ms)
+
+    @property
+    def batch_beside_ms(self) -> float:
+        """Longest step for the sake of batch work beside interactive work."""
+        return min(self.preempt_threshold_ms, self.pace_ms)
+
+    def without_interruption(self) -> Scheduling:
+        """Return settings for steps that cannot be discarded: shorter batch steps, for the same wait."""
+        return msgspec.structs.replace(self, batch_stall_ms=min(self.batch_stall_ms, self.batch_beside_ms))
+
+
+BY_DEFAULT = Scheduling()
+
 
 _LAST_SYNC_S = 10.0
 """Timeout of the final fsync on a slow disk."""
@@ -429,3 +485,81 @@ Event = Union[
     EngineWants,
     TurnBack,
 ]
+
+
+LENGTH = struct.Struct("<I")
+PART_BYTES = 2**20
+
+
+def framed(payload: bytes) -> bytes:
+    return LENGTH.pack(len(payload)) + payload
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Block until the next message and return it without its length. Return None at the end of the stream,
+    also in the middle of a message."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    payload = stream.read(length)
+    return payload if len(payload) == length else None
+
+
+class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
+    """Next bytes of a media item. The request follows the parts, with empty content in its items."""
+
+    digest: str
+    data: memoryview
+
+
+Sent = Union[Command, MediaPart]
+"""Messages to an engine. Each is small enough to encode without delaying an event loop."""
+
+
+def in_parts(command: Command) -> Iterator[Sent]:
+    """Split a request into the parts of its media items and the rest."""
+    request = command.request if isinstance(command, Submit) else None
+    if not isinstance(request, GenerationRequest) or not request.media_items:
+        yield command
+        return
+    for digest, content in {item.digest: memoryview(item.content) for item in request.media_items}.items():
+        for start in range(0, len(content), PART_BYTES):
+            yield MediaPart(digest, content[start : start + PART_BYTES])
+    items = tuple(msgspec.structs.replace(item, content=b"") for item in request.media_items)
+    yield msgspec.structs.replace(command, request=msgspec.structs.replace(request, media_items=items))
+
+
+class PartJoiner:
+    """Inverse of `in_parts`."""
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
+
+    def join(self, message: Sent) -> Command | None:
+        """Return the complete command, or None for a part."""
+        if isinstance(message, MediaPart):
+            self._parts[message.digest].append(message.data)
+            return None
+        if not isinstance(message, Submit) or not self._parts:
+            return message
+        assert isinstance(message.request, GenerationRequest)
+        contents = {digest: b"".join(parts) for digest, parts in self._parts.items()}
+        self._parts.clear()
+        items = message.request.media_items
+        items = tuple(msgspec.structs.replace(item, content=contents[item.digest]) for item in items)
+        return msgspec.structs.replace(
+            message, request=msgspec.structs.replace(message.request, media_items=items)
+        )
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: Sent | Event) -> bytes:
+    return framed(_encoder.encode(message))
+
+
+read_command: Callable[[bytes], Sent] = msgspec.msgpack.Decoder(Sent).decode
+read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+"""Decoders of one message; both raise `msgspec.DecodeError`."""

@@ -205,6 +205,9 @@ class Drafted(msgspec.Struct, frozen=True):
     while the draft model is still reading."""
 
 
+NOTHING_DRAFTED = Drafted()
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """Result of a step. An interrupted step computed nothing, and its spans left no trace in the slots."""
 

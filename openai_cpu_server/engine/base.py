@@ -12,9 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestFailed, contained
+from openai_cpu_server.contract.messages import Scheduling
 from openai_cpu_server.contract.model_info import Adapter, ModelInfo, ThreadControl
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit
 from openai_cpu_server.engine.cores import CoreMonitor
 

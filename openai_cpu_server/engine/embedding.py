@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import RequestFailed
+from openai_cpu_server.contract.messages import Scheduling
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TracePart
 from openai_cpu_server.engine.base import (
     CheckedAdapter,

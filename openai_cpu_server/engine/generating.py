@@ -1,12 +1,11 @@
-"""Engine core for models that generate, which connects scheduler and backend, and the construction of
-cores from options and model."""
+"""Engine core for models that generate, which connects scheduler and backend, and its reports about steps."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +14,19 @@ import msgspec
 
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo
-from openai_cpu_server.contract.replica import BLOCK_TOKENS
+from openai_cpu_server.contract.messages import HideSteps, ShowSteps
+from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter
+from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
-    POOL_BLOCK_TOKENS,
+    NOTHING_DRAFTED,
     Backend,
     CacheFileLimit,
-    Drop,
+    Span,
     Step,
     StepResult,
+    StepTrace,
+    TracePart,
 )
 from openai_cpu_server.engine.base import (
     CheckedAdapter,
@@ -32,24 +34,17 @@ from openai_cpu_server.engine.base import (
     PreparedRequest,
     Work,
     failure,
-    scheduling_on,
     shared_ms,
     step_of,
     submit_of,
 )
 from openai_cpu_server.engine.output import LiveOutputs
-from openai_cpu_server.engine.preparation import pinned_request
-from openai_cpu_server.engine.trace import ForecastSource, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
-from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
-from openai_cpu_server.scheduler.memory import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
-from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
-from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
-from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
-from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
-from openai_cpu_server.scheduler.speculation.speculator import Speculator
+from openai_cpu_server.scheduler.plan import StepReason
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
+from openai_cpu_server.scheduler.scheduler import Scheduler
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -381,74 +376,150 @@ def _refusal(submit: messages.Submit, why: str, *, is_own_fault: bool = False) -
     return failure(submit.request.id, why, len(submit.output), is_own_fault=is_own_fault)
 
 
-def build_core(
-    options: messages.EngineOptions,
-    backend: Backend,
-    curve: CostCurve | None,
-    measure: Measure | None = None,
+_NO_REASONS: Mapping[StepReason, int] = {}
+
+
+def log_step(
+    step: Step,
+    participants: Seq[Sequence],
+    reasons: Callable[[], Mapping[Sequence, Mapping[StepReason, int]]],
+    result: StepResult,
     *,
-    clock: Callable[[], float] = time.monotonic,
-) -> EngineCore:
-    """Return a core with its saved prefix cache and submitted pinned prompts. `curve`: None to estimate
-    costs until there is time to `measure` them."""
-    info = backend.info
-    options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
-    reuses = options.experiment.prefix_sharing
-    journal = PrefixJournal() if options.reports_forecast else None
-    cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
-    full = CostModel(curve) if curve else CostModel.guess(info.num_parameters)
-    costs = ThreadCosts(full, threads=backend.threads.most)
-    scheduler = Scheduler(
-        limits=StepLimits(
-            info.max_seqs, info.max_step_tokens, info.max_step_outputs, info.state_tokens, reuses
-        ),
-        ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
-        cache=cache,
-        cost=costs,
-        options=step_options(options),
-        policy=POLICIES[options.scheduling.policy](),
-        speculator=_speculator(options, info),
-    )
-    core = EngineCore(
-        scheduler,
-        backend,
-        costs,
-        preempt_threshold_ms=options.scheduling.preempt_threshold_ms,
-        measure=measure if curve is None else None,
-        journal=journal,
-        cache_file=options.cache_file,
-        clock=clock,
-    )
-    for number, tokens in enumerate(options.pinned_prompts):
-        core.handle(messages.Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
-    return core
-
-
-def step_options(options: messages.EngineOptions) -> StepOptions:
-    return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
-
-
-def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator | None:
-    """Drafts are off if the memory cannot take back wrong ones."""
-    if options.speculation == "off" or info.max_draft == 0:
-        return None
-    return Speculator(
-        LookupDrafter(info.end_tokens),
-        ModelDrafter(info.draft_cost) if info.draft_cost is not None else None,
-        max_tokens=options.draft_max if info.max_draft is None else min(options.draft_max, info.max_draft),
-        always=options.experiment.always_drafts,
+    started_s: float,
+    elapsed_ms: float,
+) -> None:
+    """Log the step before it is applied. `participants`: in the order of the spans; `reasons`: tokens of
+    each sequence by reason; `started_s`: on the monotonic clock."""
+    if not logger.isEnabledFor(logging.DEBUG) or not step.spans:
+        return
+    why = reasons()
+    spans = [
+        {
+            "id": sequence.request.id,
+            "priority": sequence.request.priority.label,
+            "tokens": span.num_tokens,
+            "decodes": sequence.is_decoding,
+            "why": {reason.value: num for reason, num in why.get(sequence, _NO_REASONS).items()},
+        }
+        for sequence, span in zip(participants, step.spans, strict=True)
+    ]
+    fields = {
+        "started_s": started_s,
+        "elapsed_ms": elapsed_ms,
+        "padding": result.padding,
+        "interrupted": result.interrupted,
+        "adapter": step.adapter,
+        "spans": spans,
+    }
+    logger.debug(
+        "step of %.1f ms: %d tokens of %d sequences, %d padding",
+        elapsed_ms,
+        step.num_tokens,
+        len(spans),
+        result.padding,
+        extra={"fields": fields},
     )
 
 
-def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
-    info = backend.info
-    cache = SavedPrefixes(
-        options.cache_bytes,
-        block_bytes=BLOCK_TOKENS * info.kv_bytes_per_token,
-        state_bytes=info.state_bytes,
-        journal=journal,
+_STATE_S = 0.5
+"""Minimum time between two reports of the memory, because collecting it takes a fraction of a millisecond."""
+_LONG_AGO = float("-inf")
+
+
+class StepTracer:
+    """Off until `ShowSteps`, without any cost. `note` and `take` must not be called while it is off."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.is_on = False
+        self._state_sent_s = _LONG_AGO
+        self._parts: tuple[TracePart, ...] = ()
+        self._adapter: str | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """True if a new observer has received nothing yet."""
+        return self.is_on and self._state_sent_s == _LONG_AGO
+
+    def handle(self, command: ShowSteps | HideSteps) -> None:
+        self.is_on, self._parts, self._state_sent_s = isinstance(command, ShowSteps), (), _LONG_AGO
+
+    def note(
+        self,
+        step: Step,
+        participants: Seq[Sequence],
+        encoders: Seq[Sequence],
+        reasons: Mapping[Sequence, Mapping[StepReason, int]],
+        result: StepResult,
+    ) -> None:
+        """Record an executed step before it is applied."""
+        self._adapter = step.adapter
+        parts = [
+            _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
+            for sequence, span in zip(participants, step.spans, strict=True)
+        ]
+        if result.encoding_ms:
+            parts += [_encoding(sequence, step, result) for sequence in encoders]
+        self._parts = tuple(parts)
+
+    def take(self, scheduler: Scheduler) -> StepTrace | None:
+        parts, self._parts = self._parts, ()
+        is_due = self._clock() - self._state_sent_s >= _STATE_S or not scheduler.has_work
+        if is_due:
+            self._state_sent_s = self._clock()
+        elif not parts:
+            return None
+        return StepTrace(
+            parts=parts,
+            adapter=self._adapter if parts else None,
+            state=scheduler.trace_state() if is_due else None,
+        )
+
+
+def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], result: StepResult) -> TracePart:
+    drafted = result.drafted.get(span.slot, NOTHING_DRAFTED)
+    forced = reasons.get(StepReason.FORCED, 0)
+    others = len(span.tokens) - forced
+    request, is_decoding = sequence.request, sequence.is_decoding
+    first = result.samples.get(span.slot)
+    samples = ((first,) if first is not None else ()) + result.further.get(span.slot, ())
+    return TracePart(
+        id=request.id,
+        client=request.client,
+        priority=request.priority,
+        why=max(reasons, key=reasons.__getitem__).value if reasons else "",
+        prompt=0 if is_decoding else others,
+        decode=others if is_decoding else 0,
+        forced=forced,
+        draft=drafted.num_computed,
+        accepted=drafted.num_accepted,
+        output=sum(1 + len(sample.forced) for sample in samples),
     )
-    if options.cache_file is not None and options.cache_bytes:
-        refused = cache.adopt(backend.import_cache(options.cache_file))
-        backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
-    return cache
+
+
+def _encoding(sequence: Sequence, step: Step, result: StepResult) -> TracePart:
+    assert step.encode is not None
+    request = sequence.request
+    kind = request.item_of(step.encode.placeholder).kind
+    return TracePart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
+
+
+_FORECAST_S = 0.1
+"""Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
+
+
+class ForecastSource:
+    """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
+
+    def __init__(self, scheduler: Scheduler, journal: PrefixJournal, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._journal = journal
+        self._clock = clock
+        self._sent_s = float("-inf")
+
+    def news(self) -> tuple[Forecast | None, PrefixNews | None]:
+        now_s = self._clock()
+        if self._scheduler.has_work and now_s - self._sent_s < _FORECAST_S:
+            return None, None
+        self._sent_s = now_s
+        return self._scheduler.eta_estimator.forecast(), self._journal.take()

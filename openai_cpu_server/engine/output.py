@@ -16,9 +16,8 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
 from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer, overlap
-from openai_cpu_server.scheduler.live_sequences import LiveSequences
-from openai_cpu_server.scheduler.sequence import Sequence, take_over
-from openai_cpu_server.scheduler.spans import SequenceAdvance
+from openai_cpu_server.scheduler.admission import LiveSequences
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take_over
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 

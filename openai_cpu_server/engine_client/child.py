@@ -19,15 +19,20 @@ import msgspec
 import psutil
 
 from openai_cpu_server.child_processes.spawn import spawn_options
-from openai_cpu_server.contract.framing import LENGTH, MediaPart, Sent, frame, in_parts, read_event
 from openai_cpu_server.contract.messages import (
+    LENGTH,
     Command,
     EngineOptions,
     Event,
     Handling,
+    MediaPart,
+    Sent,
     StartEngine,
     StepStarted,
     Submit,
+    frame,
+    in_parts,
+    read_event,
 )
 from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.contract.figures import Price
+from openai_cpu_server.contract.messages import Scheduling
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.http.keys import Network
 
 _MULTIPART_BYTES = 64 * 1024

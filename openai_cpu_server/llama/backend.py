@@ -1,20 +1,370 @@
-"""Implementation of the contract's `Backend` with llama.cpp."""
+"""Implementation of the contract's `Backend` with llama.cpp: execution of steps, and the model's adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import ctypes
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
+import msgspec
+import numpy as np
+
+from openai_cpu_server.contract.engine import RequestFailed
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, is_row, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.contract.step import CacheFileLimit, SavedBlock, Step, StepResult
+from openai_cpu_server.contract.step import (
+    CacheFileLimit,
+    Drafted,
+    SavedBlock,
+    Span,
+    Step,
+    StepResult,
+    TokenLogprob,
+)
 from openai_cpu_server.errors import AdapterFailed
+from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.cells.context import (
+    Context,
+    DecodeOutcome,
+    Logits,
+    OutputRows,
+    PlacedRows,
+    PoolFull,
+    RowBatch,
+    TokenBatch,
+)
+from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
+from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters, load_model
-from openai_cpu_server.llama.slots import SlotTable
-from openai_cpu_server.llama.steps import StepRunner
+from openai_cpu_server.llama.loading import LoadedParts, load_model
+from openai_cpu_server.llama.model.model import Model, native_log
+from openai_cpu_server.llama.projector import EncodingFailed
+from openai_cpu_server.llama.sampling.sampler import BadLogits
+from openai_cpu_server.llama.slots import SampledSpan, SlotTable
+
+_NO_DRAFT = ModelDraft((), 0)
+_NO_ROWS = OutputRows(range(0), range(0))
+
+Drafts = Mapping[int, ModelDraft]
+"""Drafts by slot."""
+
+
+class Computed(NamedTuple):
+    rows: list[OutputRows]
+    """One entry per span, and one of padding."""
+    logits: Logits | None
+    """(rows, vocabulary), valid until the next computation."""
+    padding: int
+
+
+class StepRunner:
+    """Not thread-safe."""
+
+    def __init__(
+        self, loaded: LoadedParts, slots: SlotTable, constraints: Constraints, adapters: NativeAdapters
+    ) -> None:
+        self._info = loaded.info
+        self._abort = loaded.abort
+        self._context = loaded.context
+        self._draft_model = loaded.draft_model
+        self._padding_slot = loaded.sequences.padding_slot
+        self._rollback_slots = loaded.sequences.rollback_slots
+        self._computes_apart = loaded.model.is_computed_apart
+        self._any_token = loaded.vocabulary.bos or 0
+        self._slots = slots
+        self._constraints = constraints
+        self._adapters = adapters
+        self._batch = TokenBatch(loaded.info.max_step_tokens, loaded.context.sequences)
+        self._row_batch = RowBatch(
+            loaded.info.max_step_tokens if loaded.row_store is not None else 0,
+            loaded.model.input_width,
+            loaded.context.sequences,
+        )
+        self._rows: dict[int, PlacedRows] = {}
+        """Rows that are still to be computed, by slot."""
+
+    def warm_up(self) -> bool:
+        """Return False if interrupted."""
+        self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
+        with self._abort.armed():
+            decoded = self._context.decode(self._batch)
+        self._context.clear()
+        if decoded is DecodeOutcome.INTERRUPTED:
+            return False
+        if self._draft_model is not None:
+            self._draft_model.warm_up()
+        return True
+
+    def run(self, step: Step) -> StepResult:
+        """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
+        which the backend is unusable.
+
+        Non-finite logits fail only their own sequence while the model computes others. An interrupted step
+        has executed its verbs. Padding that does not fit is dropped.
+        """
+        rollback = self._rollback(step)
+        with contextlib.nullcontext() if rollback is None else self._abort.armed():
+            verbs_ms = self._slots.apply(step.verbs)
+            if not step.spans:
+                assert not step.padding, "padding, and nothing to pad"
+                return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
+            self._adapters.use(step.adapter)
+            drafts, drafting_ms = self._draft(step.spans)
+            spans = [self._with_draft(span, drafts) for span in step.spans]
+            if self._info.takes_media:
+                self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
+                spans = [self._slots.placed(span) for span in spans]
+            outputs = [self._slots[span.slot].constrained for span in spans if span.sample]
+            constrained = [output for output in outputs if output is not None]
+            with self._constraints.foreseeing(constrained), self._keeping(spans, rollback or {}):
+                is_apart = bool(rollback) or self._computes_apart
+                groups = self._apart(spans) if is_apart else self._drafts_last(spans)
+                padding = 0 if is_apart else step.padding
+                computed = self._compute_groups(spans, groups, padding, is_apart=is_apart)
+                if computed is None:
+                    self._go_back(spans, rollback or {})
+                    return StepResult(interrupted=True, verbs_ms=verbs_ms)
+        result = self._result(step.spans, spans, computed, drafts, drafting_ms)
+        result = msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
+        return self._with_encoding(step, result)
+
+    def _with_encoding(self, step: Step, result: StepResult) -> StepResult:
+        if step.encode is None:
+            return result
+        started = time.perf_counter()
+        faults = result.faults
+        try:
+            is_done = self._slots.encode(step.encode)
+        except EncodingFailed as error:
+            is_done, faults = False, {**faults, step.encode.slot: str(error)}
+        encoding_ms = 1000 * (time.perf_counter() - started)
+        return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
+
+    def _rollback(self, step: Step) -> dict[int, int] | None:
+        """Slot that keeps each slot's state, or None if the step may not be interrupted or a state cannot
+        be kept."""
+        if not step.may_be_interrupted:
+            return None
+        if not self._info.state_bytes:
+            return {}
+        slots = [span.slot for span in step.spans]
+        can_keep = len(slots) <= len(self._rollback_slots) and not any(map(self._slots.is_behind, slots))
+        return dict(zip(slots, self._rollback_slots, strict=False)) if can_keep else None
+
+    @contextlib.contextmanager
+    def _keeping(self, spans: Sequence[Span], rollback: Mapping[int, int]) -> Iterator[None]:
+        """llama.cpp copies a shared state only when it changes."""
+        for span in spans if rollback else ():
+            self._context.share(span.slot, rollback[span.slot], 0, span.start)
+        try:
+            yield
+        finally:
+            for slot in rollback.values():
+                self._context.free_slot(slot)
+
+    def _go_back(self, spans: Sequence[Span], rollback: Mapping[int, int]) -> None:
+        """llama.cpp keeps the finished parts of an interrupted step."""
+        for span in spans:
+            if not rollback:
+                self._context.trim(span.slot, span.start)
+                continue
+            self._context.free_slot(span.slot)
+            self._context.share(rollback[span.slot], span.slot, 0, span.start)
+
+    def computes_numbers(self) -> bool:
+        """Compute a token in the padding slot, and return True if its logits are finite or no cell is
+        free."""
+        slot, token = self._padding_slot, self._any_token
+        self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
+        try:
+            self._context.decode(self._batch)
+        except PoolFull:
+            return True
+        is_finite = bool(np.isfinite(self._context.logits(1)).all())
+        self._context.free_slot(slot)
+        return is_finite
+
+    def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
+        requests = [
+            DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
+            for span in spans
+            if span.num_to_draft
+        ]
+        if not requests:
+            return {}, 0.0
+        assert self._draft_model is not None, "there is no draft model"
+        started = time.perf_counter()
+        drafts = self._draft_model.draft(requests)
+        return drafts, 1000 * (time.perf_counter() - started)
+
+    def _with_draft(self, span: Span, drafts: Drafts) -> Span:
+        if span.num_to_draft:
+            draft = drafts.get(span.slot, _NO_DRAFT)
+            span = msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)
+        if not span.draft:
+            return span
+        most = self._info.max_draft
+        assert most is None or len(span.draft) <= most, "more than this model's memory can take back"
+        length = self._slots[span.slot].num_allowed(span.draft)
+        return msgspec.structs.replace(span, draft=span.draft[:length])
+
+    def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
+        """Return None if interrupted."""
+        if any(span.slot in self._rows for span in spans):
+            return self._compute_with_rows(spans, padding)
+        if padding:
+            tokens = (self._any_token,) * padding
+            all_spans = [*spans, Span(slot=self._padding_slot, start=0, tokens=tokens, sample=False)]
+        layout = self._batch.fill(all_spans if padding else spans)
+        most = self._info.max_step_outputs
+        assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
+        try:
+            decoded = self._context.decode(self._batch)
+        except PoolFull:
+            if not padding:
+                raise
+            return self._compute(spans, padding=0)
+        if padding:
+            self._context.free_slot(self._padding_slot)
+        if decoded is DecodeOutcome.INTERRUPTED:
+            return None
+        num_outputs = layout.num_outputs
+        return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
+
+    def _compute_with_rows(self, spans: Sequence[Span], padding: int) -> Computed | None:
+        """A llama_batch has either rows or tokens; rows come first."""
+        rows = {span.slot: self._rows.pop(span.slot) for span in spans if span.slot in self._rows}
+        whole = [[one] for one in rows.values() if one.is_whole]
+        others = [one for one in rows.values() if not one.is_whole]
+        for parts in [*whole, *([others] if others else [])]:
+            self._row_batch.fill(parts)
+            with self._context.seeing_all() if parts[0].is_whole else contextlib.nullcontext():
+                if self._context.decode(self._row_batch) is DecodeOutcome.INTERRUPTED:
+                    return None
+        texts = [span for span in spans if span.slot not in rows]
+        computed = self._compute(texts, padding) if texts else Computed([], None, 0)
+        if computed is None:
+            return None
+        found = {span.slot: own for span, own in zip(texts, computed.rows, strict=False)}
+        return computed._replace(rows=[found.get(span.slot, _NO_ROWS) for span in spans])
+
+    def _compute_groups(
+        self, spans: Sequence[Span], groups: Sequence[Sequence[Span]], padding: int, *, is_apart: bool
+    ) -> Computed | None:
+        """`is_apart`: groups of several sequences are not interrupted."""
+        rows: dict[int, OutputRows] = {}
+        found: list[Logits] = []
+        num_outputs = padded = 0
+        for number, group in enumerate(groups):
+            with self._abort.held() if is_apart and len(group) > 1 else contextlib.nullcontext():
+                computed = self._compute(group, 0 if number else padding)
+            if computed is None or len(groups) == 1:
+                return computed
+            padded += computed.padding
+            for span, own in zip(group, computed.rows, strict=False):
+                rows[span.slot] = own.behind(num_outputs)
+            if computed.logits is not None:
+                found.append(computed.logits.copy())
+                num_outputs += len(computed.logits)
+        logits = np.concatenate(found) if found else None
+        return Computed([rows[span.slot] for span in spans], logits, padded)
+
+    def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """Group spans so that each state can be restored after an interruption.
+
+        When sequences compute together, llama.cpp's graph first moves states, also those of others, to put
+        theirs side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence
+        are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
+        of some sequences and the rest of another anyway.
+        """
+        least = 1 if self._computes_apart else 2
+        single = [span for span in spans if span.num_tokens < least]
+        groups = [single] if single else []
+        return groups + [[span] for span in spans if span.num_tokens >= least]
+
+    def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """Group spans so that each state can roll back to before its draft.
+
+        llama.cpp keeps snapshots beside a state, and leaves them behind when it moves the state for other
+        sequences that compute together. So sequences with drafts come last, together if llama.cpp computes
+        them in one pass, else alone, because a lone sequence moves nothing.
+        """
+        drafting = [span for span in spans if span.draft]
+        if not self._info.state_bytes or not drafting:
+            return [list(spans)]
+        most_frequent, _ = Counter(span.num_tokens for span in drafting).most_common(1)[0]
+        others = [span for span in spans if not span.draft]
+        together = [span for span in drafting if span.num_tokens == most_frequent]
+        alone = [[span] for span in drafting if span.num_tokens != most_frequent]
+        return [*([others] if others else []), together, *alone]
+
+    def _result(
+        self,
+        planned: Sequence[Span],
+        spans: Sequence[Span],
+        computed: Computed,
+        drafts: Drafts,
+        drafting_ms: float,
+    ) -> StepResult:
+        logits = computed.logits
+        if logits is None:
+            return StepResult()
+        sampled: dict[int, SampledSpan] = {}
+        scores: dict[int, tuple[TokenLogprob, ...]] = {}
+        errors: dict[int, RequestFailed] = {}
+        for span, rows in zip(spans, computed.rows, strict=False):  # padding has rows too, but none of use
+            try:
+                if span.targets:
+                    opened = self._slots[span.slot]
+                    scores[span.slot] = opened.score(
+                        span.targets, logits[rows.targets.start : rows.targets.stop]
+                    )
+            except RequestFailed as error:
+                errors[span.slot] = error
+                continue
+            if rows.samples:
+                sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
+        errors |= {slot: found.error for slot, found in sampled.items() if found.error is not None}
+        is_bad = any(isinstance(error.__cause__, BadLogits) for error in errors.values())
+        if is_bad and not self.computes_numbers():  # at all: another process may do better
+            raise BadLogits("The model computes numbers that are not finite.")
+        return StepResult(
+            samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
+            further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
+            drafted={
+                span.slot: Drafted(
+                    len(span.draft),
+                    sampled[span.slot].num_accepted,
+                    0 if self._draft_model is None else self._draft_model.num_known(span.slot),
+                    drafts.get(span.slot, _NO_DRAFT).num_tried,
+                )
+                for plan, span in zip(planned, spans, strict=True)
+                if plan.num_drafted
+            },
+            drafting_ms=drafting_ms,
+            scores=scores,
+            failures={slot: str(error) for slot, error in errors.items() if error.is_own_fault},
+            faults={slot: str(error) for slot, error in errors.items() if not error.is_own_fault},
+        )
+
+    def _sample(self, span: Span, logits: Logits) -> SampledSpan:
+        """An error ends only its own request."""
+        opened = self._slots[span.slot]
+        sampled = opened.sample_along(span.draft, logits)
+        if sampled.num_accepted < len(span.draft):
+            self._context.trim(span.slot, span.start + len(span.tokens) + sampled.num_accepted)
+        opened.is_behind = sampled.num_accepted < len(span.draft)
+        if sampled.error is not None and opened.constraint is not None:
+            self._constraints.give_up(opened.constraint)
+        return sampled
 
 
 class LlamaBackend:
@@ -120,3 +470,84 @@ class LlamaBackend:
         self._loaded.context.close()
         self._adapters.close()
         self._loaded.model.close()
+
+
+class _Native(NamedTuple):
+    address: int
+    scale: float
+
+
+class NativeAdapters:
+    """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
+    `check`."""
+
+    def __init__(self, model: Model, context: Context) -> None:
+        """Both arguments must live until `close`."""
+        self._model = model
+        self._context = context
+        self._loaded: dict[str, _Native] = {}
+        self._checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = {}
+        self._in_use: str | None = None
+
+    def check(self, adapter: Adapter) -> None:
+        """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
+        may call this. Raises `AdapterFailed`."""
+        path = Path(adapter.path)
+        state = _file_state(path)
+        if file_digest(path) != adapter.digest:
+            raise AdapterFailed(f"{path} is not the file any more that was to be loaded.")
+        self._checked[adapter.key] = AdapterFile.open(path, self._model.header), state
+
+    def load(self, adapter: Adapter) -> LoadedAdapter:
+        """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
+        assert adapter.key not in self._loaded, f"{adapter.key} is loaded already"
+        file, state = self._checked.pop(adapter.key)
+        native = _Native(self._open(file.path), adapter.scale)
+        if _file_state(file.path) != state:
+            _free(native)
+            raise AdapterFailed(f"{file.path} has changed while it was loaded.")
+        self._loaded[adapter.key] = native
+        return LoadedAdapter(
+            key=adapter.key, rank=file.rank, num_tensors=file.num_pairs, size_bytes=file.num_bytes
+        )
+
+    def use(self, key: str | None) -> None:
+        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
+        because llama.cpp plans its next graph anew."""
+        if key == self._in_use:
+            return
+        if key is None:
+            self._context.set_adapter(None, 1.0)
+        else:
+            self._context.set_adapter(*self._loaded[key])
+        self._in_use = key
+
+    def unload(self, key: str) -> None:
+        if key == self._in_use:
+            self.use(None)
+        _free(self._loaded.pop(key))
+
+    def close(self) -> None:
+        while self._loaded:
+            _free(self._loaded.popitem()[1])
+
+    def _open(self, path: Path) -> int:
+        log = native_log().cleared()
+        handle = llama_cpp.llama_adapter_lora_init(self._model.handle, os.fsencode(path))
+        address = ctypes.cast(handle, ctypes.c_void_p).value
+        if address is None:
+            raise AdapterFailed(f"Cannot load {path}: {log.cause() or 'llama.cpp gave no reason'}.")
+        return address
+
+
+def _free(native: _Native) -> None:
+    llama_cpp.llama_adapter_lora_free(ctypes.cast(native.address, ctypes.POINTER(ctypes.c_void_p)))
+
+
+def _file_state(path: Path) -> tuple[int, int, int]:
+    """Inode, size and time of modification."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise AdapterFailed(f"Cannot read {path}: {error.strerror}.") from None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns

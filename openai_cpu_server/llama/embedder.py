@@ -28,8 +28,7 @@ from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
 from openai_cpu_server.llama.measure.layout import leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
-from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 INPUTS_MAX = SLOTS_MAX

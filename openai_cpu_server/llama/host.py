@@ -27,20 +27,12 @@ class ComputeThreads:
     One object serves all contexts of a thread, because these share llama.cpp's threads.
     """
 
-    def __init__(
-        self,
-        most: int,
-        *,
-        may_bind: bool = True,
-        stat: Path = Path("/proc/stat"),
-        machine: Machine | None = None,
-    ) -> None:
-        """`most`: includes the caller. `stat`, `machine`: for tests."""
+    def __init__(self, most: int, *, may_bind: bool = True, machine: Machine | None = None) -> None:
+        """`most`: includes the caller."""
         self.most = self.count = most
         self._machine = machine or Machine()
         self._quota_files = self._machine.quota_files()
         self._may_bind = may_bind
-        self._stat = stat
         self._cpus = sorted(usable_cpus())
         self._cores = cores_of(self._cpus)
         self._workers: set[int] = set()
@@ -93,7 +85,7 @@ class ComputeThreads:
     def idle_s(self) -> float:
         """Idle seconds of all usable CPUs."""
         names = {f"cpu{cpu}" for cpu in self._cpus}
-        ticks = (line.split() for line in _lines(self._stat) if line.startswith("cpu"))
+        ticks = (line.split() for line in _lines(Path("/proc/stat")) if line.startswith("cpu"))
         idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
         return idle / os.sysconf("SC_CLK_TCK")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,16 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Adapter, Kernels, LoadedAdapter, ModelInfo, WeightLayout
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo, WeightLayout
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.errors import AdapterFailed, StartupError
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
-from openai_cpu_server.llama.bindings import libggml, llama_cpp
+from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions, TokenBatch
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import (
@@ -36,94 +33,12 @@ from openai_cpu_server.llama.model.kv_size import (
     batch_tokens,
     encoder_memory,
 )
-from openai_cpu_server.llama.model.model import Model, cells_fingerprint
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import Model, cells_fingerprint, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import Places, chosen_places, of_draft_model
 from openai_cpu_server.llama.projector import Projector, RowStore
 
 logger = logging.getLogger(__name__)
-
-
-class _Native(NamedTuple):
-    address: int
-    scale: float
-
-
-class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
-    `check`."""
-
-    def __init__(self, model: Model, context: Context) -> None:
-        """Both arguments must live until `close`."""
-        self._model = model
-        self._context = context
-        self._loaded: dict[str, _Native] = {}
-        self._checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = {}
-        self._in_use: str | None = None
-
-    def check(self, adapter: Adapter) -> None:
-        """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
-        may call this. Raises `AdapterFailed`."""
-        path = Path(adapter.path)
-        state = _file_state(path)
-        if file_digest(path) != adapter.digest:
-            raise AdapterFailed(f"{path} is not the file any more that was to be loaded.")
-        self._checked[adapter.key] = AdapterFile.open(path, self._model.header), state
-
-    def load(self, adapter: Adapter) -> LoadedAdapter:
-        """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
-        assert adapter.key not in self._loaded, f"{adapter.key} is loaded already"
-        file, state = self._checked.pop(adapter.key)
-        native = _Native(self._open(file.path), adapter.scale)
-        if _file_state(file.path) != state:
-            _free(native)
-            raise AdapterFailed(f"{file.path} has changed while it was loaded.")
-        self._loaded[adapter.key] = native
-        return LoadedAdapter(
-            key=adapter.key, rank=file.rank, num_tensors=file.num_pairs, size_bytes=file.num_bytes
-        )
-
-    def use(self, key: str | None) -> None:
-        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
-        because llama.cpp plans its next graph anew."""
-        if key == self._in_use:
-            return
-        if key is None:
-            self._context.set_adapter(None, 1.0)
-        else:
-            self._context.set_adapter(*self._loaded[key])
-        self._in_use = key
-
-    def unload(self, key: str) -> None:
-        if key == self._in_use:
-            self.use(None)
-        _free(self._loaded.pop(key))
-
-    def close(self) -> None:
-        while self._loaded:
-            _free(self._loaded.popitem()[1])
-
-    def _open(self, path: Path) -> int:
-        log = native_log().cleared()
-        handle = llama_cpp.llama_adapter_lora_init(self._model.handle, os.fsencode(path))
-        address = ctypes.cast(handle, ctypes.c_void_p).value
-        if address is None:
-            raise AdapterFailed(f"Cannot load {path}: {log.cause() or 'llama.cpp gave no reason'}.")
-        return address
-
-
-def _free(native: _Native) -> None:
-    llama_cpp.llama_adapter_lora_free(ctypes.cast(native.address, ctypes.POINTER(ctypes.c_void_p)))
-
-
-def _file_state(path: Path) -> tuple[int, int, int]:
-    """Inode, size and time of modification."""
-    try:
-        facts = path.stat()
-    except OSError as error:
-        raise AdapterFailed(f"Cannot read {path}: {error.strerror}.") from None
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kernels:

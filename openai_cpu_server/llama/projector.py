@@ -35,8 +35,7 @@ from openai_cpu_server.contract.media import (
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 from openai_cpu_server.llama.model.kv_size import MOST_SOUND_S, ROW_CACHE_BYTES
-from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.native import NativeObject, native_log
+from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 
 _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)

@@ -390,24 +390,21 @@ class SlotTable:
         """Load blocks into an empty cache, under their old numbers. Damaged ones and their descendants are
         left out; an unusable file is logged and ignored."""
         try:
-            file = read_cache_file(Path(path), self._fingerprint)
+            stored, num_damaged = read_cache_file(Path(path), self._fingerprint)
         except FileNotFoundError:
             return ()
         except (OSError, BadCacheFile) as error:
             logger.warning("The prefix cache %s is ignored: %s.", path, error)
             return ()
-        if file.num_damaged:
-            logger.warning(
-                "%d blocks of the prefix cache %s are damaged and left out.", file.num_damaged, path
-            )
-        self._on_disk = (
-            _ids([stored.block for stored in file.blocks]) if not file.num_damaged else frozenset()
-        )
-        for block, cells, state in file.blocks:
+        blocks = tuple(one.block for one in stored)
+        if num_damaged:
+            logger.warning("%d blocks of the prefix cache %s are damaged and left out.", num_damaged, path)
+        self._on_disk = frozenset() if num_damaged else _ids(blocks)
+        for block, cells, state in stored:
             self._store.put(block.number, cells)
             if block.state is not None and state is not None:
                 self._store.put(block.state, state)
-        return tuple(stored.block for stored in file.blocks)
+        return blocks
 
     def close(self) -> None:
         while self._open_slots:

@@ -4,5 +4,5 @@ The API process calls a `ReaderPool` from worker threads, never from its event l
 piece of work at a time, so the work that kills it is known. The work is tried once more and rejected if it
 kills again; a replacement starts within half a second, and other clients notice nothing.
 
-`messages` is shared by both sides, `process` and `work` are the child, `pool` and `model` the client.
+`messages` is shared by both sides, `process` is the child, `pool` and `model` the client.
 """

@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 
 from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
-from openai_cpu_server.contract.framing import framed, read_frame
+from openai_cpu_server.contract.messages import framed, read_frame
 
 _MODULE = "openai_cpu_server.reader.process"
 PATIENCE_S = 60.0

@@ -27,7 +27,7 @@ _WORDS = 1024
 
 
 class ReadModel:
-    """`Tokenizer`, `Prompts`, `RerankPrompts` and `GrammarMaker` of a model, for any thread.
+    """`ChatPromptMaker` of a model, with its `Tokenizer`, `RerankPrompts` and `GrammarMaker`, for any thread.
 
     Only `piece`, `decode` and facts are for event loops. The rest waits for a reader, and raises what
     `ReaderPool.do` raises.
@@ -38,10 +38,31 @@ class ReadModel:
         self._pool = pool
         self._key, self.facts = pool.open(source)
         self.tokenizer = ReadTokenizer(pool, self._key, self.facts)
-        self.prompts = ReadPrompts(pool, self._key, has_template=self.facts.template is not None)
-        self.grammars = ReadGrammars(pool, self._key)
         answers = self.facts.rerank_answers
         self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
+
+    @property
+    def has_template(self) -> bool:
+        return self.facts.template is not None
+
+    def prompt(self, conversation: Conversation) -> ChatPrompt:
+        texts = json.dumps([conversation.messages, conversation.tools, conversation.variables])
+        others = msgspec.structs.replace(conversation, messages=(), tools=(), variables={})
+        work = wire.RenderChat(self._key.number, others, texts.encode())
+        result = self._pool.do(work, model=self._key, kind=_kind_of(len(texts)))
+        assert isinstance(result, ChatPrompt)
+        return result
+
+    def make_grammar(self, order: GrammarOrder) -> GrammarAnswer:
+        """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
+        rejected like a wrong one."""
+        try:
+            work = wire.MakeGrammar(self._key.number, order)
+            result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
+        except (DeadlyInput, InvalidRequest) as error:
+            return RefusedGrammar(str(error), error.code)
+        assert isinstance(result, (MadeGrammar, RefusedGrammar))
+        return result
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
         """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
@@ -136,21 +157,6 @@ class ReadTokenizer:
 
 
 @dataclass(frozen=True)
-class ReadPrompts:
-    pool: ReaderPool
-    key: OpenedKey
-    has_template: bool
-
-    def prompt(self, conversation: Conversation) -> ChatPrompt:
-        texts = json.dumps([conversation.messages, conversation.tools, conversation.variables])
-        others = msgspec.structs.replace(conversation, messages=(), tools=(), variables={})
-        work = wire.RenderChat(self.key.number, others, texts.encode())
-        result = self.pool.do(work, model=self.key, kind=_kind_of(len(texts)))
-        assert isinstance(result, ChatPrompt)
-        return result
-
-
-@dataclass(frozen=True)
 class ReadRerank:
     pool: ReaderPool
     key: OpenedKey
@@ -164,23 +170,6 @@ class ReadRerank:
         result = self.pool.do(work, model=self.key, kind=_kind_of(num_chars))
         assert isinstance(result, list)
         return [tuple(tokens) for tokens in result]
-
-
-@dataclass(frozen=True)
-class ReadGrammars:
-    pool: ReaderPool
-    key: OpenedKey
-
-    def __call__(self, order: GrammarOrder) -> GrammarAnswer:
-        """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
-        rejected like a wrong one."""
-        try:
-            work = wire.MakeGrammar(self.key.number, order)
-            result = self.pool.do(work, model=self.key, kind=WorkKind.PROGRAM)
-        except (DeadlyInput, InvalidRequest) as error:
-            return RefusedGrammar(str(error), error.code)
-        assert isinstance(result, (MadeGrammar, RefusedGrammar))
-        return result
 
 
 def profiled(

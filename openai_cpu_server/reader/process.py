@@ -7,14 +7,19 @@ the grammar library for each rule of a chain.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
+import hashlib
+import json
 import resource
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
@@ -24,11 +29,30 @@ import psutil
 
 from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
-from openai_cpu_server.contract.framing import framed, read_frame
-from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.model.native import native_log
-from openai_cpu_server.reader.decoders import load_decoders
+from openai_cpu_server.contract.grammar import GrammarMaker
+from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.messages import framed, read_frame
+from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.grammar.constraints import grammar_trial
+from openai_cpu_server.llama.measure.measurements import load_profile
+from openai_cpu_server.llama.model.model import native_log
+from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
+from openai_cpu_server.prompt.chat_prompts import (
+    ChatPrompt,
+    ChatPrompts,
+    ControlNames,
+    TemplatePrompts,
+    rerank_template,
+)
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.go_template import GoTemplate
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from openai_cpu_server.reader import messages as wire
+from openai_cpu_server.reader.decoders import decoded_picture, decoded_sounds, document_text, load_decoders
 from openai_cpu_server.reader.messages import (
+    ModelSource,
     OpenModel,
     ReaderStart,
     Result,
@@ -36,7 +60,183 @@ from openai_cpu_server.reader.messages import (
     WorkRefused,
     WorkReply,
 )
-from openai_cpu_server.reader.work import ReaderWorker
+from openai_cpu_server.structured.compiler import grammar_maker
+
+_OTHER_TEMPLATES = ("default", "rerank")
+"""Not for chats."""
+_MOST_TEMPLATES = 16
+
+
+class OpenedModel:
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self.vocabulary = Vocabulary.open(Path(source.path))
+        try:
+            try_out(self.vocabulary)
+            self._read_templates()
+        except BaseException:
+            self.vocabulary.close()
+            raise
+
+    def _read_templates(self) -> None:
+        names = ControlNames(control_tokens(self.vocabulary))
+        text = (
+            (self._source.chat_template or self.vocabulary.chat_template) if self._source.generates else None
+        )
+        template = None if text is None else self._compiled(text)
+        self.prompts = {"": self._chat_prompts(template, names)}
+        """By the name of the template, "" for chats."""
+        for name, further in self._further_templates():
+            self.prompts[name] = self._chat_prompts(further, names)
+        rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
+        self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
+
+    def _compiled(self, text: str) -> ChatTemplate:
+        return ChatTemplate(text, bos_text=self.vocabulary.bos_text, eos_text=self.vocabulary.eos_text)
+
+    def _further_templates(self) -> Iterator[tuple[str, ChatTemplate]]:
+        source, vocabulary = self._source, self.vocabulary
+        if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
+            return
+        names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
+        for name in [name for name in names if name not in _OTHER_TEMPLATES][:_MOST_TEMPLATES]:
+            if (text := vocabulary.named_chat_template(name)) is not None:
+                with contextlib.suppress(StartupError):
+                    yield name, self._compiled(text)
+
+    def _chat_prompts(self, template: ChatTemplate | None, names: ControlNames) -> ChatPrompts:
+        """The user's choice of formats goes before what suits the template."""
+        tool_format, reasoning_format = self._source.tool_format, self._source.reasoning_format
+        form = format_for(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
+        reasoning = None
+        if template is not None and reasoning_format != "none":
+            reasoning = template_reasoning(template, REASONING_FORMATS.get(reasoning_format))
+        return ChatPrompts(template, self.vocabulary, form, names, reasoning)
+
+    @functools.cached_property
+    def make_grammar(self) -> GrammarMaker:
+        """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
+        for a vocabulary without end tokens."""
+        trial = grammar_trial(self.vocabulary)
+        return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
+
+    def facts(self) -> wire.VocabularyFacts:
+        vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
+        return wire.VocabularyFacts(
+            vocab_size=vocabulary.vocab_size,
+            bos=vocabulary.bos,
+            eos=vocabulary.eos,
+            bos_text=vocabulary.bos_text,
+            eos_text=vocabulary.eos_text,
+            adds_bos=vocabulary.adds_bos,
+            fim=vocabulary.fim,
+            marks=vocabulary.marks,
+            end_tokens=vocabulary.end_tokens,
+            pieces=pieces.text,
+            piece_ends=pieces.ends.tobytes(),
+            silent=pieces.silent.tobytes(),
+            longest_piece=vocabulary.longest_piece,
+            template=_template_facts(self.prompts[""]) if self.prompts[""].has_template else None,
+            named={name: _template_facts(prompts) for name, prompts in self.prompts.items() if name},
+            rerank_answers=None if self.rerank is None else (self.rerank.yes, self.rerank.no),
+        )
+
+
+class ReaderWorker:
+    def __init__(self) -> None:
+        self._models: dict[int, OpenedModel] = {}
+
+    def do(self, work: wire.Work) -> wire.Result:
+        """Return the result or the failure. Raises only panics of native code."""
+        try:
+            return self._done(work)
+        except ServerError as error:
+            param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
+            return wire.WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
+        except (MemoryError, RecursionError) as error:
+            message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
+            return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
+
+    def _done(self, work: wire.Work) -> wire.Result:
+        match work:
+            case wire.OpenModel():
+                return self._opened(work)
+            case wire.CloseModel(key=key):
+                self._close(key)
+                return None
+            case wire.EncodeTexts():
+                vocabulary = self._models[work.key].vocabulary
+                return vocabulary.encode_all(
+                    work.texts, add_special=work.add_special, parse_special=work.parse_special
+                )
+            case wire.RenderChat():
+                return self._rendered(work)
+            case wire.RenderRerank():
+                template = self._models[work.key].rerank
+                assert template is not None, "the model has no template for reranking"
+                return [*map(list, template.prompts(work.query, work.documents))]
+            case wire.MakeGrammar(order=order):
+                return self._models[work.key].make_grammar(order)
+            case wire.WriteTemplate():
+                return _written(work)
+            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument():
+                return _decoded(work)
+            case wire.FindProfile():
+                return _profiled(work)
+
+    def _opened(self, work: wire.OpenModel) -> wire.ModelOpened:
+        model = self._models[work.key] = OpenedModel(work.source)
+        facts = model.facts()
+        digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
+        return wire.ModelOpened(digest=digest, facts=None if work.is_known else facts)
+
+    def _close(self, key: int) -> None:
+        if (closed := self._models.pop(key, None)) is not None:
+            closed.vocabulary.close()
+
+    def _rendered(self, work: wire.RenderChat) -> ChatPrompt:
+        messages, tools, variables = json.loads(work.texts)
+        conversation = msgspec.structs.replace(
+            work.conversation, messages=messages, tools=tools, variables=variables
+        )
+        return self._models[work.key].prompts[conversation.template].prompt(conversation)
+
+
+def _written(work: wire.WriteTemplate) -> str:
+    template = GoTemplate(work.template, "template")
+    if work.messages is None:
+        return ""
+    if work.suffix and not template.has_suffix:
+        raise wrong("This 'template' has no place for a 'suffix'.", "suffix")
+    return template.prompt(work.messages, work.suffix, most_chars=work.most_chars)
+
+
+def _decoded(work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument) -> Picture | wire.SoundOpened | str:
+    if isinstance(work, wire.OpenPicture):
+        return decoded_picture(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
+    if isinstance(work, wire.OpenSound):
+        bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
+        return wire.SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
+    return document_text(work.data, most_chars=work.most_chars)
+
+
+def _kind(error: ServerError) -> str:
+    """Subclasses count as their base, which the client knows."""
+    bases: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
+    return next((each.__name__ for each in bases if isinstance(error, each)), type(error).__name__)
+
+
+def _template_facts(prompts: ChatPrompts) -> wire.ReadTemplate:
+    source = "" if prompts.template is None else prompts.template.source
+    return wire.ReadTemplate(prompts.tool_format.name, prompts.reasoning, source)
+
+
+def _profiled(work: wire.FindProfile) -> wire.Profiled:
+    profile = load_profile(Path(work.options.model_path), Path(work.profile_dir))
+    if profile is None:
+        return wire.Profiled(work.options, None)
+    return wire.Profiled(profile.applied(work.options, work.user_options), str(profile))
+
 
 STACK_BYTES = 512 * 2**20
 """Only the used part takes memory."""

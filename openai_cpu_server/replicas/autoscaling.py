@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.messages import BY_DEFAULT
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import BY_DEFAULT
 from openai_cpu_server.replicas.router import ReplicaReport
 
 _PRESENT = (EngineState.ASLEEP, EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)

@@ -40,19 +40,6 @@ _BEST_FIRST = (
 )
 
 
-class _HostLink:
-    def __init__(self, host: ReplicaHost) -> None:
-        self._host = host
-        self.attend = host.attend
-
-    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        return self._host.take_orders(lease_holder, orders)
-
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))
-        return msgspec.msgpack.encode(status)
-
-
 @dataclass(eq=False)
 class NodeResidency:
     """Keeps the model in memory on all nodes, or on none."""
@@ -175,7 +162,7 @@ class NodeEngines:
 
     async def run(self) -> None:
         """Serve until `close`. Raises StartupError if the first engine process of a node cannot start."""
-        self._engine.set_replicas({node: _HostLink(host) for node, host in self._hosts.items()})
+        self._engine.set_replicas(self._hosts)
         hosts = [asyncio.create_task(host.run()) for host in self._hosts.values()]
         others = [asyncio.create_task(work) for work in (self._engine.run(), self._revive())]
         try:

@@ -13,9 +13,9 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
-from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import (
+    LENGTH,
     CancelRequest,
     ClearCache,
     KVStats,
@@ -24,7 +24,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.model_info import AdapterStatus, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 
 MOST_MEDIA_BYTES = 768 * 1024 * 1024
@@ -139,7 +139,7 @@ class ReplicaLost(Exception): ...
 
 
 class ReplicaLink(Protocol):
-    """Transport of encoded messages. Belongs to one event loop's thread."""
+    """Way to a replica, with encoded news and orders. Belongs to one event loop's thread."""
 
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
@@ -147,8 +147,8 @@ class ReplicaLink(Protocol):
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
 
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        """Send an encoded `Adapter` and return the encoded `AdapterStatus`. Raises ReplicaLost."""
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
+        """Load an adapter at the replica. A failure is a status too. Raises ReplicaLost."""
 
 
 _ATTEMPT = "~"

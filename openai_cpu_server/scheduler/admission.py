@@ -1,19 +1,21 @@
-"""Queue of waiting sequences, their admission to slots and KV cells, and preemption."""
+"""Live sequences: their submission, queue, admission to slots and KV cells, preemption, and finish."""
 
 from __future__ import annotations
 
 import enum
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 
+from openai_cpu_server.contract.replica import ByPriority
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.fairness import alternating
-from openai_cpu_server.scheduler.memory import SequenceMemory
+from openai_cpu_server.scheduler.memory import NOTHING, PrefixReuse, SequenceMemory, find_reuse
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.reuse import NOTHING, PrefixReuse, find_reuse
-from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _Entry = tuple[float, int, Sequence]
 """(policy's key, arrival, sequence): sorts without ever comparing sequences."""
@@ -185,3 +187,149 @@ class Admission:
         for victim in victims:
             self.release(victim)
         return True
+
+
+_REMEMBERED = 64
+"""Output lengths to remember per kind. The mean of 64 lies within an eighth of their spread."""
+_ENOUGH = 4
+"""Output lengths that a kind must have before it is used; else a more general kind is."""
+_MAX_KINDS = 1024
+"""Maximum kinds; the least recently used one is evicted."""
+
+_Kind = tuple[str, ...]
+
+
+class OutputLengths:
+    """Recent output lengths of each client on each route, of each route, and of all requests."""
+
+    def __init__(self) -> None:
+        self._by_kind: OrderedDict[_Kind, deque[int]] = OrderedDict()
+
+    def learn(self, request: GenerationRequest, num_tokens: int) -> None:
+        for kind in _kinds(request):
+            self._by_kind.setdefault(kind, deque(maxlen=_REMEMBERED)).append(num_tokens)
+            self._by_kind.move_to_end(kind)
+        while len(self._by_kind) > _MAX_KINDS:
+            self._by_kind.popitem(last=False)
+
+    def left(self, request: GenerationRequest, num_output: int = 0) -> int:
+        """Estimate the tokens behind `num_output`, at least 1 if any may come. The estimate is the mean of
+        remembered outputs that were longer than that, or `max_tokens` without any."""
+        most = request.max_tokens - num_output
+        for kind in _kinds(request):
+            longer = [length for length in self._by_kind.get(kind, ()) if length > num_output]
+            if len(longer) >= _ENOUGH:
+                return max(min(1, most), min(most, round(sum(longer) / len(longer)) - num_output))
+        return max(0, most)
+
+
+def _kinds(request: GenerationRequest) -> tuple[_Kind, ...]:
+    """Most specific kind first."""
+    return (request.route, request.client), (request.route,), ()
+
+
+@dataclass(eq=False)
+class LiveSequences:
+    """Every unfinished sequence. The engine's core submits and finishes them."""
+
+    memory: SequenceMemory
+    waiting: AdmissionQueue
+    cache: SavedPrefixes | None
+    """Saved prefixes, or None to disable reuse of prefixes."""
+    speculator: Speculator | None
+    _lengths: OutputLengths = field(default_factory=OutputLengths)
+    _by_id: dict[str, Sequence] = field(default_factory=dict)
+    _arrivals: int = 0
+    _arrived: list[Sequence] = field(default_factory=list)
+    """Sequences that arrived since the last step of their group."""
+
+    def __post_init__(self) -> None:
+        self._counts = dict.fromkeys(Priority, 0)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def counts(self) -> ByPriority:
+        return ByPriority(*self._counts.values())
+
+    @property
+    def best_priority(self) -> Priority | None:
+        return next((priority for priority in Priority if self._counts[priority]), None)
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        return [s for s in self._by_id.values() if s.num_preemptions and s.status is SequenceStatus.WAITING]
+
+    def get(self, request_id: str) -> Sequence | None:
+        return self._by_id.get(request_id)
+
+    def uses_adapter(self, key: str) -> bool:
+        return any(sequence.request.adapter == key for sequence in self._by_id.values())
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        output: tuple[int, ...] = (),
+        beginning: tuple[int, ...] = (),
+        *,
+        now_s: float = 0.0,
+    ) -> Sequence:
+        """Accept a request that fits into the pool. `output` was generated by an engine that died;
+        `beginning` is forced behind it and computed with the prompt, together at most `max_tokens`."""
+        ledger = self.memory.ledger
+        assert ledger.blocks_for(request.total_tokens) <= ledger.num_blocks
+        expected = len(output) + self._lengths.left(request, len(output))
+        sequence = Sequence(request, output, beginning, self._arrivals, now_s, expected)
+        if self.cache is not None:
+            saved = self.cache.match(sequence.tokens, request.cells_namespace, sequence.reusable)
+            sequence.expected_reuse = saved.num_tokens
+        self._arrivals += 1
+        self._arrived.append(sequence)
+        self._by_id[request.id] = sequence
+        self._counts[request.priority] += 1
+        self.waiting.enter(sequence)
+        return sequence
+
+    def complete(self, sequence: Sequence) -> None:
+        self._lengths.learn(sequence.request, sequence.num_output)
+        self.finish(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.RUNNING:
+            self.memory.vacate(sequence)
+        else:
+            self.waiting.leave(sequence)
+        sequence.finish()
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
+        del self._by_id[sequence.request.id]
+        self._counts[sequence.request.priority] -= 1
+
+    def expected_left(self, sequence: Sequence) -> int:
+        return self._lengths.left(sequence.request, sequence.num_output)
+
+    # -- for the composition of a step -------------------------------------------------------------------
+
+    @property
+    def groups_of_newcomers(self) -> frozenset[str | None]:
+        """Adapters of interactive sequences that got a slot at once and had no step of their group yet."""
+        return frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
+
+    def planned(self, adapter: str | None, *, is_floor: bool) -> None:
+        """Record the group of the next step. A step of batch work (`is_floor`) serves no new sequence."""
+        newcomers = (s for s in self._arrived if _is_newcomer(s))
+        self._arrived = [s for s in newcomers if is_floor or s.request.adapter != adapter]
+
+    def check(self) -> None:
+        for sequence in self.memory.running.values():
+            assert self._by_id[sequence.request.id] is sequence
+        assert len(self.waiting) + len(self.memory.running) == len(self._by_id)
+
+
+def _is_newcomer(arrived: Sequence) -> bool:
+    return arrived.status is SequenceStatus.RUNNING and arrived.request.priority is Priority.INTERACTIVE

@@ -14,10 +14,9 @@ import msgspec
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.scheduler.adapter_groups import EncodingTurns
-from openai_cpu_server.scheduler.admission import AdmissionQueue
+from openai_cpu_server.scheduler.admission import AdmissionQueue, LiveSequences
+from openai_cpu_server.scheduler.compose import EncodingTurns
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
-from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
+from dataclasses import dataclass
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import Sample, TokenLogprob
 
 
 class SequenceStatus(enum.Enum):
@@ -227,6 +229,18 @@ for ever.
 A rule of fairness, not a measured price: a job of 1,000 tokens overtakes every job of 40 that arrives a
 minute later.
 """
+
+
+@dataclass(frozen=True)
+class SequenceAdvance:
+    sequence: Sequence
+    samples: tuple[Sample, ...]
+    """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
+    scores: tuple[TokenLogprob, ...]
+    failure: str | None = None
+    """Reason why its constraint cannot be followed, or None. The caller must finish the sequence."""
+    fault: str | None = None
+    """Other failure of this sequence only, or None. The caller must finish the sequence."""
 
 
 class PriorityPolicy:

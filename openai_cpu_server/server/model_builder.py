@@ -184,7 +184,7 @@ class ModelParts(NamedTuple):
         if kind is ModelKind.GENERATES and read.facts.template is None:
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         is_flexible = plan.options.json_whitespace == "flexible"
-        grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
+        grammars = ModelGrammars(read.make_grammar, is_flexible=is_flexible)
         return cls(plan, header, kind, read, options, grammars)
 
     def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
@@ -205,7 +205,7 @@ class ModelParts(NamedTuple):
             names=self.plan.names,
             engine=engine,
             tokenizer=self.read.tokenizer,
-            prompts=self.read.prompts,
+            prompts=self.read,
             rerank=self.read.rerank,
             tool_format=TOOL_FORMATS[chat.tool_format] if chat else format_for(None),
             template_source=chat.source if chat else None,

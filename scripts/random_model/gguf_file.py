@@ -16,7 +16,7 @@ from pathlib import Path
 from gguf import GGML_QUANT_VERSION, GGUFWriter
 
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 from random_model.architectures import Architecture, Facts
 from random_model.tensors import (
     F32,

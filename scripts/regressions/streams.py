@@ -31,10 +31,9 @@ import msgspec
 from simulation.fleet import Live, Machine, SimReplica
 from simulation.stories import quantile
 
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import BY_DEFAULT, EngineOptions, Scheduling
 from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
 from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.scheduler.cost_model import CostModel
 

@@ -31,9 +31,8 @@ from random_model.vocabulary import borrowed_vocabulary
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import EngineOptions, Finish
+from openai_cpu_server.contract.messages import EngineOptions, Experiment, Finish, Scheduling
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor

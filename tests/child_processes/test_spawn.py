@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
-from openai_cpu_server.contract.framing import framed, read_frame
+from openai_cpu_server.contract.messages import framed, read_frame
 from tests.waiting import DEADLINE_S
 
 _CHILD = """

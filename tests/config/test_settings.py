@@ -15,9 +15,8 @@ import pytest
 from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings, revealed
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import AS_SERVED, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
-from openai_cpu_server.contract.scheduling import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.errors import StartupError
 
 

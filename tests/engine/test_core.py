@@ -10,27 +10,31 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.framing import LENGTH, frame, read_event
 from openai_cpu_server.contract.messages import (
+    LENGTH,
     CancelRequest,
     ClearCache,
     EngineOptions,
+    Experiment,
     FinishReason,
     HideSteps,
+    Scheduling,
     Sharing,
     ShortenTurn,
     ShowSteps,
     StepDone,
     Submit,
+    frame,
+    read_event,
 )
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult, TracePart, TraceState
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
+from openai_cpu_server.engine.building import build_core
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
-from openai_cpu_server.engine.generating import EngineCore, build_core
+from openai_cpu_server.engine.generating import EngineCore
 from openai_cpu_server.engine.process import calibrated
 from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from tests.engine.driver import CURVE, OPTIONS, Engine
@@ -503,10 +507,10 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
 
 
 def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.trace")
+    caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.generating")
     steps(cancel_on_disconnect(CHAT, JOB))
     assert caplog.records == []
-    caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.trace")
+    caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.generating")
     steps(cancel_on_disconnect(CHAT, JOB))
     logged = [record.fields for record in caplog.records]
     keys = ("id", "priority", "tokens", "decodes")

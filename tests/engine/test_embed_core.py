@@ -13,6 +13,7 @@ from openai_cpu_server.contract.messages import (
     ClearCache,
     EngineOptions,
     QueueState,
+    Scheduling,
     Sharing,
     ShortenTurn,
     StepDone,
@@ -21,7 +22,6 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue

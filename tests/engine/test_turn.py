@@ -25,9 +25,8 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, StepTimer, Work
-from openai_cpu_server.engine.loop import Inbox
-from openai_cpu_server.engine.preparation import Preparation
-from openai_cpu_server.engine.turn import PIECE_S, EngineTurn, SharedTurn
+from openai_cpu_server.engine.cores import PIECE_S, EngineTurn, SharedTurn
+from openai_cpu_server.engine.loop import Inbox, Preparation
 from tests.clock import Clock
 from tests.scheduler.driver import request
 from tests.waiting import DEADLINE_S

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.framing import LENGTH, read_command
 from openai_cpu_server.contract.media import Picture, PictureSize, Sound
-from openai_cpu_server.contract.messages import CancelRequest, Submit
+from openai_cpu_server.contract.messages import LENGTH, CancelRequest, Submit, read_command
 from openai_cpu_server.engine.loop import EngineChannel
 from openai_cpu_server.engine_client.calls import GenerationAnswer
 from openai_cpu_server.engine_client.child import ClientChannel

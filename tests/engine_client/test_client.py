@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
-from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, Scheduling, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.deaths import MemoryKiller

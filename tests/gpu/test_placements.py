@@ -21,9 +21,9 @@ import pytest
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.messages import Experiment
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.architectures.plain import PlainLlama

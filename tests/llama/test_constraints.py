@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import EngineOptions, Experiment, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling, Thinking
-from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.embedder import LlamaEmbedder
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import pressing
 from tests.llama.odd_models import as_architecture, rewritten

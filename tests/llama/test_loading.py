@@ -19,7 +19,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, description
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama import driver
 from tests.llama.driver import GREEDY, SmallMachine, generate

@@ -28,9 +28,8 @@ from openai_cpu_server.contract.media import (
     SoundSize,
     placed,
 )
-from openai_cpu_server.contract.messages import CancelRequest, EngineOptions
+from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Scheduling
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import InvalidRequest, StartupError

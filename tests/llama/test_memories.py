@@ -12,9 +12,8 @@ import msgspec
 import pytest
 from random_model.architectures import ARCHITECTURES, VOCAB, Architecture
 
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import EngineOptions, Experiment
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
     Close,
     Drop,

@@ -19,14 +19,15 @@ from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.contract.step import Open
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.adjustments import DryRepetitions, common_suffixes
 from openai_cpu_server.llama.sampling.sampler import (
     BadLogits,
+    DryRepetitions,
     Sampler,
     Scratch,
     Truncation,
     above,
     best_tokens,
+    common_suffixes,
     draw,
     finite_logits,
     uniform,

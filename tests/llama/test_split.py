@@ -28,7 +28,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.measure.measurements import Profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace, fastest
 from openai_cpu_server.llama.model.kv_size import DeviceMemory, KVType
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.offload.split import (
     DeviceBytes,
     ModelSizes,

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 from openai_cpu_server.contract.model_info import ControlToken
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.llama.model.vocabulary import control_tokens
-from openai_cpu_server.prompt.chat import ControlNames, needs_special_tokens, render_chat
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_prompts import (
+    ChatPrompt,
+    ChatPrompts,
+    ControlNames,
+    Conversation,
+    needs_special_tokens,
+    render_chat,
+)
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import switch, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for

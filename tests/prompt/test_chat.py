@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
-from openai_cpu_server.prompt.chat import needs_special_tokens, render_chat
+from openai_cpu_server.prompt.chat_prompts import needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.template import Message, fim_tokens, template_messages
 

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
-from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.sandbox import MAX_CHARS
+from openai_cpu_server.prompt.chat_template import MAX_CHARS, ChatTemplate
 from openai_cpu_server.prompt.template import SystemPlace
 
 pytestmark = pytest.mark.thorough

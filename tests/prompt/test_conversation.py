@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, ControlNames, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.conversation import adapted, with_bound_results
 from openai_cpu_server.prompt.reasoning import template_reasoning

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from openai_cpu_server.contract.model_info import ControlToken
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens
-from openai_cpu_server.prompt.chat import ControlNames, Literals
 from openai_cpu_server.prompt.chat_prompts import (
     ChatPrompt,
     ChatPrompts,
+    ControlNames,
     Conversation,
+    Literals,
     RerankTemplate,
     TemplatePrompts,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.prompt.chat import ChatText, render_chat
+from openai_cpu_server.prompt.chat_prompts import ChatText, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import (
     ReasoningField,

@@ -70,12 +70,12 @@ def test_a_lone_surrogate_is_a_replacement_character(demo: ReadModel) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
 def test_who_comes_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPool, number: int) -> None:
-    wanted = demo.prompts.prompt(Conversation(messages=[USER]))
+    wanted = demo.prompt(Conversation(messages=[USER]))
     deaths, pid = pool.deaths, pool.pids[0]
     os.kill(pid, number)
     if number != signal.SIGTERM:  # the main thread dies of it, and the one that works may still answer before
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    assert demo.prompts.prompt(Conversation(messages=[USER])) == wanted
+    assert demo.prompt(Conversation(messages=[USER])) == wanted
     # SIGTERM is ignored: it is for the parent, which decides what it means.
     assert pool.deaths == deaths + (number != signal.SIGTERM)
 
@@ -91,7 +91,7 @@ def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills:
         nonlocal num_done
         texts = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
         order = GrammarOrder(source=GrammarSource.REGEX, text=f"a{{{number % 7}}}")
-        made = demo.grammars(order)
+        made = demo.make_grammar(order)
         num_done = next(done)
         return texts == wanted and isinstance(made, MadeGrammar)
 
@@ -173,7 +173,7 @@ def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
     source = "{{ raise_exception('no ' + messages[0].content) }}"
     model = templated(pool, source)
     with pytest.raises(TemplateFailed, match="no Hello there"):
-        model.prompts.prompt(Conversation(messages=[USER]))
+        model.prompt(Conversation(messages=[USER]))
     with pytest.raises(StartupError, match="line 1"):
         templated(pool, "{% if %}")
 
@@ -181,7 +181,7 @@ def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
 def test_half_a_character_in_a_reply_is_refused(pool: ReaderPool) -> None:
     deaths = pool.deaths
     with pytest.raises(InvalidRequest, match="are not characters"):
-        templated(pool, r"{{ raise_exception('\ud800') }}").prompts.prompt(Conversation(messages=[USER]))
+        templated(pool, r"{{ raise_exception('\ud800') }}").prompt(Conversation(messages=[USER]))
     assert pool.deaths == deaths
 
 
@@ -190,7 +190,7 @@ def test_numbers_of_any_size_reach_a_template(pool: ReaderPool) -> None:
     model = templated(pool, source)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**400}}}
     asked = Conversation(messages=[USER], tools=[tool], variables={"n": 2**70})
-    text = model.tokenizer.decode(model.prompts.prompt(asked).tokens, special=True)
+    text = model.tokenizer.decode(model.prompt(asked).tokens, special=True)
     assert str(2**70) in text
     assert str(10**400) in text
 
@@ -198,10 +198,10 @@ def test_numbers_of_any_size_reach_a_template(pool: ReaderPool) -> None:
 def test_what_surely_does_not_fit_is_not_tokenised(demo: ReadModel) -> None:
     long = {"role": "user", "content": "word " * 100_000}
     with pytest.raises(InvalidRequest, match="maximum context length is 100 tokens, but at least") as raised:
-        demo.prompts.prompt(Conversation(messages=[long], most_tokens=100))
+        demo.prompt(Conversation(messages=[long], most_tokens=100))
     assert raised.value.code == "context_length_exceeded"
     short = {"role": "user", "content": "word " * 20}
-    assert demo.prompts.prompt(Conversation(messages=[short], most_tokens=100)).tokens
+    assert demo.prompt(Conversation(messages=[short], most_tokens=100)).tokens
 
 
 def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderPool) -> None:
@@ -211,8 +211,8 @@ def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderP
     )
     model = templated(pool, source)
     with pytest.raises((InvalidRequest, TemplateFailed)):
-        model.prompts.prompt(Conversation(messages=[{"role": "user", "content": "grow"}]))
-    assert model.prompts.prompt(Conversation(messages=[USER])).tokens
+        model.prompt(Conversation(messages=[{"role": "user", "content": "grow"}]))
+    assert model.prompt(Conversation(messages=[USER])).tokens
     model.close()
 
 
@@ -227,14 +227,14 @@ def test_a_files_further_templates_are_read_by_their_names(pool: ReaderPool, tmp
     model = opened(pool, rewritten(tiny_model_path(), tmp_path / "named.gguf", templates))
     assert {name: each.tool_format for name, each in model.facts.named.items()} == {"tool_use": "hermes"}
     chat, tool_use = (Conversation(messages=[USER], template=name) for name in ("", "tool_use"))
-    text = model.tokenizer.decode(model.prompts.prompt(tool_use).tokens, special=True)
+    text = model.tokenizer.decode(model.prompt(tool_use).tokens, special=True)
     assert text.endswith("<tool_call>NoneHello there")
-    assert "<tool_call>" not in model.tokenizer.decode(model.prompts.prompt(chat).tokens, special=True)
+    assert "<tool_call>" not in model.tokenizer.decode(model.prompt(chat).tokens, special=True)
     model.close()
 
 
 def test_grammars_are_made_there(demo: ReadModel) -> None:
-    make = demo.grammars
+    make = demo.make_grammar
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
     assert isinstance(make(GrammarOrder(source=GrammarSource.SCHEMA, text=schema)), MadeGrammar)
     refused = make(
@@ -249,7 +249,7 @@ def test_grammars_are_made_there(demo: ReadModel) -> None:
 
 def test_what_a_vocabulary_cannot_follow_is_refused_before_it_begins(demo: ReadModel) -> None:
     hard = "".join(f"(?=.*[{c}-z]{{1,60}}[a-{c}]{{3,70}}.*)" for c in "bcdefghij") + ".*"
-    refused = demo.grammars(GrammarOrder(source=GrammarSource.REGEX, text=hard))
+    refused = demo.make_grammar(GrammarOrder(source=GrammarSource.REGEX, text=hard))
     assert isinstance(refused, RefusedGrammar)
 
 
@@ -268,13 +268,13 @@ def test_lengths_beside_patterns_can_be_followed(demo: ReadModel, more: dict[str
     texts += [{"type": "string", "format": "email", "pattern": r"@example\.com$", "maxLength": 254}]
     for text in texts:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": text}, "required": ["b"]}
-        made = demo.grammars(GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps(schema)))
+        made = demo.make_grammar(GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps(schema)))
         assert isinstance(made, MadeGrammar), (text, made)
 
 
 def test_a_grammar_becomes_a_part_of_another(demo: ReadModel) -> None:
     """It crosses twice, as bytes. What comes back runs as it is, with the model's own control tokens."""
-    make = demo.grammars
+    make = demo.make_grammar
     part = make(GrammarOrder(source=GrammarSource.CHOICES, text='["a", "é"]'))
     assert isinstance(part, MadeGrammar)
     order = GrammarOrder(source=GrammarSource.PARTS, text='<[7]> ("," p)*', parts={"p": part.rules})
@@ -292,6 +292,6 @@ def test_a_grammar_that_kills_is_refused(demo: ReadModel) -> None:
     chain = (
         "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(200_000)) + 'r200000 ::= "x"\n'
     )
-    refused = demo.grammars(GrammarOrder(source=GrammarSource.GBNF, text=chain))
+    refused = demo.make_grammar(GrammarOrder(source=GrammarSource.GBNF, text=chain))
     assert isinstance(refused, RefusedGrammar)
-    assert isinstance(demo.grammars(GrammarOrder(source=GrammarSource.REGEX, text="a")), MadeGrammar)
+    assert isinstance(demo.make_grammar(GrammarOrder(source=GrammarSource.REGEX, text="a")), MadeGrammar)

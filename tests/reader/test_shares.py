@@ -76,7 +76,7 @@ def test_a_process_that_computes_is_not_taken_for_silent() -> None:
     order = GrammarOrder(source=GrammarSource.LARK, text=f"start: A40\nA0: /a/\n{terminals}")
     children = [ReaderChild(patience_s=1.0) for _ in range(2)]
     with ReaderPool(children=children, share_s=3.0) as pool:
-        refused = ReadModel(pool, source()).grammars(order)
+        refused = ReadModel(pool, source()).make_grammar(order)
         assert isinstance(refused, RefusedGrammar)
         assert "takes more than 3 seconds" in refused.message
         assert pool.deaths == 0
@@ -90,7 +90,7 @@ def test_work_of_one_kind_waits_for_no_other_kind(
     with suspended(*(set(pool.pids) - before)):
         document = begun(threads, ANN, lambda: model.document(b"another", 100))
         wait_until(lambda: pool.load()["media"].running == 1)
-        assert isinstance(model.grammars(schema_order(30)), MadeGrammar)
+        assert isinstance(model.make_grammar(schema_order(30)), MadeGrammar)
         assert model.tokenizer.encode("Hello", add_special=False, parse_special=False)
     assert document.result() == "another"
 
@@ -102,7 +102,7 @@ def test_one_client_never_keeps_the_work_of_another_waiting(
     def done(number: int) -> bool:
         if kind == "media":
             return model.document(b"text %d" % number, 100) == f"text {number}"
-        return isinstance(model.grammars(schema_order(number)), MadeGrammar)
+        return isinstance(model.make_grammar(schema_order(number)), MadeGrammar)
 
     before = set(pool.pids)
     assert done(1)

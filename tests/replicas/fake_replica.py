@@ -98,16 +98,15 @@ class FakeReplica:
             self._follow(order)
         return True
 
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        wanted = msgspec.msgpack.decode(adapter, type=Adapter)
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         if self.refuses_adapters:
-            status = AdapterStatus(adapter=wanted, state=AdapterState.FAILED, reason="It does not fit.")
+            status = AdapterStatus(adapter=adapter, state=AdapterState.FAILED, reason="It does not fit.")
         else:
-            loaded = LoadedAdapter(key=wanted.key, rank=1, num_tensors=1, size_bytes=1)
-            status = AdapterStatus(adapter=wanted, state=AdapterState.READY, loaded=loaded)
-            self.adapters[wanted.name] = status
+            loaded = LoadedAdapter(key=adapter.key, rank=1, num_tensors=1, size_bytes=1)
+            status = AdapterStatus(adapter=adapter, state=AdapterState.READY, loaded=loaded)
+            self.adapters[adapter.name] = status
         self.tell_state()
-        return msgspec.msgpack.encode(status)
+        return status
 
     # -- what it does ------------------------------------------------------------------------------------
 

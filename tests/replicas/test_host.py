@@ -15,6 +15,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Submit
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.replicas.host.host import CpuSpending, ReplicaDoor, ReplicaHost
@@ -79,7 +80,7 @@ def link(plate: DoorAddress, tls: SSLContext | None = None) -> StreamLink:
     async def door() -> DoorAddress:
         return plate
 
-    async def load_adapter(adapter: bytes) -> bytes:
+    async def load_adapter(adapter: Adapter) -> AdapterStatus:
         raise ReplicaLost("it loads none here")
 
     return StreamLink(door, load_adapter, tls=tls)
@@ -151,7 +152,7 @@ async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_t
     async with hosting(spending=spending) as host:
         leaver = host.attend("leaver")
         assert not read_news(await anext(leaver)).spent_ms
-        assert host.take_orders(
+        assert await host.send_orders(
             "leaver", encode_orders([Submit(request=request("a", output=20, client="mine"))])
         )
         await eventually(lambda: any(spent_ms.get("mine") for spent_ms in spending.taken))
@@ -169,13 +170,13 @@ async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> Non
     async with hosting("step_s=0.01", clock=clock) as host:
         news = host.attend("silent")
         assert read_news(await anext(news)).report is not None
-        assert host.take_orders("silent", encode_orders([Submit(request=request("a", output=3000))]))
+        assert await host.send_orders("silent", encode_orders([Submit(request=request("a", output=3000))]))
         clock.now_s += 60.1
         with anyio.fail_after(DEADLINE_S):
             async for payload in news:
                 assert not read_news(payload).ended
         assert host.num_live == 0
-        assert not host.take_orders("silent", encode_orders([]))
+        assert not await host.send_orders("silent", encode_orders([]))
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_state_with_its_reason() -> None:

@@ -350,10 +350,10 @@ async def test_adapters_of_an_api_process_that_is_gone_reach_others_later_and_un
     async with cluster(2) as made:
         first, second = made.replicas.values()
         for adapter in (PIRATE, gone):
-            await first.load_adapter(msgspec.msgpack.encode(adapter))
+            await first.load_adapter(adapter)
         await made.notify()
         assert not second.adapters, "not yet: it was just loaded"
-        await second.load_adapter(msgspec.msgpack.encode(PIRATE))
+        await second.load_adapter(PIRATE)
         del first.adapters["poet"]
         await made.notify()
         made.now_s = SETTLED_S

@@ -13,8 +13,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.framing import LENGTH
-from openai_cpu_server.contract.messages import Submit
+from openai_cpu_server.contract.messages import LENGTH, Submit
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
     FrameStream,
@@ -115,7 +114,7 @@ async def test_who_does_not_know_the_token_is_not_let_in() -> None:
         with pytest.raises(ReplicaLost):
             async with aclosing(link(plate._replace(token="guess")).attend("me")) as news:
                 await anext(news)
-        assert not host.take_orders("me", encode_orders([]))
+        assert not await host.send_orders("me", encode_orders([]))
 
 
 async def test_who_sends_much_before_the_token_is_cut_off() -> None:

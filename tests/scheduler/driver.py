@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openai_cpu_server.contract.messages import Experiment
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, PrefixNews, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.scheduler.live_sequences import OutputLengths
+from openai_cpu_server.scheduler.admission import OutputLengths
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request

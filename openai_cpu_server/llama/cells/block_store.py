@@ -140,22 +140,6 @@ class StoredBlock(NamedTuple):
         return reduce(lambda sum_, part: zlib.crc32(part.data.data, sum_), self.parts, 0)
 
 
-class CacheFile(NamedTuple):
-    """Content of a prefix cache file:
-
-    head: magic, version, checksum of the rest of head and index, place and bytes of the index, bytes of the
-    file; written last.
-    cells: those of each block, page-aligned, and its state if it has one.
-    index: msgpack of the fingerprint, and each block's tokens, place and checksum. It comes last, so that
-    writing can stop at any block.
-    """
-
-    blocks: list[StoredBlock]
-    """Parents precede children. Cells are views of the mapped file."""
-    num_damaged: int
-    """Blocks left out because they or an ancestor are damaged."""
-
-
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     block: SavedBlock
     offset: int
@@ -174,7 +158,14 @@ def write_cache_file(
     path: Path, fingerprint: str, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None = None
 ) -> int:
     """Write blocks up to the limit, and return their number. Raises OSError and leaves the old file
-    unchanged."""
+    unchanged.
+
+    head: magic, version, checksum of the rest of head and index, place and bytes of the index, bytes of the
+    file; written last.
+    cells: those of each block, page-aligned, and its state if it has one.
+    index: msgpack of the fingerprint, and each block's tokens, place and checksum. It comes last, so that
+    writing can stop at any block.
+    """
     with replacing(path) as file:
         file.write(bytes(_PAGE))
         entries = tuple(_written(file, blocks, limit))
@@ -203,8 +194,9 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
         yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
 
 
-def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
-    """Map the file and check every byte. Raises OSError or `BadCacheFile`.
+def read_cache_file(path: Path, fingerprint: str) -> tuple[list[StoredBlock], int]:
+    """Return the blocks, parents before children, as views of the mapped file, and the number of those left
+    out because they or an ancestor are damaged. Raises OSError or `BadCacheFile`.
 
     The file must be this user's, because native code trusts the cells, and checksums do not authenticate
     them.
@@ -225,7 +217,7 @@ def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
         if entry.block.parent in sound and zlib.crc32(data) == entry.checksum:
             sound.add(entry.block.number)
             blocks.append(_stored(entry, np.frombuffer(data, np.uint8)))
-    return CacheFile(blocks, num_damaged=len(index.entries) - len(blocks))
+    return blocks, len(index.entries) - len(blocks)
 
 
 def _seal(file: BinaryIO, index: _Index) -> None:

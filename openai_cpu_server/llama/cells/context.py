@@ -21,8 +21,7 @@ from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.block_store import Bytes
 from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, KVType
-from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.native import NativeObject, native_log
+from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 
 
 class OutputRows(NamedTuple):

@@ -23,7 +23,7 @@ from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, file_tensors
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 
 _MAGIC = b"GGUF"
 _SUMS, _COUNTS = ".in_sum2", ".counts"

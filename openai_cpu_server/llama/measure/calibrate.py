@@ -21,7 +21,7 @@ from openai_cpu_server.contract.model_info import (
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey
-from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Disturbed, Probe, Stopwatch
+from openai_cpu_server.llama.measure.probe import CONTEXT, Disturbed, Probe, Stopwatch, attention_price_ms
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class _Calibration:
         chunk = max(*self._best, TILE_TOKENS)
         least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
         context, self._context = self._context, max(self._context // 2, least)
-        return AttentionPrice(probe, self._info, self._watch, chunk=chunk, context=context).measure()
+        return attention_price_ms(probe, self._info, self._watch, chunk=chunk, context=context)
 
     def _price_state(self, probe: Probe) -> float:
         """Extra cost of a token in a sequence of its own."""

@@ -18,7 +18,7 @@ from openai_cpu_server.kernels.library import digest as kernels_digest
 from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.storage.private_files import claim, replacing
 
 _CPU_INFO = Path("/proc/cpuinfo")

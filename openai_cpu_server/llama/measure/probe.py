@@ -162,49 +162,40 @@ class Stopwatch:
         return used_s + ms / 1000 <= share * self._budget_s
 
 
-class AttentionPrice:
-    """Times the same steps in an empty pool and behind a context, which is in slot 0."""
+def attention_price_ms(
+    probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
+) -> float:
+    """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small or
+    noise hides the price. The same steps are timed in an empty pool and behind a context in slot 0.
 
-    def __init__(
-        self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
-    ) -> None:
-        """`chunk`: tokens of the steps that compute the context. `context`: its most cells."""
-        self._probe = probe
-        self._watch = watch
-        self._chunk = chunk
-        self._step = min(_STEP, info.max_step_tokens)
-        self._context = min(context, info.kv_tokens - _RESERVE)
+    `chunk`: tokens of the steps that compute the context. `context`: its most cells.
+    """
+    step, context = min(_STEP, info.max_step_tokens), min(context, info.kv_tokens - _RESERVE)
+    if context < step:
+        return 0.0
 
-    def measure(self) -> float:
-        """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small
-        or noise hides the price."""
-        if self._context < self._step:
-            return 0.0
-        fresh_ms = self._fresh_ms()
-        self._probe.close()
-        last_ms = 0.0
-        while (left := self._context - self._probe.held(0)) > 0:
-            if not self._watch.allows(last_ms, _CONTEXT_SHARE) and self._probe.held(0) > 0:
-                break
-            last_ms = self._probe.compute({0: min(self._chunk, left)})
-        times = []
-        for _ in self._repeats():
-            pairs = self._probe.held(0) * self._step
-            times.append((self._probe.compute({0: self._step}), pairs))
-        # Seconds later again: one noisy moment must not make the cells look free.
-        fresh_ms = min(fresh_ms, self._fresh_ms())
-        return max(0.0, min((ms - fresh_ms) / pairs for ms, pairs in times))
-
-    def _fresh_ms(self) -> float:
-        times = []
-        for _ in self._repeats():
-            self._probe.close()
-            times.append(self._probe.compute({0: self._step}))
-        return min(times)
-
-    def _repeats(self) -> Iterator[int]:
+    def repeats() -> Iterator[int]:
         started = time.monotonic()
         for repeat in range(_REPEATS):
-            if repeat and not self._watch.allows(1000 * (time.monotonic() - started) / repeat):
+            if repeat and not watch.allows(1000 * (time.monotonic() - started) / repeat):
                 return
             yield repeat
+
+    def step_in_empty_pool() -> float:
+        probe.close()
+        return probe.compute({0: step})
+
+    fresh_ms = min(step_in_empty_pool() for _ in repeats())
+    probe.close()
+    last_ms = 0.0
+    while (left := context - probe.held(0)) > 0:
+        if not watch.allows(last_ms, _CONTEXT_SHARE) and probe.held(0) > 0:
+            break
+        last_ms = probe.compute({0: min(chunk, left)})
+    times = []
+    for _ in repeats():
+        pairs = probe.held(0) * step
+        times.append((probe.compute({0: step}), pairs))
+    # Seconds later again: one noisy moment must not make the cells look free.
+    fresh_ms = min(fresh_ms, *(step_in_empty_pool() for _ in repeats()))
+    return max(0.0, min((ms - fresh_ms) / pairs for ms, pairs in times))

@@ -215,9 +215,7 @@ class SplitRace:
         return self._stored_times.put(self._key, self._times)
 
 
-def with_fastest_split(
-    options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
-) -> EngineOptions:
+def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], None]) -> EngineOptions:
     """Replace `auto` by the fastest split, measured earlier or now. Raises `StartupError`.
 
     Without a device, or a folder for measurements, the options stay unchanged.
@@ -227,7 +225,7 @@ def with_fastest_split(
     device = device_for(options.offload)
     if device is None:
         return options
-    planner = split_planner_for(options, device, (machine or Machine()).free_memory())
+    planner = split_planner_for(options, device, Machine().free_memory())
     race = SplitRace(planner.candidates(), SplitKey.of(options, device), Path(options.cost_dir))
     if not race.is_run and options.calibrate != "never":
         logger.info("measuring which split is the fastest (once for a model and a device)")

@@ -17,8 +17,7 @@ from openai_cpu_server.contract.model_info import ControlToken, FimTokens, Seque
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.native import Closable
+from openai_cpu_server.llama.model.model import Closable, Model
 
 _CONTROLS = ("Cc", "Cf", "Co")
 """Unassigned characters (Cn) are missing, because the reference keeps them."""

@@ -303,7 +303,7 @@ class ReplicaHost:
         self._supervisor.stop()
         await self._supervisor.wait_for_end()
 
-    # -- for API processes -------------------------------------------------------------------------------
+    # -- a `ReplicaLink`, for API processes --------------------------------------------------------------
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
@@ -317,8 +317,8 @@ class ReplicaHost:
         finally:
             self._forget(session)
 
-    def take_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Return False if the lease holder is unknown."""
+    async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
+        """Execute orders. Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
@@ -336,7 +336,7 @@ class ReplicaHost:
         return True
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Return the status. A failure is a status too."""
+        """Load an adapter. A failure is a status too."""
         try:
             return await self._adapters.load(adapter)
         except ServerError as error:
@@ -501,5 +501,5 @@ class ReplicaDoor:
 
     async def _listen(self, stream: wire.FrameStream, lease_holder: str) -> None:
         while (orders := await stream.receive()) is not None:
-            is_taken = self._host.take_orders(lease_holder, orders)
+            is_taken = await self._host.send_orders(lease_holder, orders)
             stream.send(wire.NewsFrame.TAKEN if is_taken else wire.NewsFrame.UNKNOWN)

@@ -9,10 +9,12 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from openai_cpu_server.config.folders import foreign_settings
 from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
@@ -78,8 +80,9 @@ class ReplicaRoster:
         async def door() -> DoorAddress:
             return DoorAddress(*await _answered(asking.remote(to)))
 
-        async def load_adapter(adapter: bytes) -> bytes:
-            return bytes(await _answered(loading.remote(to, adapter)))
+        async def load_adapter(adapter: Adapter) -> AdapterStatus:
+            status = await _answered(loading.remote(to, msgspec.msgpack.encode(adapter)))
+            return msgspec.msgpack.decode(status, type=AdapterStatus)
 
         return StreamLink(door, load_adapter, tls=self._tls)
 

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.replicas.remote.session import ReplicaMember
@@ -112,11 +110,10 @@ class ReplicaAdapters:
         if member is None:
             return None
         try:
-            payload = await member.session.link.load_adapter(msgspec.msgpack.encode(adapter))
+            status = await member.session.link.load_adapter(adapter)
         except ReplicaLost as error:
             logger.warning("the replica %s was lost while it loaded %s: %s", replica, adapter.name, error)
             return None
-        status = msgspec.msgpack.decode(payload, type=AdapterStatus)
         if status.state is AdapterState.FAILED:
             member.adapters_refused.add(adapter.key)
         return status

@@ -19,6 +19,7 @@ import msgspec
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
 from openai_cpu_server.replicas import wire
@@ -38,7 +39,7 @@ class StreamLink:
 
     door: Callable[[], Awaitable[wire.DoorAddress]]
     """Function that returns the address of the door. Raises ReplicaLost."""
-    load_adapter: Callable[[bytes], Coroutine[Any, Any, bytes]]
+    load_adapter: Callable[[Adapter], Coroutine[Any, Any, AdapterStatus]]
     tls: ssl.SSLContext | None = None
     _sessions: dict[str, _Session] = field(default_factory=dict)
 

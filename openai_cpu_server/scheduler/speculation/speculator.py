@@ -174,7 +174,8 @@ def choose_lengths(
     quoted = [token for token in tokens if not token.ms]
     ways = [tokens] if len(quoted) == len(tokens) else [quoted, tokens]
     choices = [_most_worth(plan, prices, way[: plan.draft_room]) for way in ways]
-    return Counter(token.sequence for token in min(choices, key=lambda choice: choice.ms).tokens)
+    _, chosen = min(choices, key=lambda choice: choice[0])
+    return Counter(token.sequence for token in chosen)
 
 
 def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft]) -> bool:
@@ -200,16 +201,13 @@ def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Seque
     return False
 
 
-@dataclass(frozen=True)
-class _Choice:
-    tokens: list[_DraftToken]
-    ms: float
-    """Expected time per token, summed over the step's sequences."""
-
-
-def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -> _Choice:
+def _most_worth(
+    plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]
+) -> tuple[float, list[_DraftToken]]:
+    """Return the first tokens that pay best, behind the expected time per token, which is summed over the
+    step's sequences."""
     if not tokens:
-        return _Choice([], math.inf)
+        return math.inf, []
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
     plain_ms = prices.padded_ms(plan)
     limit_ms = max(plan.budget_ms, plain_ms)
@@ -228,7 +226,7 @@ def _most_worth(plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]) -
                 best_ms, best = min((best_ms, best), (steps_per_token * step_ms, count))
             elif count > fits:
                 break
-    return _Choice(tokens[:best], best_ms)
+    return best_ms, tokens[:best]
 
 
 def _fitting(plan: StepPlan, prices: StepPrices, num_further: int, limit_ms: float) -> int:
