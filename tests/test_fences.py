@@ -53,7 +53,8 @@ ALLOWED = {
     "engine_client": "child_processes.spawn contract errors fairness",
     # The API process's way to the processes that read texts with native code, and these themselves.
     "reader": "child_processes.spawn contract errors fairness prompt",
-    "reader.work": "contract errors llama prompt reader.messages reader.decoders structured.compiler",
+    "reader.work": "contract errors llama prompt reader.messages reader.decoders",
+    "reader.grammars": "contract.grammar llama structured.compiler",
     "reader.process": "child_processes contract.framing errors llama.model.native reader",
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": "contract",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import pkgutil
 import resource
 import signal
 import socket
@@ -29,6 +30,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.decoders import load_decoders
 from openai_cpu_server.reader.messages import (
+    MakeGrammar,
     OpenModel,
     ReaderStart,
     Result,
@@ -36,7 +38,7 @@ from openai_cpu_server.reader.messages import (
     WorkRefused,
     WorkReply,
 )
-from openai_cpu_server.reader.work import ReaderWorker
+from openai_cpu_server.reader.work import GRAMMARS, ReaderWorker
 
 STACK_BYTES = 512 * 2**20
 """Only the used part takes memory."""
@@ -141,6 +143,8 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
     """Rust panics arrive as BaseException."""
     try:
         try:
+            if isinstance(work, MakeGrammar):
+                pkgutil.resolve_name(GRAMMARS)  # the import is in no client's share
             bounds.begin(work)
             return worker.do(work)
         finally:

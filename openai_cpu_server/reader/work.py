@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from openai_cpu_server.contract.grammar import GrammarMaker
 from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
 from openai_cpu_server.prompt.chat import ControlNames
@@ -27,8 +27,8 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
 from openai_cpu_server.reader.messages import ModelSource
-from openai_cpu_server.structured.compiler import grammar_maker
 
+GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
 _OTHER_TEMPLATES = ("default", "rerank")
 """Not for chats."""
 _MOST_TEMPLATES = 16
@@ -84,8 +84,8 @@ class OpenedModel:
     def make_grammar(self) -> GrammarMaker:
         """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
         for a vocabulary without end tokens."""
-        trial = grammar_trial(self.vocabulary)
-        return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
+        make: GrammarMaker = pkgutil.resolve_name(GRAMMARS)(self.vocabulary)
+        return make
 
     def facts(self) -> wire.VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
