@@ -9,5 +9,5 @@ from openai_cpu_server.structured.compiler import grammar_maker
 
 
 def maker_for(vocabulary: Vocabulary) -> GrammarMaker:
-    """Raises InvalidRequest for a vocabulary without end tokens."""
+    """Return a maker of grammars. Raises InvalidRequest for a vocabulary without end tokens."""
     return grammar_maker(grammar_trial(vocabulary), set(vocabulary.pieces.text), has_own_numbers=True)
