@@ -53,7 +53,8 @@ ALLOWED = {
     "engine_client": "child_processes.spawn contract errors fairness",
     # The API process's way to the processes that read texts with native code, and these themselves.
     "reader": "child_processes.spawn contract errors fairness prompt",
-    "reader.process": "child_processes contract errors llama prompt reader structured.compiler",
+    "reader.process": "child_processes contract errors llama prompt reader",
+    "reader.grammars": "contract.grammar llama structured.compiler",
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": "contract",
     "replicas.remote": "contract engine_client errors",

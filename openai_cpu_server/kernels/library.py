@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
+import functools
 import hashlib
 import os
 import platform
 import sys
 from collections.abc import Collection
-from importlib import metadata
 from pathlib import Path
 
 from openai_cpu_server.kernels.build import LEVELS, LIBRARY, level_library
@@ -81,6 +82,16 @@ def digest(native: Path = LIBRARY) -> str:
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else ""
 
 
+@functools.cache
+def bindings_version() -> str | None:
+    """Version of the installed llama-cpp-python. Readers do without this import, which takes 16 ms."""
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("llama-cpp-python")
+    return None
+
+
 def obstacle(path: Path | None = None) -> str | None:
     """Return why the library cannot be used here, or None. Loads no ggml."""
     path = path or library_path()
@@ -88,12 +99,8 @@ def obstacle(path: Path | None = None) -> str | None:
         return "the library goes in front of ggml on Linux only"
     if not path.exists():
         return "the library was not built: there was no C++ compiler"
-    try:
-        version = metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        version = None
-    if version != GGML_OF:
-        return f"the library is made for llama-cpp-python {GGML_OF}, not {version}"
+    if bindings_version() != GGML_OF:
+        return f"the library is made for llama-cpp-python {GGML_OF}, not {bindings_version()}"
     try:
         suits = KernelLibrary(ctypes.CDLL(str(path))).suits_this_cpu
     except (OSError, AttributeError) as error:

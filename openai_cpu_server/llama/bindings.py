@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 from openai_cpu_server.errors import UNLOADABLE, StartupError
@@ -40,8 +39,6 @@ try:
 except (ImportError, OSError, RuntimeError) as error:  # a library that is missing, or newer than the system's
     sys.stderr.write(f"llama.cpp cannot be loaded: {error}\n")
     raise SystemExit(UNLOADABLE) from None
-
-VERSION = metadata.version("llama-cpp-python")
 
 
 @functools.cache

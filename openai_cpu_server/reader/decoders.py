@@ -14,12 +14,11 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from openai_cpu_server.contract.media import Picture, PictureSize, Sound
 from openai_cpu_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -48,6 +47,7 @@ _GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 def load_decoders() -> None:
     """Load all libraries, because a confined process cannot."""
     import miniaudio
+    import numpy
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -61,7 +61,7 @@ def load_decoders() -> None:
 
     needed = BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
     needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
-    assert all((*needed, *needed_by_them, miniaudio))
+    assert all((*needed, *needed_by_them, miniaudio, numpy))
     Image.MAX_IMAGE_PIXELS = None  # `decoded_picture` has a limit of its own
 
 
@@ -151,6 +151,8 @@ def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: i
 
     `most_at_once`: samples of the longest piece, or 0 for one piece.
     """
+    import numpy as np
+
     samples = np.frombuffer(_samples(data, rate, most_samples), np.float32)
     if not samples.size:
         raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
@@ -196,7 +198,7 @@ def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
     stretches = (last - first) // width
     if stretches < 1:
         return last
-    energy = np.square(samples[first : first + stretches * width], dtype=np.float64)
+    energy = samples[first : first + stretches * width].astype("f8") ** 2
     return first + int(energy.reshape(stretches, width).sum(axis=1).argmin()) * width + width // 2
 
 

@@ -13,6 +13,7 @@ import functools
 import gc
 import hashlib
 import json
+import pkgutil
 import resource
 import signal
 import socket
@@ -34,7 +35,6 @@ from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.contract.messages import framed, read_frame
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
@@ -52,6 +52,7 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.decoders import decoded_picture, decoded_sounds, document_text, load_decoders
 from openai_cpu_server.reader.messages import (
+    MakeGrammar,
     ModelSource,
     OpenModel,
     ReaderStart,
@@ -60,8 +61,8 @@ from openai_cpu_server.reader.messages import (
     WorkRefused,
     WorkReply,
 )
-from openai_cpu_server.structured.compiler import grammar_maker
 
+_GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
 _OTHER_TEMPLATES = ("default", "rerank")
 """Not for chats."""
 _MOST_TEMPLATES = 16
@@ -117,8 +118,8 @@ class OpenedModel:
     def make_grammar(self) -> GrammarMaker:
         """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
         for a vocabulary without end tokens."""
-        trial = grammar_trial(self.vocabulary)
-        return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
+        make: GrammarMaker = pkgutil.resolve_name(_GRAMMARS)(self.vocabulary)
+        return make
 
     def facts(self) -> wire.VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
@@ -341,6 +342,8 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
     """Rust panics arrive as BaseException."""
     try:
         try:
+            if isinstance(work, MakeGrammar):
+                pkgutil.resolve_name(_GRAMMARS)  # the import is in no client's share
             bounds.begin(work)
             return worker.do(work)
         finally:

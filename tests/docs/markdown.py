@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,11 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 
 
-def tokens(page: Path) -> Iterator[Token]:
+@functools.cache
+def tokens(page: Path) -> list[Token]:
     """All tokens of a page; those within lines too."""
-    for token in MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8")):
-        yield token
-        yield from token.children or ()
+    outer = MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+    return [one for token in outer for one in (token, *(token.children or ()))]
 
 
 def links(page: Path) -> list[str]:

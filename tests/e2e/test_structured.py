@@ -51,7 +51,7 @@ TOOLS: Any = [openai.pydantic_function_tool(Booking), openai.pydantic_function_t
 CALLED: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
 
 
-@pytest.fixture(scope="module", params=["qwen3-coder", "harmony"])
+@pytest.fixture(scope="module", params=["qwen3-coder", pytest.param("harmony", marks=pytest.mark.slow)])
 def any_format(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """Tags, and channels; most other formats are JSON."""
     with tiny_server("--tool-format", request.param) as process, sdk(process) as client:

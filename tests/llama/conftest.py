@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.grammar.constraints import ModelTokens, grammar_tokenizer
+from openai_cpu_server.llama.grammar.compile import grammar_tokenizer
+from openai_cpu_server.llama.grammar.constraints import ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama.driver import loaded
 from tests.tiny_model import tiny_model_path

@@ -16,13 +16,8 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sa
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.grammar.constraints import (
-    MOST_FORCED,
-    CompiledGrammars,
-    ConstrainedOutput,
-    ModelTokens,
-    compile_grammar,
-)
+from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar
+from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 from tests.llama.driver import GREEDY, answers, execute_and_press

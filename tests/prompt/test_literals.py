@@ -90,11 +90,11 @@ def test_what_contents_spell_is_text_in_all_templates(name: str) -> None:
         return made.prompt(Conversation(messages=messages, tools=tools))
 
     for asked in ASKED:
+        try:
+            plain = prompt(asked, "plain")
+        except (TemplateFailed, InvalidRequest):
+            continue
         for text in (*marks, "</s>", "<s>"):
-            try:
-                plain = prompt(asked, "plain")
-            except (TemplateFailed, InvalidRequest):
-                break
             spelt = prompt(asked, text)
             (token,) = tokenizer.encode(text, add_special=False, parse_special=True)
             assert spelt.tokens.count(token) == plain.tokens.count(token), (name, text)

@@ -75,10 +75,10 @@ def test_a_process_that_computes_is_not_taken_for_silent() -> None:
     terminals = "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, 41))
     order = GrammarOrder(source=GrammarSource.LARK, text=f"start: A40\nA0: /a/\n{terminals}")
     children = [ReaderChild(patience_s=1.0) for _ in range(2)]
-    with ReaderPool(children=children, share_s=3.0) as pool:
+    with ReaderPool(children=children, share_s=2.0) as pool:
         refused = ReadModel(pool, source()).make_grammar(order)
         assert isinstance(refused, RefusedGrammar)
-        assert "takes more than 3 seconds" in refused.message
+        assert "takes more than 2 seconds" in refused.message
         assert pool.deaths == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource
-from openai_cpu_server.llama.grammar.constraints import compile_grammar, grammar_tokenizer, grammar_trial
+from openai_cpu_server.llama.grammar.compile import compile_grammar, grammar_tokenizer, grammar_trial
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source.package import PACKAGED
 from openai_cpu_server.structured.compiler import grammar_maker

@@ -107,11 +107,13 @@ class GgufReader:
 
     def scalar(self, code: str) -> int | float | bool:
         """`code`: format of `struct`."""
-        size = struct.calcsize("<" + code)
+        return self._unpacked(code)[0]
+
+    def _unpacked(self, form: str) -> tuple[int | float | bool, ...]:
+        size = struct.calcsize("<" + form)
         at = self._reach(size)
-        (value,) = struct.unpack_from("<" + code, self._window, at)
         self.position += size
-        return value  # type: ignore[no-any-return]
+        return struct.unpack_from("<" + form, self._window, at)
 
     def string(self, errors: str = "replace", *, at_most: int = _LONGEST_STRING) -> str:
         length = int(self.scalar("Q"))
@@ -129,7 +131,7 @@ class GgufReader:
         if length > _LONGEST_KEPT_ARRAY:
             self._skip(length * struct.calcsize("<" + code))
             return skipped
-        return tuple(self.scalar(code) for _ in range(length))
+        return self._unpacked(f"{length}{code}")
 
     def _code(self, kind: int) -> str:
         code = _SCALARS.get(kind)

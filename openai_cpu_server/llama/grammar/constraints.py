@@ -4,12 +4,11 @@ beside a step."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -21,9 +20,8 @@ from llguidance import LLMatcher, LLTokenizer
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint, ReasoningTracker
 from openai_cpu_server.contract.step import num_right
-from openai_cpu_server.errors import ConstraintFailed, InvalidRequest
-from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.grammar.grammar_check import PARSER_LIMITS
+from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -57,8 +55,6 @@ Allowed = npt.NDArray[np.bool_]
 
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times those of a long output under a large schema."""
-MOST_FORCED = 128
-"""Forced tokens that are read at once. Reading one takes longer, the more are forced behind it."""
 
 
 class ModelTokens:
@@ -285,71 +281,6 @@ def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
 def _failure(matcher: LLMatcher) -> ConstraintFailed:
     logger.debug("llguidance: %s", matcher.get_error())
     return ConstraintFailed("The grammar could not be followed further: it is too complex here.")
-
-
-_SPECIAL = b"\xff"
-"""Marks tokens that occur in no text."""
-
-
-def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Return llguidance's tokenizer, which takes a second for 250,000 tokens and must not outlive the
-    vocabulary. Raises `ConstraintFailed` without end tokens."""
-    if not vocabulary.end_tokens:
-        raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
-    return LLTokenizer.from_llamacpp(
-        tokens=[_trie_bytes(vocabulary, token) for token in range(vocabulary.vocab_size)],
-        vocab_ptr=vocabulary.native,
-        tokenize_fptr=ctypes.cast(llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
-        eos_token=sorted(vocabulary.end_tokens),
-        slices=None,
-    )
-
-
-def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
-    """A token that is silent in the output counts as no text in the grammar."""
-    piece = vocabulary.piece(token)
-    if piece:
-        return piece
-    name = vocabulary.piece(token, special=True)
-    return _SPECIAL + name if name else b""
-
-
-def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return a matcher at the grammar's start. Raises `ConstraintFailed`."""
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
-    if matcher.is_error():
-        logger.debug("llguidance: %s", matcher.get_error())
-        raise ConstraintFailed("The grammar cannot be used: it is too complex.")
-    return matcher
-
-
-def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """Return a function that compiles a grammar and computes its first allowed tokens, and must not
-    outlive the vocabulary. Both raise InvalidRequest."""
-    try:
-        tokenizer = grammar_tokenizer(vocabulary)
-    except ConstraintFailed as error:
-        raise InvalidRequest(str(error)) from None
-
-    def trial(lark: str) -> None:
-        try:
-            _find_first(compile_grammar(lark, tokenizer))
-        except ConstraintFailed as error:
-            raise InvalidRequest(str(error)) from None
-
-    return trial
-
-
-def _find_first(matcher: LLMatcher) -> None:
-    matcher.consume_tokens(matcher.compute_ff_tokens()[:MOST_FORCED])
-    if matcher.is_stopped() and not matcher.is_error():
-        return
-    mask = matcher.compute_bitmask()
-    if matcher.is_error():
-        logger.debug("llguidance: %s", matcher.get_error())
-        raise ConstraintFailed("The grammar is too complex for this model's tokens.")
-    if not any(mask):
-        raise ConstraintFailed("The grammar begins with what no token of this model can write.")
 
 
 class CompiledGrammars:

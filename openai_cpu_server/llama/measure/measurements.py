@@ -14,8 +14,9 @@ import psutil
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.kernels.library import bindings_version
 from openai_cpu_server.kernels.library import digest as kernels_digest
-from openai_cpu_server.llama.bindings import VERSION, llama_cpp
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.model import native_log
@@ -70,7 +71,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
             cpu=cpu_info.get("model name") or platform.processor() or platform.machine(),
             cpu_flags=hashlib.sha256(flags.encode()).hexdigest()[:16],
             features=llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
-            library=VERSION,
+            library=str(bindings_version()),
             kernels=kernels_digest(),
             cores=psutil.cpu_count() or 1,
             usable_cores=Machine().num_threads(),

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.bindings import VERSION, llama_cpp
+from openai_cpu_server.kernels.library import bindings_version
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
 from openai_cpu_server.llama.offload.choice import NativeSplit
 
@@ -298,7 +299,7 @@ def cells_fingerprint(
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
         *([f"projector={_model_digest([projector])}"] if projector is not None else []),
         f"flash={'on' if flash_attention else 'off'}",
-        f"llama={VERSION},{llama_cpp.llama_version().decode()}",
+        f"llama={bindings_version()},{llama_cpp.llama_version().decode()}",
     )
     return " ".join(facts)
 

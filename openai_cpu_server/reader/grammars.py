@@ -1,0 +1,13 @@
+"""Grammars for an opened model. Imported with the first of them, because most reader processes make none."""
+
+from __future__ import annotations
+
+from openai_cpu_server.contract.grammar import GrammarMaker
+from openai_cpu_server.llama.grammar.compile import grammar_trial
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.structured.compiler import grammar_maker
+
+
+def maker_for(vocabulary: Vocabulary) -> GrammarMaker:
+    """Return a maker of grammars. Raises InvalidRequest for a vocabulary without end tokens."""
+    return grammar_maker(grammar_trial(vocabulary), set(vocabulary.pieces.text), has_own_numbers=True)
