@@ -46,7 +46,7 @@ class Alphabet:
     """Numbered classes of characters. Sets of classes are bits of an int."""
 
     def __init__(self, expr: Expr, budget: Budget) -> None:
-        """Raises SchemaTooLarge."""
+        """Find the classes of an expression. Raises SchemaTooLarge."""
         sets = _sets_in(expr)
         budget.spend("regex_work", len(sets) ** 2 // _PAIRS_A_STEP)
         self.classes = partition(sets)
