@@ -46,7 +46,7 @@ MediaSize = Union[PictureSize, SoundSize]
 class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
     kind: ClassVar[str] = "picture"
     size: PictureSize
-    content: bytes
+    content: memoryview
     """(height, width, 3) bytes: red, green, blue."""
     digest: str
     """Hexadecimal digest of size and content."""
@@ -54,7 +54,7 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
     @classmethod
     def of(cls, size: PictureSize, content: bytes) -> Picture:
         assert len(content) == 3 * size.width * size.height
-        return cls(size, content, _digest(f"{size.width}x{size.height}:", content))
+        return cls(size, memoryview(content), _digest(f"{size.width}x{size.height}:", content))
 
 
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
@@ -62,7 +62,7 @@ class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
 
     kind: ClassVar[str] = "sound"
     size: SoundSize
-    content: bytes
+    content: memoryview
     """Finite float32 samples, little-endian. Full scale is from -1 to 1; files of floats may exceed it."""
     digest: str
     """Hexadecimal digest of length and content."""
@@ -71,10 +71,11 @@ class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
     def of(cls, content: bytes) -> Sound:
         assert len(content) % SAMPLE_BYTES == 0
         size = SoundSize(len(content) // SAMPLE_BYTES)
-        return cls(size, content, _digest(f"sound {size.num_samples}:", content))
+        return cls(size, memoryview(content), _digest(f"sound {size.num_samples}:", content))
 
 
 MediaItem = Union[Picture, Sound]
+"""Contents are views, because copying 40 MB out of a message holds the interpreter's lock for 30 ms."""
 
 
 def _digest(head: str, content: bytes) -> str:

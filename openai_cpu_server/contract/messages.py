@@ -523,10 +523,10 @@ def in_parts(command: Command) -> Iterator[Sent]:
     if not isinstance(request, GenerationRequest) or not request.media_items:
         yield command
         return
-    for digest, content in {item.digest: memoryview(item.content) for item in request.media_items}.items():
+    for digest, content in {item.digest: item.content for item in request.media_items}.items():
         for start in range(0, len(content), PART_BYTES):
             yield MediaPart(digest, content[start : start + PART_BYTES])
-    items = tuple(msgspec.structs.replace(item, content=b"") for item in request.media_items)
+    items = tuple(msgspec.structs.replace(item, content=memoryview(b"")) for item in request.media_items)
     yield msgspec.structs.replace(command, request=msgspec.structs.replace(request, media_items=items))
 
 
@@ -544,7 +544,7 @@ class PartJoiner:
         if not isinstance(message, Submit) or not self._parts:
             return message
         assert isinstance(message.request, GenerationRequest)
-        contents = {digest: b"".join(parts) for digest, parts in self._parts.items()}
+        contents = {digest: memoryview(b"".join(parts)) for digest, parts in self._parts.items()}
         self._parts.clear()
         items = message.request.media_items
         items = tuple(msgspec.structs.replace(item, content=contents[item.digest]) for item in items)

@@ -6,8 +6,7 @@ import contextlib
 import enum
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -17,6 +16,7 @@ import anyio
 from anyio.lowlevel import RunVar
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
@@ -217,14 +217,22 @@ async def streamed_body(request: Request) -> bytes:
     return received.getvalue()  # without a copy, as CPython has it
 
 
-def form_of(request: Request, *, most_fields: int) -> AbstractAsyncContextManager[FormData]:
-    """The fields of a form with one file at most. Raises InvalidRequest for a `charset` other than UTF-8: it
-    could name any codec that Python has, some of which fail in ways of their own (RFC 7578, 5.1, has none).
-    """
+@contextlib.asynccontextmanager
+async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormData]:
+    """The fields of a form with one file at most. Raises InvalidRequest, also for a `charset` other than
+    UTF-8: it could name any codec that Python has, some of which fail in ways of their own (RFC 7578, 5.1,
+    has none)."""
     _, parameters = parse_options_header(request.headers.get("content-type", ""))
     if parameters.get(b"charset", b"").lower() not in (b"", b"utf-8", b"utf8", b"us-ascii"):
         raise InvalidRequest("A form is read as UTF-8: its Content-Type can name no other 'charset'.")
-    return request.form(max_files=1, max_fields=most_fields)
+    try:
+        form = await request.form(max_files=1, max_fields=most_fields)
+    except HTTPException as error:
+        raise InvalidRequest(f"The form cannot be read: {error.detail.rstrip('.')}.") from None
+    try:
+        yield form
+    finally:
+        await form.close()
 
 
 def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Receive:

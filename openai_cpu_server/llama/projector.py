@@ -318,7 +318,7 @@ class Projector(NativeObject):
 class _Chunks(NativeObject):
     """Media item as libmtmd cuts it: texts, and parts to encode."""
 
-    def __init__(self, mtmd: Any, context: object, size: MediaSize, content: bytes | None) -> None:
+    def __init__(self, mtmd: Any, context: object, size: MediaSize, content: memoryview | None) -> None:
         """`content`: None for a placeholder of this size. Raises `EncodingFailed`."""
         super().__init__(mtmd.mtmd_input_chunks_init(), mtmd.mtmd_input_chunks_free)
         self._mtmd = mtmd
@@ -352,7 +352,7 @@ class _Chunks(NativeObject):
         return found
 
 
-def _bitmap(mtmd: Any, size: MediaSize, content: bytes | None) -> Any:
+def _bitmap(mtmd: Any, size: MediaSize, content: memoryview | None) -> Any:
     data = None if content is None else np.frombuffer(content, np.uint8).ctypes
     if isinstance(size, PictureSize):
         pixels = None if data is None else data.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -346,3 +346,17 @@ async def test_scores_come_with_the_text_that_they_are_of() -> None:
         ("a", [" "]),
         (" b", ["b"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "message"),
+    [
+        ("multipart/form-data", "The form cannot be read: Missing boundary in multipart."),
+        ("multipart/form-data; boundary=b", "The form cannot be read: Invalid multipart data."),
+    ],
+)
+async def test_a_broken_form_is_one_sentence(
+    http: httpx.AsyncClient, content_type: str, message: str
+) -> None:
+    answer = await http.post(TRANSCRIPTIONS, content=b"--a\r\n", headers={"content-type": content_type})
+    assert (answer.status_code, error_of(answer)["message"]) == (400, message)

@@ -33,6 +33,9 @@ for _ in range(12):
     ALL_OF = {"allOf": [ALL_OF, {"anyOf": [{"minLength": 1}, {"maxLength": 9}]}]}
 DOUBLED = "{{$x := print `aaaaaaaa`}}" + "{{$x = print $x $x}}" * DOUBLINGS + "{{.Prompt}}"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": REFERENCES}}
+TERMINALS = "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, DOUBLINGS + 1))
+SYNTAX = {"syntax": "lark", "definition": f"start: A{DOUBLINGS}\nA0: /a/\n{TERMINALS}"}
+CUSTOM = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar": SYNTAX}}}
 PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
     "template of Ollama": (GENERATE, {"model": "tiny", "prompt": "hi", "template": DOUBLED}),
     "template that repeats": (
@@ -41,6 +44,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "references of a schema": (CHAT, {"messages": HI, "response_format": format_of(REFERENCES)}),
     "alternatives of a schema": (CHAT, {"messages": HI, "response_format": format_of(ALL_OF)}),
+    "terminals of Lark": (CHAT, {"messages": HI, "tools": [CUSTOM], "tool_choice": "required"}),
     "parameters of a tool": (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "required"}),
 }
 

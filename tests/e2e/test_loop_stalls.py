@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,13 @@ def definitions() -> bytes:
     return json.dumps({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}).encode()
 
 
+def document() -> bytes:
+    """15 MB of text, which is more than a conversation takes."""
+    data = base64.b64encode(b"words " * 2_500_000)
+    file = b'{"type":"file","file":{"filename":"a.txt","file_data":"%s"}}' % data
+    return b'{"messages":[{"role":"user","content":[' + file + b"]}]}"
+
+
 def prompts(number: int) -> bytes:
     return b'{"prompt":' + listed(b'"abcd"', 7 * number) + b',"max_tokens":1}'
 
@@ -68,6 +76,7 @@ POSTS = {
     ),
     "pieces, 1 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 250_000 + b'"}'),
     "tokens": ("/detokenize", lambda: b'{"tokens":' + listed(b"70", 1_200_000) + b"}"),
+    "a document, 15 MB": (CHAT, document),
     "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 3_000_000 + b'"}]}'),
 }  # fmt: skip
 # A frame of a WebSocket is unmasked, looked at and decoded in one go: some 2 ms for each megabyte.

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+import msgspec
 import pytest
 
 from openai_cpu_server.contract.caller import CALLER
-from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader.child import ReaderChild
-from openai_cpu_server.reader.messages import ModelSource
+from openai_cpu_server.reader.messages import ModelSource, ReadDocument, ReaderStart, WorkRefused, WorkReply
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from tests.gates import suspended
@@ -24,6 +25,8 @@ from tests.waiting import wait_until
 
 ANN, BOB = ("key:ann",), ("key:bob",)
 SHARE_S = 0.5
+SLOW = pdf("Hello hello\n" * 150_000)
+"""More operators than any machine reads within the shares of these tests."""
 
 
 @pytest.fixture
@@ -60,26 +63,27 @@ def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[
 
 
 def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
-    slow = pdf("Hello hello\n" * 150_000)  # more operators than anyone reads within the share
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
-        model.document(slow, 10_000_000)
+        model.document(SLOW, 10_000_000)
     assert pool.deaths == 0
     wait_until(lambda: len(pool.pids) == 2)
     with suspended(*pool.pids), pytest.raises(InvalidRequest):
-        model.document(slow, 10_000_000)
+        model.document(SLOW, 10_000_000)
     assert model.document(b"a short text", 100) == "a short text"
 
 
 def test_a_process_that_computes_is_not_taken_for_silent() -> None:
     """It computes for longer than the patience with a process that does nothing."""
-    terminals = "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, 41))
-    order = GrammarOrder(source=GrammarSource.LARK, text=f"start: A40\nA0: /a/\n{terminals}")
-    children = [ReaderChild(patience_s=1.0) for _ in range(2)]
-    with ReaderPool(children=children, share_s=2.0) as pool:
-        refused = ReadModel(pool, source()).make_grammar(order)
-        assert isinstance(refused, RefusedGrammar)
-        assert "takes more than 2 seconds" in refused.message
-        assert pool.deaths == 0
+    child = ReaderChild(patience_s=1.0)
+    try:
+        child.send(msgspec.msgpack.encode(ReaderStart(None, opens_media=True, share_s=2.0)))
+        child.send(msgspec.msgpack.encode(ReadDocument(SLOW, 10_000_000)))
+        reply = msgspec.msgpack.decode(child.receive(), type=WorkReply)
+    finally:
+        child.kill()
+        child.close()
+    assert isinstance(reply.result, WorkRefused)
+    assert "takes more than 2 seconds" in reply.result.message
 
 
 def test_work_of_one_kind_waits_for_no_other_kind(

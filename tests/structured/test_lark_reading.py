@@ -2,7 +2,7 @@
 
 import pytest
 
-from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import grammar_maker
 from openai_cpu_server.structured.lark.meaning import lark_rules
@@ -155,6 +155,8 @@ def test_a_regular_expression_is_rusts() -> None:
          "nested too deep"),
         ("start: /a{1,50000}b{1,50000}/", "The grammar is too large: more than 1500 states of an automaton"),
         ("start: " + '"a" ' * 30_000, "more than 100000 characters"),
+        ("start: A40\nA0: /a/\n" + "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, 41)),
+         "The grammar is too large: more than 200000 characters"),
         ("start: " + " ".join(f'"{i}"' for i in range(1_001)), "more than 1000 terminals"),
         ("start: " + "|".join(f"/\\p{{L}}{i}/" for i in range(60)), "more than 20000 ranges of characters"),
     ],
@@ -163,3 +165,22 @@ def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> No
     found = MAKE(GrammarOrder(source=GrammarSource.LARK, text=grammar))
     assert message in found.message
     assert found.code == "invalid_grammar"
+
+
+DOUBLING = {
+    "alternatives of a terminal": "start: T40\nT0: /a/\n"
+    + "\n".join(f'T{n}: T{n - 1} "x" | T{n - 1} "y"' for n in range(1, 41)),
+    "left recursion": "start: r0\n"
+    + "\n".join(f'r{n}: r{(n + 1) % 16} "a{n}" | r{(n + 2) % 16} "c" | "b{n}"' for n in range(16)),
+    "a long rule": "start: " + '"a" ' * 15_000,
+    "many characters": "start: /" + "".join(chr(0x4E00 + n) for n in range(20_000)) + "/",
+    "a long text in any case": 'start: "' + "\xe4" * 15_000 + '"i',
+}
+
+
+@pytest.mark.parametrize("name", DOUBLING)
+def test_paths_that_double_end(name: str) -> None:
+    """Parts that are shared are looked at once; otherwise these take longer than any test waits."""
+    assert isinstance(
+        MAKE(GrammarOrder(source=GrammarSource.LARK, text=DOUBLING[name])), MadeGrammar | RefusedGrammar
+    )

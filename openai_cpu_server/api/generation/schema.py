@@ -3,6 +3,7 @@ into error paths, from which `parse` removes them."""
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
@@ -167,7 +168,7 @@ class ForeignKind(Body):
     def lack(self) -> str:
         return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
-    @property
+    @functools.cached_property
     def attachment(self) -> AttachmentSource | None:
         return attachment_source(self.type, self.fields)
 

@@ -38,11 +38,18 @@ from openai_cpu_server.structured.options import Budget
 _DIGITS = tuple(CharSet.chars(c) for c in "0123456789.")
 
 
+_PAIRS_A_STEP = 500
+"""Pairs of sets of characters that cost as much as one transition."""
+
+
 class Alphabet:
     """Numbered classes of characters. Sets of classes are bits of an int."""
 
-    def __init__(self, expr: Expr) -> None:
-        self.classes = partition(_sets_in(expr))
+    def __init__(self, expr: Expr, budget: Budget) -> None:
+        """Find the classes of an expression. Raises SchemaTooLarge."""
+        sets = _sets_in(expr)
+        budget.spend("regex_work", len(sets) ** 2 // _PAIRS_A_STEP)
+        self.classes = partition(sets)
         self._masks: dict[CharSet, int] = {}
         self._fronts: dict[Expr, frozenset[int]] = {}
 
@@ -191,7 +198,7 @@ def _serial(expr: Expr) -> int:
 
 def build_automaton(expr: Expr, budget: Budget) -> Automaton:
     """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
-    alphabet = Alphabet(expr)
+    alphabet = Alphabet(expr, budget)
     table, accepting = _explore(expr, alphabet, budget)
     return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
 
@@ -326,7 +333,7 @@ def is_empty(expr: Expr, budget: Budget) -> bool:
     """Return True if the language is empty. Raises SchemaTooLarge."""
     if expr in (EMPTY, ALL):
         return False
-    alphabet, deriver, seen, queue = Alphabet(expr), Deriver(budget), {expr}, [expr]
+    alphabet, deriver, seen, queue = Alphabet(expr, budget), Deriver(budget), {expr}, [expr]
     for state in queue:
         if state.is_nullable:
             return False

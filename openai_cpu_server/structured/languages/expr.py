@@ -81,17 +81,20 @@ class Expr(metaclass=_Interned):
 
     @staticmethod
     def _measure_parts(facts: dict[str, Any], parts: tuple[Expr, ...]) -> None:
-        depth, named = 0, _NO_NAMES
+        depth, named, more = 0, _NO_NAMES, list[frozenset[str]]()
         for part in parts:
             if part.depth > depth:
                 depth = part.depth
             if part.is_extended:
                 facts["is_extended"] = True
             if part.references and part.references is not named:
-                named = named | part.references if named else part.references
+                if named:
+                    more.append(part.references)
+                else:
+                    named = part.references
         facts["depth"] = depth + 1
         if named:
-            facts["references"] = named
+            facts["references"] = named.union(*more) if more else named
 
     def _takes_nothing(self) -> bool:
         return False

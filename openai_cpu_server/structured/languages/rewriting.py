@@ -164,6 +164,8 @@ class RuleProduct(ABC, Generic[S]):
         self._users: dict[tuple[str, S], dict[tuple[str, S], None]] = {}
         self._waiting: dict[tuple[str, S], None] = {}
         self._names: dict[tuple[str, S, S], str] = {}
+        self._ways_here: dict[tuple[Expr, S], dict[S, Expr]] = {}
+        """Ways of the parts of the present rule, because expressions share parts."""
         self._whole = self._here = (whole, start)
         self._of_rule(self._whole)
         self._spread()
@@ -189,6 +191,7 @@ class RuleProduct(ABC, Generic[S]):
         while self._waiting:
             self._here = key = next(iter(self._waiting))
             del self._waiting[key]
+            self._ways_here.clear()
             before, found = self._expansions[key], self._ways(self._source[key[0]], key[1])
             self._expansions[key] = found
             if found.keys() > before.keys():
@@ -209,6 +212,11 @@ class RuleProduct(ABC, Generic[S]):
         return self._names.setdefault((rule, before, after), f"{rule.strip('_.')}.{number}")
 
     def _ways(self, expr: Expr, before: S) -> dict[S, Expr]:
+        if (expr, before) not in self._ways_here:
+            self._ways_here[expr, before] = self._found_ways(expr, before)
+        return self._ways_here[expr, before]
+
+    def _found_ways(self, expr: Expr, before: S) -> dict[S, Expr]:
         if isinstance(expr, Ref) and expr.name in self._source:
             return self._of_rule((expr.name, before))
         if isinstance(expr, Alt):
@@ -217,10 +225,24 @@ class RuleProduct(ABC, Generic[S]):
             return self._rounds(expr, before)
         if not isinstance(expr, Seq):
             return self._leaf(expr, before)
-        found: dict[S, Expr] = {before: EMPTY}
-        for item in expr.items:
-            found = self._behind(found, item)
-        return found
+        return self._row(expr.items, before)
+
+    def _row(self, items: Iterable[Expr], before: S) -> dict[S, Expr]:
+        """Items with one way are joined together at the end, because joining each would be quadratic."""
+        found, row = {before: EMPTY}, list[Expr]()
+        for item in items:
+            if len(found) != 1:
+                found = self._behind(found, item)
+                continue
+            ((at, begun),) = found.items()
+            ways = self._ways(item, at)
+            if len(ways) == 1:
+                row += ways.values()
+                found = dict.fromkeys(ways, begun)
+            else:
+                found = {after: seq(begun, *row, expr) for after, expr in ways.items()}
+                row = []
+        return {after: seq(begun, *row) for after, begun in found.items()}
 
     def _behind(self, ways: dict[S, Expr], item: Expr) -> dict[S, Expr]:
         return merged_ways(

@@ -253,15 +253,17 @@ def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -
 
 
 def leftmost(expr: Expr, nullable: Nullables) -> Iterator[str]:
-    if isinstance(expr, Ref):
-        yield expr.name
-    elif isinstance(expr, Alt):
-        for item in expr.items:
-            yield from leftmost(item, nullable)
-    elif isinstance(expr, Repeat):
-        yield from leftmost(expr.item, nullable)
-    elif isinstance(expr, Seq):
-        for item in expr.items:
-            yield from leftmost(item, nullable)
-            if item not in nullable:
-                return
+    """Yield each rule once. Expressions share parts, so that paths double where parts do not."""
+    found, stack = set[Expr](), [expr]
+    while stack:
+        expr = stack.pop()
+        if expr in found:
+            continue
+        found.add(expr)
+        if isinstance(expr, Ref):
+            yield expr.name
+        elif isinstance(expr, Seq):
+            end = next((at for at, item in enumerate(expr.items) if item not in nullable), len(expr.items))
+            stack += reversed(expr.items[: end + 1])
+        elif isinstance(expr, (Alt, Repeat)):
+            stack += reversed(expr.parts)

@@ -97,7 +97,11 @@ class _Terminals:
     def _resolved(self, expr: Expr) -> Expr:
         if isinstance(expr, Ref):
             return self._language(expr.name)
-        return rebuilt(expr, [self._resolved(part) for part in expr.parts]) if expr.references else expr
+        if not expr.references:
+            return expr
+        resolved = rebuilt(expr, [self._resolved(part) for part in expr.parts])
+        self._budget.spend("text", len(resolved.parts))  # sequences join, so a terminal can double the last
+        return resolved
 
     def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
         """Return the texts, grouped by the following characters that would continue them."""
@@ -155,14 +159,22 @@ class _Neighbours:
                 waiting |= dict.fromkeys(users_of.get(name, ()))
 
     def _ends(self, expr: Expr, ends: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
-        """`step`: -1 for the terminals at the end."""
-        if isinstance(expr, Ref):
-            return ends.get(expr.name, frozenset()) if expr.name in self._rules else frozenset((expr.name,))
-        parts = list(expr.parts)[::step]
-        if isinstance(expr, Seq):
-            end = next((at for at, item in enumerate(parts) if item not in self._nullable), len(parts))
-            parts = parts[: end + 1]
-        return frozenset().union(*(self._ends(item, ends, step) for item in parts))
+        """`step`: -1 for the terminals at the end. Parts that are shared are looked at once."""
+        names, stack, done = set[str](), [expr], set[Expr]()
+        while stack:
+            expr = stack.pop()
+            if expr in done:
+                continue
+            done.add(expr)
+            if isinstance(expr, Ref):
+                names |= ends.get(expr.name, frozenset()) if expr.name in self._rules else {expr.name}
+                continue
+            parts = list(expr.parts)[::step]
+            if isinstance(expr, Seq):
+                end = next((at for at, item in enumerate(parts) if item not in self._nullable), len(parts))
+                parts = parts[: end + 1]
+            stack += parts
+        return frozenset(names)
 
     def following(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
@@ -174,14 +186,16 @@ class _Neighbours:
         return found
 
     def _pair(self, items: Sequence[Expr], found: dict[str, set[str]]) -> None:
-        for at, item in enumerate(items):
-            behind = self._ends(seq(*items[at + 1 :]), self._first, 1)
+        behind = frozenset[str]()
+        for item in reversed(items):
             before = self._ends(item, self._last, -1)
             self._num_pairs += len(before) * len(behind)
             if self._num_pairs > _MOST_PAIRS:
                 raise InvalidGrammar(1, 1, f"too ambiguous: more than {_MOST_PAIRS} pairs of terminals")
             for name in before if behind else ():
                 found.setdefault(name, set()).update(behind)
+            first = self._ends(item, self._first, 1)
+            behind = first | behind if item in self._nullable else first
 
 
 class _GreedyRules(RuleProduct[CharSet]):

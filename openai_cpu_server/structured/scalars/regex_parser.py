@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -487,7 +488,10 @@ def either_case(chars: CharSet) -> CharSet:
     small, large = chars & CharSet.of((0x61, 0x7A)), chars & CharSet.of((0x41, 0x5A))
     found = chars | _moved(small, -32) | _moved(large, 32)
     if chars.ranges and chars.ranges[-1][1] >= 0x80:
-        found |= CharSet.of(*((other, other) for code, other in _cases() if code in chars))
+        pairs = _cases()
+        for low, high in chars.ranges:
+            own = pairs[bisect_left(pairs, (low, 0)) : bisect_left(pairs, (high + 1, 0))]
+            found |= CharSet.of(*((other, other) for _, other in own))
     return found
 
 
