@@ -150,7 +150,7 @@ def test_a_new_key_opens_what_its_lines_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\nb", "x" * 65])
 def test_a_name_that_is_none(name: str) -> None:
-    with pytest.raises(StartupError, match="no name"):
+    with pytest.raises(StartupError, match="is not a valid key name"):
         new_key(name)
 
 
