@@ -35,6 +35,7 @@ ALLOWED = {
     # Options, and where they come from.
     "config": "contract errors",
     "config.adapters": "",
+    "config.command_line": "errors",
     "config.folders": "errors storage.private_files",
     "config.routers": "models.routing.options",
     # Texts, templates, grammars: they know no process, no HTTP and no engine.
@@ -88,17 +89,21 @@ ALLOWED = {
     "storage.private_files",
     # Commands import late what they need: each knows its own rooms.
     "cli": ". errors",
-    "cli.main": ". cli config.folders errors kernels.library reader.child",
+    "cli.main": ". cli config.command_line config.folders errors kernels.library reader.child",
     "cli.serve": "config reader.child server",
+    "cli.run": "cli config.command_line config.folders",
+    "cli.client": "config.command_line config.folders errors",
+    "cli.ps": "cli config.command_line",
+    "cli.chat": "child_processes.signals cli config errors storage.private_files",
     "cli.key": "errors http.keys",
-    "cli.grammar": "contract.grammar errors llama.grammar.grammar_check structured",
+    "cli.grammar": "config.command_line contract.grammar errors llama.grammar.grammar_check structured",
     "cli.batch": "config contract errors jobs observe.logs server storage.private_files",
     "cli.ray": "config errors replicas.ray",
     "cli.tune": "child_processes.spawn config contract errors llama model_source",
-    "cli.quantize": "child_processes.spawn cli config.folders errors llama model_source",
+    "cli.quantize": "child_processes.spawn cli config.command_line config.folders errors llama model_source",
     "cli.quantize_worker": "child_processes.signals errors llama.gguf.quantize",
-    "cli.models": "contract.model_info errors llama model_source",
-    "cli.pull": "cli contract.pull errors llama.host model_source",
+    "cli.models": "config.command_line contract.model_info errors llama model_source",
+    "cli.pull": "cli config.command_line contract.pull errors llama.host model_source",
     "cli.inspect": "config contract errors llama model_source prompt scheduler.cost_model",
 }  # layer (or one file of it) -> what it may import besides itself; "." is the package's own `__init__`
 

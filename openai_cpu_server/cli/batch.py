@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import sys
@@ -15,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from openai_cpu_server.cli.plain_text import say
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.config.parser import read_settings
-from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
-from openai_cpu_server.config.sources import named_by
+from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import ENDPOINTS, Jobs
@@ -204,12 +203,11 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
 
 def batch(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if rows have failed, 130 if interrupted. Raises StartupError."""
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server batch",
+    parser = CommandParser(
+        "batch",
         description="Run the requests of a JSONL file, in OpenAI's batch format, without a server. "
         "If it is interrupted, the same command goes on.",
         epilog="All options of serve that concern the model and the engine are accepted too.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="one request per line")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.jsonl", help="answers")
@@ -220,10 +218,7 @@ def batch(arguments: Sequence[str]) -> None:
     errors = options.errors or output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
     paths = BatchPaths(options.file, output, errors)
     paths.check(may_overwrite=options.overwrite)
-    for name in sorted(OPTIONS_OF_SERVERS):
-        if argument := named_by(name, rest):
-            raise StartupError(f"{argument} is for servers: batch has none")
-    settings = read_settings(rest)
+    settings = read_settings(rest, command=parser, is_server=False)
     if settings.calibrate == "idle":  # which a batch never is
         settings = settings.model_copy(update={"calibrate": "start"})
     if not paths.state.exists():

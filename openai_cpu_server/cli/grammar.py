@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
@@ -29,8 +29,8 @@ _REST = 60
 
 def grammar(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if an instance does not fit. Raises StartupError."""
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server grammar",
+    parser = CommandParser(
+        "grammar",
         description="Print the grammar (GBNF) that a JSON Schema becomes, or check texts against it.",
         epilog="Exit status: 0 all is well; 1 an instance does not fit; 2 the schema, the grammar or the use"
         " of this command is wrong.",

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from openai_cpu_server import __version__
 from openai_cpu_server.cli.plain_text import columns, show
+from openai_cpu_server.config.command_line import guess
 from openai_cpu_server.config.folders import require_utf8
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import put_in_front
 from openai_cpu_server.reader.child import ReaderChild
 
-_HELP = ("-h", "--help")
+_HELP = ("-h", "--help", "help")
 
 
 class _Command(NamedTuple):
@@ -34,6 +35,9 @@ class _Command(NamedTuple):
 def load(arguments: Sequence[str]) -> Callable[[], None]:
     """Import the command's function and bind it to its arguments. Both raise StartupError."""
     first = arguments[0] if arguments else "serve"
+    first = _SAME.get(first, first)
+    if first == "help" and arguments[1:]:
+        return load([arguments[1], "--help"])
     if first in _HELP:
         overview = columns([("  " + name, command.summary) for name, command in _COMMANDS.items()])
         return functools.partial(
@@ -48,12 +52,20 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
         arguments = arguments[1:]
     elif first.startswith("-"):
         first = "serve"
+    elif first in _OF_RUNNING_SERVERS:
+        raise StartupError(
+            f"there is no command {first!r}: a running server does it for {_OF_RUNNING_SERVERS[first]}, "
+            f"which `ollama {first}` sends to it"
+        )
     else:
-        raise StartupError(f"there is no command {first!r}; the commands are {', '.join(_COMMANDS)}")
+        hint = guess(first, _COMMANDS) or (
+            f": `openai-cpu-server serve {first}` serves a model, `openai-cpu-server help` lists the commands"
+        )
+        raise StartupError(f"there is no command {first!r}{hint}")
     command = _COMMANDS[first]
     if command.computes:
         put_in_front()
-    is_help = bool({*_HELP} & {*arguments})
+    is_help = not {"-h", "--help"}.isdisjoint(arguments)
     readers = (ReaderChild(), ReaderChild()) if command.reads and not is_help else ()
     run = functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
     return functools.partial(run, readers) if readers else run
@@ -63,10 +75,19 @@ def version(_: Sequence[str]) -> None:
     show(__version__)
 
 
+_SAME = {"download": "pull", "ls": "list", "remove": "rm", "show": "inspect"}
+"""Commands of other programs, and what they are called here."""
+_OF_RUNNING_SERVERS = {
+    "cp": "POST /api/copy",
+    "create": "POST /api/create",
+    "stop": 'POST /api/generate with "keep_alive": 0',
+}
 _COMMANDS = {
     "serve": _Command(
         "openai_cpu_server.cli.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
     ),
+    "run": _Command("openai_cpu_server.cli.run:run", "serve a model and open its page in the browser"),
+    "chat": _Command("openai_cpu_server.cli.chat:chat", "talk to a model in the terminal"),
     "batch": _Command("openai_cpu_server.cli.batch:batch", "run a JSONL file of requests without a server"),
     "grammar": _Command(
         "openai_cpu_server.cli.grammar:grammar",
@@ -82,6 +103,7 @@ _COMMANDS = {
     "models": _Command(
         "openai_cpu_server.cli.models:models", "list models by name, and whether they fit here"
     ),
+    "ps": _Command("openai_cpu_server.cli.ps:ps", "list the models that a running server has in memory"),
     "pull": _Command("openai_cpu_server.cli.pull:pull", "download models from the hub"),
     "quantize": _Command("openai_cpu_server.cli.quantize:quantize", "write a smaller model file"),
     "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.cli.plain_text import bytes_text, columns, printable, show
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
@@ -77,9 +77,7 @@ def list_here(arguments: Sequence[str]) -> None:
 
 
 def _wants_json(arguments: Sequence[str], command: str, description: str) -> bool:
-    parser = argparse.ArgumentParser(
-        prog=f"openai-cpu-server {command}", description=description, allow_abbrev=False
-    )
+    parser = CommandParser(command, description)
     parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
     return bool(parser.parse_args(arguments).json)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import pkgutil
 import sys
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from openai_cpu_server.cli.models import ListedModel, expected_model
 from openai_cpu_server.cli.plain_text import bytes_text, printable, say, show
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
@@ -38,11 +38,10 @@ _NICE = 10
 
 
 def pull(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server pull",
+    parser = CommandParser(
+        "pull",
         description="Download models from the hub into its cache, where serving finds them. What has come is "
         "checked against the hub's hashes; after an interruption the same command goes on.",
-        allow_abbrev=False,
     )
     parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it, such as qwen3.5:4b")
     parser.add_argument("--json", action="store_true", help="tell progress as lines of JSON")
@@ -184,11 +183,10 @@ def memory_text(model: ListedModel) -> str:
 
 
 def remove(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server rm",
+    parser = CommandParser(
+        "rm",
         description="Remove models from the hub's cache, with what has come of others of the same "
         "repository that are not whole. A model that a running server has in use stays.",
-        allow_abbrev=False,
     )
     parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it")
     for name in parser.parse_args(arguments).name:

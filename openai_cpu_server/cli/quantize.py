@@ -34,6 +34,7 @@ from rich.progress import (
 from openai_cpu_server.child_processes.spawn import child_environment
 from openai_cpu_server.cli.plain_text import bytes_text, columns, say, show
 from openai_cpu_server.cli.quantize_worker import QuantizeAnswer, QuantizeJob, QuantizeOrder
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import (
@@ -105,13 +106,12 @@ def quantize(arguments: Sequence[str]) -> None:
         sys.exit(stop.exit_code)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server quantize",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "quantize",
         description="Store the weights of a GGUF model in fewer bits.",
         epilog="Exit status: 0 done; 1 it failed on the way; 2 the model, the type or the use of this command"
         " is wrong; 130 interrupted. OUT is there whole or not at all.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from openai_cpu_server.config.command_line import words_and_options
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.server.run import serve as serve_with
 
 
-def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:
-    """`readers`: reader processes that `main` has started."""
-    serve_with(read_settings(arguments), readers)
+def serve(
+    arguments: Sequence[str],
+    readers: Sequence[ReaderChild] = (),
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the models that the first words name, beside those of `--model`. `readers`: reader processes that
+    `main` has started. `on_listening`: receives the server's URL."""
+    models, options = words_and_options(arguments)
+    settings = read_settings([*(f"--model={model}" for model in models), *options])
+    serve_with(settings, readers, on_listening)

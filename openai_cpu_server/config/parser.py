@@ -6,13 +6,14 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
+from openai_cpu_server.config.command_line import CommandParser, guess, translated, unknown_option
 from openai_cpu_server.config.folders import expanded
-from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
 from openai_cpu_server.config.sources import (
     named_by,
     option,
@@ -37,16 +38,6 @@ _DEFAULTS = {
 }
 
 
-class OptionParser(argparse.ArgumentParser):
-    """Parser that raises StartupError with one line instead of exiting."""
-
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, usage="%(prog)s [options]", description=description, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise StartupError(f"{message} (see {self.prog} --help)")
-
-
 def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> argparse.Action:
     """Call `add_argument` with pydantic's texts rewritten for users."""
     kind = str(kwargs.get("metavar", "{"))
@@ -61,7 +52,6 @@ def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> a
     return parser.add_argument(*names, **kwargs)
 
 
-_PROGRAM = "openai-cpu-server serve"
 _UNCUT = ("model", "tensor_place")
 _ALONE = {"--cpu-moe": "all"}
 """Values of options that are given without one."""
@@ -76,9 +66,28 @@ _REPLACED = {
 """Removed options and their replacements."""
 
 
-def read_settings(arguments: Sequence[str]) -> Settings:
-    """Read the settings. Raises StartupError with one line that names the option and its source."""
-    arguments = without_empty_values(arguments)
+class _SettingsParser(CommandParser):
+    """Parser of the options of `serve`. Guesses include the other options of the command that takes them."""
+
+    def __init__(self, command: CommandParser | None) -> None:
+        super().__init__("serve", Settings.__doc__ or "", usage="%(prog)s [options]")
+        self._command = command
+
+    @property
+    def options(self) -> list[str]:
+        return super().options + (self._command.options if self._command else [])
+
+
+def read_settings(
+    arguments: Sequence[str], *, command: CommandParser | None = None, is_server: bool = True
+) -> Settings:
+    """Read the settings. `command`: parser of the other options of a command that takes these too.
+    `is_server`: False to reject options of servers. Raises StartupError with one line that names the option
+    and its source."""
+    arguments = without_empty_values(translated(arguments))
+    for name in () if is_server else sorted(OPTIONS_OF_SERVERS):
+        if argument := named_by(name, arguments):
+            raise StartupError(f"{argument} is for servers: this command has none")
     for name in _REPLACED:
         if named_by(name, arguments) or variable(name) in os.environ:
             raise StartupError(_problem((name,), ""))
@@ -86,15 +95,17 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     config = _config_path(arguments)
     settings = Settings if config is None else _with_file(config)
     named, others = _uncut_and_others(arguments)
-    parser = OptionParser(_PROGRAM, Settings.__doc__ or "")
+    parser = _SettingsParser(command)
     try:
-        source: CliSettingsSource[OptionParser] = CliSettingsSource(
+        source: CliSettingsSource[CommandParser] = CliSettingsSource(
             settings, root_parser=parser, add_argument_method=add_option
         )
         return CliApp.run(settings, cli_args=others, cli_settings_source=source, **named)
     except ValidationError as error:
         problems = (
-            _problem(e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else "")
+            (_unknown_key if e["type"] == "extra_forbidden" else _problem)(
+                e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else ""
+            )
             for e in error.errors()
         )
         raise StartupError("; ".join(problems)) from None
@@ -106,7 +117,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
 
 def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Separate the values that pydantic would split at commas from all other arguments."""
-    parser = OptionParser(_PROGRAM, "")
+    parser = CommandParser("serve", "")
     for name in _UNCUT:
         parser.add_argument(option(name), dest=name, action="append", default=argparse.SUPPRESS)
     if {"-h", "--help"} & set(arguments):
@@ -133,8 +144,39 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
     """`location` is the option and, for a list, an index, which is omitted."""
     names = [part for part in location if isinstance(part, str)]
-    if names[:1] in (["models"], ["mcp"]) and len(names) > 1:
-        return " ".join([f"[{names[0]}.{names[1]}]", *names[2:]]) + f": {message}{origin}"
     if names and names[0] in _REPLACED:
         return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
+    num_of_table = {"models": 2, "mcp": 2, "prices": 2, "ray": 1}.get(names[0], 0) if names else 0
+    if 0 < num_of_table <= len(names):
+        table = f"[{'.'.join(names[:num_of_table])}]"
+        return f"{' '.join([table, *names[num_of_table:]])}: {message}{origin}"
     return f"{option('-'.join(names))}: {message}{origin}" if location else message
+
+
+def _unknown_key(location: tuple[int | str, ...], message: str, origin: str) -> str:
+    """`location`: of a key that is not in its table of the TOML file."""
+    key, table = str(location[-1]), _table_at(location[:-1])
+    if table is not Settings:
+        return _problem(location, f"unknown option{guess(key, table.model_fields)}", origin)
+    if key in _REPLACED:
+        return _problem(location, message)
+    return unknown_option(option(key), map(option, Settings.model_fields)) + origin
+
+
+def _table_at(location: Sequence[int | str]) -> type[BaseModel]:
+    """Follow the keys of tables from the root. Names of entries and indexes of lists are skipped."""
+    table: type[BaseModel] = Settings
+    rest = iter(location)
+    for part in rest:
+        annotation = table.model_fields[str(part)].annotation if str(part) in table.model_fields else None
+        if inner := _models_in(annotation):
+            table = inner[0]
+            if get_origin(annotation) is dict:
+                next(rest, None)
+    return table
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]

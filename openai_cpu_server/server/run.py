@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import faulthandler
 import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -108,8 +109,13 @@ _CLOSE_CONNECTIONS_S = 1
 """Time for connections to send their last bytes after Ctrl-C."""
 
 
-def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line."""
+def serve(
+    settings: Settings,
+    readers: Sequence[ReaderChild] = (),
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
+    line."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # nobody reads what is said
         faulthandler.enable()  # a crash of native code tells where it was
     hangup = Hangup()
@@ -136,6 +142,11 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
                 drain_s=settings.drain_seconds,
                 checkpoint=served.jobs.stop if served.jobs else partial(asyncio.sleep, 0),
             )
+            scheme = "https" if config.is_ssl else "http"
+            url = f"{scheme}://{authority(*listener.getsockname()[:2])}"
+            logger.info("listening on %s", url)
+            if on_listening is not None:
+                on_listening(url)
             asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
             totals = fleet.totals
@@ -273,8 +284,6 @@ async def _run(
     server: WebServer, fleet: ModelFleet, listener: socket.socket, hangup: Hangup, served: ServedApi
 ) -> None:
     """Run engines and web server side by side. An only engine that cannot start ends both."""
-    scheme = "https" if server.config.is_ssl else "http"
-    logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
     hangup.call(served.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
@@ -300,6 +309,15 @@ async def web_serving(
             await asyncio.wait([task])
 
 
+_OF_THIS_MACHINE = "; --host is an address of this machine, or 0.0.0.0 for all"
+_REMEDIES = {
+    errno.EADDRINUSE: "; stop the program that listens there, or choose another with --port (0: any)",
+    errno.EACCES: "; ports below 1024 need privileges, choose another with --port",
+    errno.EADDRNOTAVAIL: _OF_THIS_MACHINE,
+    socket.EAI_NONAME: _OF_THIS_MACHINE,
+}
+
+
 @contextlib.contextmanager
 def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
     """Bind a socket. `is_shared`: other processes that share the port get part of its connections. `::`
@@ -314,7 +332,9 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
             dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        raise StartupError(f"cannot listen on {authority(host, port)}: {error}") from None
+        why = (error.strerror or str(error)).partition(" (while ")[0]
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        raise StartupError(f"cannot listen on {authority(host, port)}: {why}{remedy}") from None
     with listener:
         # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
         # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.

@@ -38,7 +38,7 @@ def test_a_table_is_a_program_or_a_url(tmp_path: Path, monkeypatch: pytest.Monke
             'command = "x"\nenv = {A = "${NOWHERE}"}',
             "[mcp.it] env: Value error, there is no variable NOWHERE",
         ),
-        ('comand = "x"', "[mcp.it] comand: Extra inputs"),
+        ('comand = "x"', "[mcp.it] comand: unknown option; did you mean command?"),
         ('url = "file:///x"', "[mcp.it] url: String should match"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from openai_cpu_server.config.command_line import peer_options
 from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings, revealed
@@ -94,7 +95,16 @@ HOSTS = ("http://llm.example", "llm.example:80")
         ("--batch-floor 2", "--batch-floor"),
         ("--config /nowhere.toml", "no configuration file"),
         ("--threads 513", "--threads"),
-        ("--bogus", "unrecognized arguments: --bogus .see openai-cpu-server serve --help"),
+        ("--bogus", "^unknown option --bogus .see openai-cpu-server serve --help.$"),
+        ("--ctx-sise 4096", "^unknown option --ctx-sise; did you mean --ctx-size[?]$"),
+        ("--ctx=4096", "^unknown option --ctx; did you mean --ctx-size[?]$"),
+        ("--port 1 smollm2", "^unexpected argument 'smollm2' "),
+        (
+            "--tensor-parallel-size 2",
+            "^there is no option --tensor-parallel-size here: one engine uses all cores",
+        ),
+        ("-b=512", "^there is no option -b here: --prefill-tokens"),
+        ("-np 0", "^--max-seqs: "),
         ("--port", "--port: expected one argument"),
         ("--interactive-step-ms 130", "--interactive-step-ms is gone: use --stream-rate and --stall-ms"),
         ("--batch-step-ms=800", "--batch-step-ms is gone: use --batch-stall-ms"),
@@ -115,7 +125,14 @@ def test_wrong_options_are_named_in_one_line(arguments: str, said: str) -> None:
     ("content", "said"),
     [
         ("port = ", "cannot read "),
-        ("unknown_option = 1", "--unknown-option: "),
+        ("unknown_option = 1", "unknown option --unknown-option (from "),
+        ("ctx_sise = 1", "unknown option --ctx-sise; did you mean --ctx-size? (from "),
+        ("parallel = 1", "unknown option --parallel; did you mean --max-seqs? (from "),
+        ("max_model_len = 1", "there is no option --max-model-len here: --max-prompt-tokens"),
+        ("[models.a]\nctxsize = 300", "[models.a] ctxsize: unknown option; did you mean ctx_size? (from "),
+        ("[models.device]\nctxsize = 300", "[models.device] ctxsize: unknown option; did you mean ctx_size?"),
+        ("[ray]\nreplcas = 2", "[ray] replcas: unknown option; did you mean replicas?"),
+        ('[mcp.x]\nurl = "http://x"\nheader = {}', "[mcp.x] header: unknown option; did you mean headers?"),
         ('port = "x"', "--port: "),
         ("batch_step_ms = 800", "--batch-step-ms is gone: use --batch-stall-ms"),
     ],
@@ -127,6 +144,36 @@ def test_a_wrong_file_is_one_line_too(
     assert said in refused("--config", str(config))
     monkeypatch.setenv("OCS_INTERACTIVE_STEP_MS", "130")
     assert "--interactive-step-ms is gone" in refused()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            "-m a.gguf -c 4096 -t 3 -np 2 --jinja -ngl all",
+            "--model a.gguf --ctx-size 4096 --threads 3 --max-seqs 2 --gpu-layers all",
+        ),
+        ("-hf acme/quants:Q8_0 --alias x --embeddings", "--model hf:acme/quants:Q8_0 --served-model-name x"),
+        ("--hf-repo=acme/quants -nkvo -ncmoe 4", "--model hf:acme/quants --kv-on-gpu off --cpu-moe 4"),
+        ("--max-num-seqs=8 --no-webui -v", "--max-seqs 8 --no-page --log-level debug"),
+    ],
+)
+def test_options_of_other_servers_that_mean_the_same_are_understood(theirs: str, ours: str) -> None:
+    assert read_settings(theirs.split()) == read_settings(ours.split())
+
+
+def test_options_of_other_servers_mean_options_that_exist_and_are_not_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"])
+    here = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
+    peers = peer_options()
+    assert {ours.partition("=")[0] for ours in peers.same.values()} - {""} <= here
+    advised = {name for advice in peers.instead.values() for name in re.findall(r"--[a-z][\w-]*", advice)}
+    assert advised <= here
+    assert not (peers.same.keys() | peers.instead.keys()) & here
+    assert not peers.same.keys() & peers.instead.keys()
 
 
 @pytest.mark.parametrize("record", [Scheduling, EngineOptions])

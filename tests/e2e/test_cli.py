@@ -6,10 +6,28 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.waiting import DEADLINE_S
 from tests.warm import run
 
-COMMANDS = ("serve", "batch", "grammar", "inspect", "key", "quantize", "tune", "version")
+COMMANDS = (
+    *(
+        "serve",
+        "run",
+        "chat",
+        "batch",
+        "grammar",
+        "inspect",
+        "key",
+        "list",
+        "models",
+        "ps",
+        "pull",
+        "quantize",
+    ),
+    *("rm", "tune", "version"),
+)
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,10 +50,33 @@ def test_help_lists_the_commands_and_each_has_its_own() -> None:
             assert f"usage: openai-cpu-server {command} " in done.stdout
 
 
-def test_a_command_that_does_not_exist() -> None:
-    done = said("sevre")
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("sevre", "; did you mean serve?"),
+        ("qwen3.5-4b", ": `openai-cpu-server serve qwen3.5-4b` serves a model, "),
+        ("cp", ": a running server does it for POST /api/copy, which `ollama cp` sends to it"),
+    ],
+)
+def test_a_command_that_does_not_exist(word: str, hint: str) -> None:
+    done = run(word)
     assert done.returncode == 2
-    assert done.stderr.startswith("openai-cpu-server: there is no command 'sevre'; the commands are serve, ")
+    assert done.stderr.startswith(f"openai-cpu-server: there is no command '{word}'{hint}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_commands_have_the_names_of_ollamas_too_and_help_is_a_word() -> None:
+    assert run("show", "--help").stdout == run("help", "inspect").stdout != ""
+    assert run("help").stdout == run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["batch", "grammar", "inspect demo", "list", "models", "ps", "pull x", "quantize --type x", "rm x"],
+)
+def test_a_misspelt_option_of_a_command_is_one_line(wrong: str) -> None:
+    done = run(*wrong.split(), "--nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
 
 

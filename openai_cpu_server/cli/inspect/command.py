@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from openai_cpu_server.cli.inspect.machine import (
     read_memory,
 )
 from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, option_value, printable, show
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -318,10 +318,11 @@ def _speed(speed: SpeedFacts | None) -> str:
 
 
 def inspect(arguments: Sequence[str]) -> None:
-    options, rest = _parser().parse_known_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
     if any(argument.partition("=")[0] == "--model" for argument in rest):
         raise StartupError("--model is for serve: inspect MODEL")
-    settings = read_settings(rest)
+    settings = read_settings(rest, command=parser)
     header = GgufHeader(local_model(options.model))
     if (name := options.template) is not None:
         source = template_source(header, name)
@@ -337,14 +338,13 @@ def inspect(arguments: Sequence[str]) -> None:
         show(text(report, options.model))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server inspect",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "inspect",
         description="Say what a model file holds, what fits into this machine's memory, and how fast it is"
         " here. Reads the header only; nothing is loaded or downloaded.",
         epilog="All options of serve that concern the engine are accepted too (--kv-type q8_0): the report is"
         " about a server with them. Exit status: 0, or 2 if the file is missing, damaged or no GGUF file.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "model",

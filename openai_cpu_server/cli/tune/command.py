@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from openai_cpu_server.cli.tune.search import (
     search,
     winner,
 )
+from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -175,9 +175,9 @@ def tune(arguments: Sequence[str]) -> None:
         show(f"kept in {path}: serve uses it from now on")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="openai-cpu-server tune",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "tune",
         description="Measure which settings serve a model best on this machine, and keep them for serve.",
     )
     parser.add_argument("model", help="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2, or demo")

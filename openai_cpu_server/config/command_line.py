@@ -1,0 +1,99 @@
+"""Arguments of all commands: one line for each mistake, guesses, and the options of other servers."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from openai_cpu_server.errors import StartupError
+
+_UNKNOWN = "unrecognized arguments: "
+"""Beginning of argparse's message about all that it does not know."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser that raises StartupError with one line instead of exiting."""
+
+    def __init__(
+        self, command: str, description: str, *, usage: str | None = None, epilog: str | None = None
+    ) -> None:
+        super().__init__(
+            prog=f"openai-cpu-server {command}",
+            usage=usage,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+        )
+
+    @property
+    def options(self) -> list[str]:
+        """Names of options that the help shows."""
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return [name for action in shown for name in action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(_UNKNOWN):
+            name = message.removeprefix(_UNKNOWN).split("=")[0].split()[0]
+            message = unknown_option(name, self.options)
+        raise StartupError(message if message.endswith("?") else f"{message} (see {self.prog} --help)")
+
+
+def unknown_option(name: str, options: Iterable[str]) -> str:
+    """`name`: with its dashes, or a word that no option takes."""
+    if not name.startswith("-"):
+        return f"unexpected argument {name!r}"
+    if (advice := peer_options().instead.get(name)) is not None:
+        return f"there is no option {name} here: {advice}"
+    if ours := peer_options().same.get(name):
+        return f"unknown option {name}; did you mean {ours}?"
+    return f"unknown option {name}{guess(name, options)}"
+
+
+def guess(name: str, known_names: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name, which is empty if no other name is near."""
+    by_letters = {each.strip("-").replace("_", "-"): each for each in known_names}
+    letters = name.strip("-").replace("_", "-").lower()
+    longer = [each for each in by_letters if len(letters) > 2 and each.startswith(letters)]
+    close = longer or difflib.get_close_matches(letters, by_letters, n=1)
+    return f"; did you mean {by_letters[close[0]]}?" if close else ""
+
+
+class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of other servers, which are data in `peers.toml`."""
+
+    same: dict[str, str]
+    instead: dict[str, str]
+
+
+@functools.cache
+def peer_options() -> PeerOptions:
+    return msgspec.toml.decode(Path(__file__).with_name("peers.toml").read_bytes(), type=PeerOptions)
+
+
+def translated(arguments: Sequence[str]) -> list[str]:
+    """Replace options of other servers by the ones that mean the same here."""
+    translation: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, sign, value = argument.partition("=")
+        ours = peer_options().same.get(name)
+        if ours is None:
+            translation.append(argument)
+        elif ours.endswith(":"):
+            translation.append(ours + (value or next(rest, "")))
+        elif ours:
+            translation.append(f"{ours}{sign}{value}")
+    return translation
+
+
+def words_and_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate the words before the first option from the rest."""
+    words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    return words, list(arguments[len(words) :])
