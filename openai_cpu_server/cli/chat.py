@@ -81,7 +81,7 @@ def _own_server(options: Sequence[str], parser: CommandParser) -> Iterator[Serve
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     own = ("--host", "127.0.0.1", "--port", str(port), "--jobs-db", "none", "--no-page")
-    level = () if "log_level" in settings.model_fields_set else ("--log-level", "warning")
+    level = () if "log_level" in settings.model_fields_set else ("--log-level", "error")
     with subprocess.Popen(
         [sys.executable, "-m", "openai_cpu_server", "serve", *options, *own, *level],
         stdin=subprocess.DEVNULL,
@@ -146,7 +146,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
-        self._is_thought = False
+        self._is_thought = self._has_written = False
 
     def write(self, text: str, *, is_thought: bool = False) -> None:
         if not text or (is_thought and not self._is_terminal):
@@ -155,13 +155,14 @@ class _Writer:
             text = text.translate(_CONTROL)
         if is_thought != self._is_thought:
             text = (_DIM if is_thought else f"{_PLAIN}\n\n") + text
-        self._is_thought = is_thought
+        self._is_thought, self._has_written = is_thought, True
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def end(self) -> None:
-        sys.stdout.write(f"{_PLAIN}\n" if self._is_thought else "\n")
-        sys.stdout.flush()
+        if self._has_written:
+            sys.stdout.write(f"{_PLAIN}\n" if self._is_thought else "\n")
+            sys.stdout.flush()
 
 
 def _talk(conversation: TerminalConversation) -> None:
@@ -176,14 +177,21 @@ def _talk(conversation: TerminalConversation) -> None:
                 if message.startswith("/"):
                     _command(conversation, message)
                 elif message:
-                    conversation.ask(message)
+                    _answer(conversation, message)
             except EOFError:
                 sys.stdout.write("\n")
                 return
             except KeyboardInterrupt:
                 say("\n/bye or Ctrl-D leaves")
-            except StartupError as error:
-                say(str(error))
+
+
+def _answer(conversation: TerminalConversation, message: str) -> None:
+    try:
+        conversation.ask(message)
+    except StartupError as error:
+        say(str(error))
+    except KeyboardInterrupt:
+        pass  # the answer ends where it is
 
 
 def _command(conversation: TerminalConversation, line: str) -> None:

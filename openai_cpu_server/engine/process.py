@@ -59,7 +59,6 @@ def _build(
     on_progress: Callable[[float], None],
     turn: EngineTurn,
 ) -> EngineCore | EmbedCore:
-    logging.getLogger().setLevel(options.log_level.upper())
     core = (
         build_embed_core(options, backend)
         if isinstance(backend, LlamaEmbedder)
@@ -103,6 +102,7 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
 
 
 def _confine(options: EngineOptions) -> None:
+    logging.getLogger().setLevel(options.log_level.upper())
     if options.wants_device and options.cost_dir is not None:
         keep_shaders_in(Path(options.cost_dir) / "shaders")
     if options.sandbox == "off":
