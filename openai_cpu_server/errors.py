@@ -3,8 +3,13 @@ into HTTP."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shlex
+import sys
 from collections.abc import Sequence
 
+_PACKAGE = "openai-cpu-server"
 UNLOADABLE = 72
 """Exit status of a process that cannot load llama.cpp."""
 
@@ -21,6 +26,20 @@ class ServerError(Exception):
 
 class StartupError(ServerError):
     """The server cannot start. The message is one line for the terminal."""
+
+
+class MissingExtra(StartupError):
+    """An optional part is not installed. The message ends with the command that installs it here."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        import importlib.metadata  # it takes longer than all imports of this module
+
+        wanted: list[str] = []
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.requires(_PACKAGE) or []
+            wanted = [each.partition(";")[0] for each in found if re.search(rf"extra == .{extra}.$", each)]
+        command = shlex.join([sys.executable, "-m", "pip", "install", *(wanted or [f"{_PACKAGE}[{extra}]"])])
+        super().__init__(f"{what}: {command}")
 
 
 class DeviceFailed(StartupError):

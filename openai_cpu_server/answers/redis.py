@@ -23,7 +23,7 @@ from openai_cpu_server.answers.store import (
     StoreSize,
     nearest,
 )
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import MissingExtra, StartupError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -122,7 +122,7 @@ class RedisAnswers:
         try:
             from redis.asyncio import Redis
         except ImportError:
-            raise StartupError("--answer-cache needs: pip install 'openai-cpu-server[redis]'") from None
+            raise MissingExtra("--answer-cache needs", "redis") from None
         try:
             address = url.replace("redis+unix://", "unix://", 1)
             redis = Redis.from_url(address, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)

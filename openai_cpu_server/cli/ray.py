@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from openai_cpu_server.cli.plain_text import show
 from openai_cpu_server.config.parser import read_settings
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import MissingExtra
 
 try:
     from openai_cpu_server.replicas.ray.application import print_config, run
 except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
-    raise StartupError("Ray is not installed: pip install 'openai-cpu-server[ray]'") from None
+    raise MissingExtra("Ray is not installed", "ray") from None
 
 _HELP = """usage: openai-cpu-server ray [CONFIG.toml] [--print-config] [options of serve]
 

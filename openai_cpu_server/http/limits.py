@@ -16,7 +16,7 @@ from limits import RateLimitItem, RateLimitItemPerDay, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.errors import ConfigurationError, StorageError
 
-from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
+from openai_cpu_server.errors import MissingExtra, RequestsLimited, StartupError, TokensLimited
 from openai_cpu_server.http.keys import Allowance, Key
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
@@ -126,7 +126,7 @@ class Meter:
                 )
             )
         except ConfigurationError:
-            raise StartupError("--limits-url needs: pip install 'openai-cpu-server[redis]'") from None
+            raise MissingExtra("--limits-url needs", "redis") from None
         except ValueError:
             raise StartupError("--limits-url: expected redis://HOST:PORT") from None
 

@@ -27,7 +27,7 @@ from openai_cpu_server.contract.mcp import (
     McpTool,
     McpUnavailable,
 )
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import MissingExtra
 from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, stdio_streams
 from openai_cpu_server.mcp_servers.web import checked_headers, checked_url, http_streams
 
@@ -379,9 +379,7 @@ class ConfiguredServers:
             for name in _NEEDED:
                 importlib.import_module(name)
         except ImportError:
-            raise StartupError(
-                "[mcp] and --mcp-allow-url need: pip install 'openai-cpu-server[mcp]'"
-            ) from None
+            raise MissingExtra("[mcp] and --mcp-allow-url need", "mcp") from None
         self._options = options
         self.limits = limits
         self._allowed_hosts = allowed_hosts

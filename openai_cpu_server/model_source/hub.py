@@ -246,7 +246,7 @@ def _choose(name: HubName) -> str:
         logger.info("taking %s of %d GGUF models in %s", chosen, len(candidates), name.repo)
         return chosen
     if not candidates:
-        raise StartupError(f"{name.repo} has no GGUF model")
+        raise StartupError(f"{name.repo} has no GGUF model: repositories that do are often named ...-GGUF")
     quants = sorted({quantisation(candidate) or candidate for candidate in candidates})
     raise StartupError(f"{name.repo} has no {name.quant}, but {', '.join(quants)}")
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from urllib.parse import unquote
 
 import msgspec
 
@@ -15,6 +16,31 @@ PREFIX = "hf:"
 _NAME = re.compile(
     rf"{PREFIX}(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^:\\\x00-\x1f\x7f]+)|:(?P<quant>[\w.-]+))?", re.ASCII
 )
+
+
+_PAGE = re.compile(
+    r"(?:https?://)?(?P<host>[\w.-]+(?::\d+)?)/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:blob|resolve|raw|tree)/(?P<branch>[^/?#]+)(?:/(?P<file>[^?#]+))?|:(?P<quant>[\w.-]+))?/?(?:[?#].*)?",
+    re.ASCII,
+)
+HUB_HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
+_BRANCH = "main"
+
+
+def hub_page(text: str, hosts: Sequence[str] = HUB_HOSTS) -> str | None:
+    """Return the name of the repository or file that a page of the hub shows, or None for other texts.
+    `hosts`: hosts of the hub. Raises StartupError for an address that is not such a page."""
+    is_address = text.startswith(("https://", "http://"))
+    page = _PAGE.fullmatch(text)
+    if page is None or page["host"] not in hosts or page["repo"].startswith(("datasets/", "spaces/")):
+        if is_address:
+            raise StartupError(
+                f"{text} is not a model's page on {hosts[0]}: name one, or download the file and name that"
+            )
+        return None
+    if page["branch"] not in (None, _BRANCH):
+        raise StartupError(f"{text}: files come from the branch {_BRANCH}, not {page['branch']}")
+    return str(HubName(repo=page["repo"], file=unquote(page["file"] or "") or None, quant=page["quant"]))
 
 
 class HubName(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,11 +16,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterSource
-from openai_cpu_server.config.folders import expanded, require_utf8, user_cache_dir
+from openai_cpu_server.config.folders import expanded, foreign_settings, require_utf8, user_cache_dir
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
 from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
@@ -28,10 +29,13 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import file_digest
 from openai_cpu_server.model_source.aliases import ALIASES, without_tag
 from openai_cpu_server.model_source.names import (
+    HUB_HOSTS,
     PREFIX,
     HubName,
+    hub_page,
     models,
     parse_hub_name,
+    parts,
     preferred_projector,
     projectors,
     words,
@@ -106,9 +110,9 @@ class FoundModel(msgspec.Struct, frozen=True):
 def model_to_serve(name: str | None) -> FoundModel:
     """Find a model, or the default for None. Raises StartupError."""
     if name is not None:
-        name = without_tag(name)
+        name = _standard_name(name)
         path = resolve_model(name)
-        is_file = "/" in name or ":" in name or name.endswith(".gguf")
+        is_file = "/" in name or ":" in name or name.endswith(".gguf") or path.parent == Path(name)
         hub = hub_name(name) if name not in PACKAGED else None
         return FoundModel(path.stem if is_file else name, path, hub)
     try:
@@ -118,11 +122,18 @@ def model_to_serve(name: str | None) -> FoundModel:
         return FoundModel(_DEMO, resolve_model(_DEMO))
 
 
+def _standard_name(name: str) -> str:
+    """Replace a page of the hub, or one of Ollama's tags, by our name for it. Raises StartupError."""
+    endpoint = urlsplit(foreign_settings().get("HF_ENDPOINT", "")).netloc
+    return hub_page(name, [*HUB_HOSTS, *filter(None, [endpoint])]) or without_tag(name)
+
+
 def hub_name(name: str) -> HubName | None:
     """Return the name on the hub, if any. Raises StartupError."""
+    name = _standard_name(name)
     if name.startswith(PREFIX):
         return parse_hub_name(name)
-    source = ALIASES.get(without_tag(name))
+    source = ALIASES.get(name)
     return parse_hub_name(source) if source is not None else None
 
 
@@ -138,7 +149,7 @@ def local_model(name: str) -> Path:
 
 
 def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
-    name = without_tag(name)
+    name = _standard_name(name)
     if name.startswith(PREFIX):
         path = _at_hub(on_hub, parse_hub_name(name))
     elif name == _DEMO:
@@ -178,12 +189,11 @@ def _local_file(name: str) -> Path:
     try:
         path = expanded(name)
         if path.is_file():
-            return path
-        is_folder = bool(name) and path.is_dir()
+            return _first_part(path)
+        if name and path.is_dir():
+            return _only_model(path)
     except OSError as error:  # no access, too long a name
         raise StartupError(f"cannot look for {name}: {error}") from None
-    if is_folder:
-        raise StartupError(f"{name} is a folder, not a GGUF file")
     if any(separator in name for separator in (os.sep, os.altsep) if separator) or path.suffix == ".gguf":
         is_like_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
         hint = f" (a repository on the hub is {PREFIX}{name})" if is_like_repository else ""
@@ -193,6 +203,37 @@ def _local_file(name: str) -> Path:
     raise StartupError(
         f"unknown model {name!r}{hint}: PATH, {PREFIX}OWNER/REPO[/FILE], {_DEMO}, or a name that "
         "`openai-cpu-server models` lists"
+    )
+
+
+_CONVERT = (
+    "convert it with llama.cpp's convert_hf_to_gguf.py, or name a repository with GGUF files on the hub"
+)
+
+
+def _first_part(path: Path) -> Path:
+    if path.suffix == ".safetensors":
+        raise StartupError(f"{path} is not a GGUF file but safetensors: {_CONVERT}")
+    first = path.with_name(parts(path.name)[0])
+    if not first.is_file():
+        raise StartupError(f"{path} is a later part of a model, and its first part {first.name} is missing")
+    return first
+
+
+def _only_model(folder: Path) -> Path:
+    names = [path.name for path in folder.iterdir()]
+    found = models(names)
+    if len(found) == 1:
+        return folder / found[0]
+    if found:
+        raise StartupError(
+            f"{folder} is a folder of {len(found)} models: name one, such as {folder / found[0]}, or serve "
+            f"all with --models-dir {folder}"
+        )
+    has_weights = any(name.endswith(".safetensors") for name in names)
+    raise StartupError(
+        f"{folder} is a folder without a GGUF model"
+        + (f" but with safetensors: {_CONVERT}" if has_weights else "")
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from openai_cpu_server import __version__
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.errors import MissingExtra, StartupError
 from openai_cpu_server.observe.ended import EndedCall, EndedRequest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def open_tracing(endpoint: str) -> Tracing:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise StartupError("--otel-endpoint needs: pip install 'openai-cpu-server[otel]'") from None
+        raise MissingExtra("--otel-endpoint needs", "otel") from None
     if not endpoint.startswith(("http://", "https://")):
         raise StartupError("--otel-endpoint: expected http://HOST:PORT")
     exporter = OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=_EXPORT_TIMEOUT_S)

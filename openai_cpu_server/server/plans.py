@@ -262,7 +262,12 @@ def _named(settings: Settings, folder: Mapping[str, Path]) -> Iterator[tuple[Fou
     file."""
     for value in settings.model:
         match = _NAME.fullmatch(value)
-        if match is None or value in folder or value.startswith("hf:") or Path(value).is_file():
+        if (
+            match is None
+            or value in folder
+            or value.startswith(("hf:", "https://", "http://"))
+            or Path(value).is_file()
+        ):
             yield _found(value, folder), NO_TABLE
         else:
             yield msgspec.structs.replace(_found(match["source"], folder), name=match["name"]), NO_TABLE

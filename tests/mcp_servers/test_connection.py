@@ -187,5 +187,5 @@ async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes) -> N
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.client", None)
-    with pytest.raises(StartupError, match=r"pip install 'openai-cpu-server\[mcp\]'"):
+    with pytest.raises(StartupError, match=r"need: .*python\S* -m pip install 'mcp[^']*'$"):
         ConfiguredServers({}, LIMITS, allowed_hosts=["*"])

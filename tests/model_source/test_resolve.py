@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source import DemoFiles, projector_of, resolve_model
+from openai_cpu_server.model_source import DemoFiles, model_to_serve, projector_of, resolve_model
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.names import (
     HubName,
+    hub_page,
     models,
     parse_hub_name,
     parts,
@@ -234,6 +235,18 @@ class TestDownload:
         assert user.resolve(f"hf:{name}") == path
         assert [Path(each).name for each in hub.downloads()] == [file], "the second time nothing is fetched"
 
+    @pytest.mark.parametrize(
+        ("page", "file"),
+        [
+            ("acme/quants", "model.Q4_K_M.gguf"),
+            ("acme/quants/tree/main", "model.Q4_K_M.gguf"),
+            ("acme/quants/blob/main/model.Q8_0.gguf", "model.Q8_0.gguf"),
+            ("acme/folders/resolve/main/sub/folder/model.gguf?download=true", "model.gguf"),
+        ],
+    )
+    def test_a_page_of_the_hub_names_what_it_shows(self, user: User, hub: Hub, page: str, file: str) -> None:
+        assert user.resolve(f"{hub.endpoint}/{page}").name == file
+
     @pytest.mark.parametrize("name", ["", "/Q4_K_M/big-Q4_K_M-00002-of-00003.gguf"])
     def test_all_parts_of_a_split_model(self, user: User, hub: Hub, name: str) -> None:
         path = user.resolve(f"hf:acme/split{name}")
@@ -321,8 +334,8 @@ class TestFailures:
             ("acme/nothing", "there is no repository acme/nothing on ENDPOINT"),
             ("acme/quants/other.gguf", "acme/quants has no file other.gguf$"),
             ("acme/quants:Q5_1", "acme/quants has no Q5_1, but Q2_K, Q4_K_M, Q8_0$"),
-            ("acme/none", "acme/none has no GGUF model$"),
-            ("acme/torn", "acme/torn has no GGUF model$"),
+            ("acme/none", "acme/none has no GGUF model: repositories that do are often named"),
+            ("acme/torn", "acme/torn has no GGUF model: "),
             ("acme/torn/torn-00001-of-00002.gguf", r"acme/torn has no file torn-00002-of-00002\.gguf$"),
             ("acme/secret/model.gguf", ".*set HF_TOKEN"),
             ("acme/gated", "acme/gated is gated: accept its terms"),
@@ -372,7 +385,13 @@ class TestLocalFiles:
             ("models/other.bin", r"there is no file models/other\.bin \(.*hf:models/other\.bin\)"),
             ("/no/such/model", "there is no file /no/such/model"),
             ("other.gguf", r"there is no file other\.gguf"),
-            (".", r"\. is a folder, not a GGUF file"),
+            (".", r"\. is a folder without a GGUF model$"),
+            (
+                "https://example.org/model.gguf",
+                "https://example.org/model.gguf is not a model's page on huggingface.co: ",
+            ),
+            ("https://huggingface.co/datasets/acme/data", ".* is not a model's page on huggingface.co: "),
+            ("https://hf.co/acme/quants/tree/dev", ".*: files come from the branch main, not dev$"),
             ("x" * 5000, "cannot look for x+: .*too long"),
             ("~nobody-at-all/x.gguf", "cannot look for ~nobody-at-all"),
             (
@@ -389,8 +408,43 @@ class TestLocalFiles:
             resolve_model(name)
         assert "\n" not in str(failure.value)
 
+    def test_a_folder_means_its_only_model_and_a_part_the_first(self, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (folder / "model.safetensors").touch()
+        for name in (folder, folder / "model.safetensors"):
+            with pytest.raises(StartupError, match=r"but (with )?safetensors: convert it"):
+                resolve_model(str(name))
+        second = folder / "a-00002-of-00002.gguf"
+        second.touch()
+        with pytest.raises(StartupError, match=r"its first part a-00001-of-00002[.]gguf is missing$"):
+            resolve_model(str(second))
+        first = folder / "a-00001-of-00002.gguf"
+        first.touch()
+        (folder / "mmproj.gguf").touch()
+        assert {resolve_model(str(name)) for name in (folder, first, second)} == {first}
+        assert model_to_serve(str(folder)).name == "a-00001-of-00002"
+        (folder / "b.gguf").touch()
+        with pytest.raises(StartupError, match=rf"folder of 2 models: .* --models-dir {folder}$"):
+            resolve_model(str(folder))
+
 
 class TestHubNames:
+    @pytest.mark.parametrize(
+        ("text", "name"),
+        [
+            ("https://huggingface.co/a/b", "hf:a/b"),
+            ("huggingface.co/a/b/", "hf:a/b"),
+            ("hf.co/a/b:Q8_0", "hf:a/b:Q8_0"),
+            ("https://huggingface.co/a/b/blob/main/c/d%20e.gguf#top", "hf:a/b/c/d e.gguf"),
+            ("a/b", None),
+            ("./huggingface.co/a/b", None),
+            ("other.co/a/b", None),
+        ],
+    )
+    def test_pages(self, text: str, name: str | None) -> None:
+        assert hub_page(text) == name
+
     def test_forms(self) -> None:
         assert parse_hub_name("hf:a/b") == HubName(repo="a/b")
         assert parse_hub_name("hf:a/b/c/d e.gguf") == HubName(repo="a/b", file="c/d e.gguf")

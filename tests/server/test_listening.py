@@ -19,6 +19,24 @@ def test_what_is_written_to_a_connection_leaves_at_once() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_a_port_that_is_taken_and_an_address_of_elsewhere_are_one_line_with_a_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for host, line in (
+            (
+                "127.0.0.1",
+                "Address already in use; stop the program that listens there, or choose another with",
+            ),
+            ("192.0.2.1", "Cannot assign requested address; --host is an address of this machine"),
+            ("no-such-host.invalid", "Name or service not known; --host is an address of this machine"),
+        ):
+            port = taken.getsockname()[1]
+            with (
+                pytest.raises(StartupError, match=rf"^cannot listen on {host}:{port}: {line}"),
+                listening(host, port),
+            ):
+                pass
+
+
 @pytest.fixture
 def _ipv6() -> None:
     try:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.contract.figures import Amounts
-from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, StartupError
+from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, MissingExtra, StartupError
 from openai_cpu_server.jobs.records import (
     BatchRecord,
     ConversationItem,
@@ -369,8 +369,7 @@ def open_database(where: str) -> Database:
             engine = sa.create_engine(url, pool_pre_ping=True, connect_args=own)
         _prepare(engine)
     except ImportError as error:
-        extra = "pip install 'openai-cpu-server[postgres]'"
-        raise StartupError(f"cannot use {shown}: {error} ({extra})") from None
+        raise MissingExtra(f"cannot use {shown}, which needs", "postgres") from error
     except (SQLAlchemyError, OSError) as error:
         raise StartupError(f"cannot open the jobs database {shown}: {_reason(error)}") from None
     return Database(
