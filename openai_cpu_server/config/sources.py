@@ -42,7 +42,7 @@ _OF_KUBERNETES = re.compile(
     r"PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?|SERVICE_HOST|SERVICE_PORT(_\w+)?"
 )
 """Variables that Kubernetes sets for a Service named `ocs`, without the prefix."""
-_OF_SCRIPTS = {"GPU", "SECRETS_DIR"}
+_OF_SCRIPTS = {"GPU", "SECRETS_DIR", "WITH"}
 """Variables of the scripts, which are not settings."""
 _HINT = (
     "; Kubernetes sets it where there is a Service named ocs: set enableServiceLinks to false in the pod, "

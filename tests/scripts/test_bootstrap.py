@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NEEDED = """
-bash cat cp dirname env find flock grep gzip head mkdir mv nproc readlink rm sed sha256sum sleep tail
+bash cat cp dirname env find flock grep gzip head ln mkdir mv nproc readlink rm sed sha256sum sleep tail
 tar tee touch uname
 """
 PYTHON = """#!/bin/bash
@@ -75,6 +75,9 @@ class Machine:
         return [path for path in folder.glob("*") if path.suffix != ".log"]
 
     def serve(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.run("serve", *arguments, **environment)
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         for name, output in {"python3": PYTHON, **self.tools}.items():
             tool = self.bin / name
             tool.unlink(missing_ok=True)
@@ -85,7 +88,7 @@ class Machine:
         folders = {"PATH": "bin", "STAND_INS": "bin", "CALLS": "calls", "XDG_CACHE_HOME": "cache"}
         env = {name: str(self.folder / folder) for name, folder in folders.items()}
         env |= {"CUDA_PATH": "/-", "VULKAN": "309", "SPIRV": "yes", **environment}
-        command = [str(self.folder / "scripts/serve"), *arguments]
+        command = [str(self.folder / "scripts" / script), *arguments]
         return subprocess.run(command, env=env, start_new_session=True, capture_output=True, text=True)
 
 
@@ -126,6 +129,42 @@ def test_packages_are_installed_while_the_compiler_runs(machine: Machine) -> Non
     assert installed[-2:] == [str(machine.cached[0] / "llama.whl"), str(machine.folder)]
 
 
+def test_extras_are_installed_once_and_beside_what_is_there(machine: Machine) -> None:
+    machine.serve()
+    done = machine.serve("--with", "mcp,ray", "--port", "81")
+    assert done.stdout == "serves --port 81\n"
+    installed = [call.split()[-1] for call in machine.calls if " install " in call]
+    assert installed[-2:] == ["requirements/mcp.txt", f"{machine.folder}[ray]"]
+    for done in (machine.serve("--with=ray"), machine.serve(OCS_WITH="mcp"), machine.serve()):
+        assert "extra" not in done.stderr
+    assert machine.serve("--with", "redis", FAILS="redis.txt", SAYS=NO_INDEX).returncode == 1
+    done = machine.serve("--with", "redis,mcp")
+    assert re.findall(r"installing the extra (\w+)", done.stderr) == ["redis"]
+    assert "installing packages" not in done.stderr
+
+
+def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
+    home = machine.folder / "home"
+    link = home / ".local/bin/openai-cpu-server"
+    for said in ("compiling llama.cpp", ""):
+        done = machine.run("install", HOME=str(home))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert said in done.stderr
+        assert f'add this line to ~/.profile: export PATH="{link.parent}:$PATH"' in done.stderr
+        assert link.readlink() == machine.folder / ".venv/bin/openai-cpu-server"
+    done = machine.run("install", HOME=str(home), PATH=f"{machine.bin}:{link.parent}")
+    assert done.stderr.endswith(f"\ninstall: openai-cpu-server is {link}\n")
+    assert machine.run("install", "--uninstal", HOME=str(home)).returncode == 2
+    for _ in range(2):
+        assert machine.run("install", "--uninstall", HOME=str(home)).returncode == 0
+        assert not link.is_symlink()
+    link.write_text("another program")
+    for arguments in ((), ("--uninstall",)):
+        done = machine.run("install", *arguments, HOME=str(home))
+        assert (done.returncode, link.read_text()) == (1, "another program")
+        assert "is not of this checkout" in done.stderr
+
+
 NO_INDEX = "ERROR: Could not find a version that satisfies the requirement ninja (from versions: none)"
 LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc libvulkan-dev spirv-headers)"
 
@@ -149,6 +188,13 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("--gpu opengl", {}, {}, "setup: --gpu and OCS_GPU are auto, vulkan, cuda, metal or off, not 'open"),
         ("--gpu", {}, {}, "cuda, metal or off, not ''"),
         ("--gpu=", {}, {}, "cuda, metal or off, not ''"),
+        (
+            "--with mcp,rays",
+            {},
+            {},
+            "--with and OCS_WITH are some of mcp,otel,postgres,ray,redis, not 'rays'",
+        ),
+        ("--with", {}, {}, "mcp,otel,postgres,ray,redis, not ''"),
     ],
 )
 def test_an_obstacle_is_one_line_and_the_next_try_succeeds(
