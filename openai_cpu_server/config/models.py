@@ -170,6 +170,12 @@ class ModelOptions(BaseModel):
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
+    draft_model: str | None = Field(
+        None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    )
+    draft_max: int = Field(
+        ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
+    )
     gpu_layers: Annotated[int | Literal["auto", "all"] | None, BeforeValidator(_layers)] = Field(
         None,
         description="so many of the last layers go to a device beside the CPU, as far as they fit; auto: the "
@@ -200,12 +206,6 @@ class ModelOptions(BaseModel):
         "auto",
         description="what the model sees and hears with: a file, named as --model is, off, or auto: the one "
         "that fits beside the model's file, else of its repository on the hub",
-    )
-    draft_model: str | None = Field(
-        None, description="a small model with the same tokenizer that drafts too; named as --model is"
-    )
-    draft_max: int = Field(
-        ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
     )
     cache_mb: int | None = Field(
         None,

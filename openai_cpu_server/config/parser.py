@@ -13,7 +13,7 @@ from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
 from openai_cpu_server.config.command_line import CommandParser, guess, translated, unknown_option
 from openai_cpu_server.config.folders import expanded
-from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
+from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings, grouped_options
 from openai_cpu_server.config.sources import (
     named_by,
     option,
@@ -38,7 +38,7 @@ _DEFAULTS = {
 }
 
 
-def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> argparse.Action:
+def add_option(parser: argparse._ActionsContainer, *names: str, **kwargs: Any) -> argparse.Action:
     """Call `add_argument` with pydantic's texts rewritten for users."""
     kind = str(kwargs.get("metavar", "{"))
     if kind in _KINDS or not kind.startswith("{"):  # a flag, or a choice that lists its values
@@ -49,9 +49,14 @@ def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> a
             break
     if (alone := _ALONE.get(names[0])) is not None:
         kwargs |= {"nargs": "?", "const": alone}
-    return parser.add_argument(*names, **kwargs)
+    title = _GROUP_OF.get(names[0])
+    if title is None or not isinstance(parser, argparse.ArgumentParser):  # hidden, or of a table
+        return parser.add_argument(*names, **kwargs)
+    group = next((each for each in parser._action_groups if each.title == title), None)
+    return (group or parser.add_argument_group(title)).add_argument(*names, **kwargs)
 
 
+_GROUP_OF = {option(name): heading for heading, names in grouped_options() for name in names}
 _UNCUT = ("model", "tensor_place")
 _ALONE = {"--cpu-moe": "all"}
 """Values of options that are given without one."""

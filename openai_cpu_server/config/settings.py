@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -522,3 +523,35 @@ OPTIONS_OF_SERVERS = frozenset(
 )
 """Options without meaning for commands without a server. In the environment or a shared file they are
 ignored there."""
+
+
+OPTION_GROUPS = {
+    "config": "Models",
+    "chat_template": "A model: answers",
+    "ctx_size": "A model: memory and threads",
+    "speculation": "A model: speculation",
+    "gpu_layers": "A model: a device beside the CPU",
+    "mmproj": "A model: pictures and sounds",
+    "cache_mb": "A model: prefix cache",
+    "mcp": "Tools of MCP servers",
+    "host": "Address, keys and HTTPS",
+    "stream_rate": "Engines: steps and priorities",
+    "adapter": "Adapters, and models that come later",
+    "cache_isolation": "Engines: prefix cache",
+    "answer_cache": "Cache of answers",
+    "cache_dir": "Measured costs",
+    "default_priority": "Limits for requests",
+    "max_connections": "Connections",
+    "jobs_db": "Batch jobs",
+    "drain_seconds": "Stop, hang and crash",
+    "keep_alive_s": "Streams, log and traces",
+}
+"""First option of each group, in the order of `Settings`, and the heading in the help and the manual."""
+
+
+def grouped_options() -> Iterator[tuple[str, list[str]]]:
+    """Yield the heading and the options of each group, without internal ones."""
+    names = [name for name, field in Settings.model_fields.items() if field.description]
+    starts = [*map(names.index, OPTION_GROUPS), len(names)]
+    for heading, begin, end in zip(OPTION_GROUPS.values(), starts, starts[1:], strict=False):
+        yield heading, names[begin:end]

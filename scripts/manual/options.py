@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import pairwise
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from manual.table import table
 from openai_cpu_server.config.models import ModelOptions, ModelTable
-from openai_cpu_server.config.settings import RayTable, Settings
+from openai_cpu_server.config.settings import RayTable, Settings, grouped_options
 from openai_cpu_server.model_source.aliases import ALIASES
 
-_GROUPS = {
-    "config": "Models",
-    "chat_template": "A model: answers",
-    "ctx_size": "A model: memory and threads",
-    "speculation": "A model: speculation",
-    "cache_mb": "A model: prefix cache",
-    "host": "Address, keys and HTTPS",
-    "stream_rate": "Engines: steps and priorities",
-    "cache_isolation": "Engines: prefix cache",
-    "answer_cache": "Cache of answers",
-    "cache_dir": "Measured costs",
-    "default_priority": "Limits for requests",
-    "max_connections": "Connections",
-    "jobs_db": "Batch jobs",
-    "drain_seconds": "Stop, hang and crash",
-    "keep_alive_s": "Streams, log and traces",
+_TABLES = {
+    "models": "[models.NAME]",
+    "aliases": "[aliases]",
+    "ray": "[ray]",
+    "mcp": "[mcp.NAME]",
+    "prices": "[prices.MODEL]",
 }
-"""First option of each group -> its heading, in the order of `Settings`."""
-_TABLES = {"models": "[models.NAME]", "aliases": "[aliases]", "ray": "[ray]"}
 _DEFAULT = "; default: "
 """Precedes a default that depends on the machine, in the description of the option."""
 
@@ -39,7 +26,7 @@ _DEFAULT = "; default: "
 def option_tables() -> str:
     return "\n".join(
         f"## {heading}\n\n" + table(("Option", "Default", "Meaning"), map(_row, names))
-        for heading, names in _groups()
+        for heading, names in grouped_options()
     )
 
 
@@ -68,13 +55,6 @@ def option(name: str) -> str:
     return f"--no-{kebab}" if Settings.model_fields[name].default is True else f"--{kebab}"
 
 
-def _groups() -> Iterator[tuple[str, list[str]]]:
-    names = [name for name, field in Settings.model_fields.items() if field.description]
-    starts = [*map(names.index, _GROUPS), len(names)]
-    for heading, (begin, end) in zip(_GROUPS.values(), pairwise(starts), strict=True):
-        yield heading, names[begin:end]
-
-
 def _row(name: str) -> tuple[str, str, str]:
     return f"`{option(name)}`", *_row_of(Settings.model_fields[name])
 
@@ -93,6 +73,6 @@ def _choices(field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
-    if field.default in (None, [], {}):
+    if field.default in (None, [], {}) or isinstance(field.default, BaseModel):
         return "none"
     return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{field.default}`"

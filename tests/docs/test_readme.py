@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.config.command_line import peer_options
 from openai_cpu_server.config.settings import Settings
 from tests.docs.markdown import DOCS, PAGES, README, ROOT, blocks, code
 from tests.server_process import ServerProcess
@@ -20,17 +21,13 @@ from tests.tiny_model import tiny_model_path
 _ADDRESS = "http://127.0.0.1:8000"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 _OF_OTHERS = """
-allowed-local-media-path allowed-media-domains allowed-origins batch-size build build-arg busy cache-ram
-cap-drop cpuset-cpus ctx-checkpoints data-parallel-size detach device dtype enable-auto-tool-choice
-enable-chunked-prefill enable-lora enable-prefix-caching env file find-links format from gpu
-gpu-memory-utilization gpus group-add header health-check-interval-secs health-failure-threshold
-inline-snapshot kv-cache-dtype load-monitor-interval lora-modules max-model-len max-num-batched-tokens
-max-num-seqs mode no-binary no-cache-dir no-deps no-repack now pip-args policy publish pull quantization
-read-only reasoning-parser rm scheduling-policy set slot-save-path spec speculative-config stop-timeout
-strict swa-full tag target tmpfs tool-call-parser values volume weight-format worker-overload-token-usage
-worker-urls
+build build-arg busy cap-drop cpuset-cpus ctx-checkpoints detach device env file find-links format from
+gpu gpus group-add header health-check-interval-secs health-failure-threshold inline-snapshot
+load-monitor-interval mode no-binary no-cache-dir no-deps no-repack now pip-args policy publish pull
+read-only rm set spec stop-timeout strict swa-full tag target tmpfs uninstall values volume
+weight-format with worker-overload-token-usage worker-urls
 """
-"""Options of llama-server, Docker, Helm, gateways and others; `--gpu` is of scripts/serve."""
+"""Options of Docker, Helm, gateways and others, and of the scripts of bash."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,9 @@ def test_scripts_and_options_that_are_named_exist(page: Path) -> None:
     commands = [name for text in texts for name in re.findall(r"^\$ (scripts/\S+)", text, re.M)]
     assert all(os.access(ROOT / command, os.X_OK) for command in commands)
     options = {option for text in texts for option in _OPTION.findall(text)}
-    assert options - options_of_ours() - {f"--{name}" for name in _OF_OTHERS.split()} == set()
+    peers = peer_options()
+    others = {*peers.same, *peers.instead, *(f"--{name}" for name in _OF_OTHERS.split())}
+    assert options - options_of_ours() - others == set()
 
 
 @functools.cache
