@@ -99,13 +99,15 @@ async def test_inputs_and_tokens_are_counted(http: httpx.AsyncClient) -> None:
     assert now.sum("ocs_request_seconds_count", route=PATH) == 2
 
 
-async def test_a_model_without_special_tokens_takes_any_of_its_ids_but_needs_some() -> None:
+async def test_a_model_without_special_tokens_takes_the_ids_that_its_tokenizer_gives() -> None:
     tokenizer = FakeTokenizer(adds_bos=False)
     models = ModelRegistry([embedding_model(FakeEngine(FAKE_EMBEDDER), "e", tokenizer=tokenizer)])
     async with client(create_api(models, OPTIONS).app) as http:
         assert (await http.post(PATH, json={"input": [5, 6]})).status_code == 200
-        error = error_of(await http.post(PATH, json={"input": [5, 600]}))
-    assert error["code"] == "foreign_token_ids"
+        foreign = [error_of(await http.post(PATH, json={"input": [[5], [6, other]]})) for other in (600, 300)]
+    for error in foreign:
+        assert (error["code"], error["param"]) == ("foreign_token_ids", "input[1]")
+        assert "check_embedding_ctx_length=False" in error["message"]
 
 
 # -- vectors as bytes of an answer: nothing of a float32 is lost ---------------------------------------------

@@ -76,6 +76,18 @@ def test_langchain_answers_from_what_it_has_retrieved(
     assert "seven" in str(told.content)
 
 
+def test_langchain_as_it_comes_sends_ids_of_openais_vocabulary_and_the_answer_names_the_setting(
+    server: ServerProcess,
+) -> None:
+    """Its body for "The weather is lovely today.": tiktoken would fetch its vocabulary from the network."""
+    body = {"input": [[791, 9282, 374, 18346, 3432, 13]], "model": "minilm", "encoding_format": "base64"}
+    answer = server.post("/v1/embeddings", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "foreign_token_ids")
+    assert (
+        "OpenAIEmbeddings does so with check_embedding_ctx_length=False" in answer.json()["error"]["message"]
+    )
+
+
 def test_llama_index_embeds_and_reranks(url: str) -> None:
     embedding = embeddings.OpenAILikeEmbedding(
         model_name="minilm", api_base=url + "/v1", api_key="none", max_retries=0

@@ -85,8 +85,11 @@ class InputReader(msgspec.Struct, frozen=True):
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
         """Check that this tokenizer can produce the ids. Raises InputTooLong, InvalidRequest."""
         begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
-        is_framed = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
-        if not is_framed or min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
+        is_own = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
+        is_own = is_own and min(ids) >= 0 and max(ids) < self.tokenizer.vocab_size
+        if is_own and not (begin or end):  # ids of another vocabulary may lie in this one's range
+            is_own = self.plain([self.tokenizer.decode(ids)], [param]) == [list(ids)]
+        if not is_own:
             raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
         return self._fitted(ids, param)
 
@@ -164,9 +167,9 @@ def _foreign(param: str, tokenizer: Tokenizer) -> str:
     begins = f", begin with {', '.join(map(str, marks.begin))}" if marks.begin else ""
     ends = f", end with {', '.join(map(str, marks.end))}" if marks.end else ""
     return (
-        f"Invalid value for '{param}': these are not token ids of this model, which go from 0 to "
-        f"{tokenizer.vocab_size - 1}{begins}{ends}. Send text instead; LangChain's OpenAIEmbeddings does so "
-        "with check_embedding_ctx_length=False."
+        f"Invalid value for '{param}': these are not token ids that this model's tokenizer gives for a text, "
+        f"which go from 0 to {tokenizer.vocab_size - 1}{begins}{ends}. Send text instead; LangChain's "
+        "OpenAIEmbeddings does so with check_embedding_ctx_length=False."
     )
 
 
