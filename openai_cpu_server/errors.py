@@ -126,7 +126,9 @@ class AdapterNotFound(ServerError):
     ) -> None:
         """`reason`: why the adapter was rejected, or None if it is unknown. `param`: the field that names
         it."""
-        there = f"it has {', '.join(sorted(usable))}" if usable else "it has none, and is requested by its name alone"
+        there = "it has none, and is requested by its name alone"
+        if usable:
+            there = f"it has {', '.join(sorted(usable))}"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
         super().__init__(f"The adapter '{name}' {why}")
         self.name = name

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each command of a ```console block runs, unless one of these has a reason against it; the first counts.
 EXCLUDED = (
     (r"^(scripts/|\.venv/bin/|for )", "is for a checkout, not for an installed package"),
+    (r"openai-cpu-server (run|chat) ", "talks to a model: tests/cli/test_chat.py has it"),
     (r"^(export|claude\b)", "sets up a client that this machine does not have"),
     (r"^(pip|CMAKE_ARGS=.* pip|uvx|pipx) ", "installs: that is the rest of this script"),
     (r"^(tar|cmake) ", "builds llama-server to compare with"),
