@@ -192,6 +192,6 @@ def remove(arguments: Sequence[str]) -> None:
     for name in parser.parse_args(arguments).name:
         source = hub_name(name)
         if source is None:
-            raise StartupError(f"{name} is not from the hub: remove its file or its package")
+            raise StartupError(f"{name} is not from the hub: remove {local_model(name)}, or its package")
         freed: int = pkgutil.resolve_name(_REMOVE)(source)
         say(f"removed {source}: {bytes_text(freed)} are free now")

@@ -49,9 +49,10 @@ def unknown_option(name: str, options: Iterable[str]) -> str:
     """`name`: with its dashes, or a word that no option takes."""
     if not name.startswith("-"):
         return f"unexpected argument {name!r}"
-    if (advice := peer_options().instead.get(name)) is not None:
+    peers, hyphenated = peer_options(), name.replace("_", "-")  # vLLM takes both
+    if (advice := peers.instead.get(hyphenated)) is not None:
         return f"there is no option {name} here: {advice}"
-    if ours := peer_options().same.get(name):
+    if ours := peers.same.get(hyphenated):
         return f"unknown option {name}; did you mean {ours}?"
     return f"unknown option {name}{guess(name, options)}"
 
@@ -83,7 +84,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
     rest = iter(arguments)
     for argument in rest:
         name, sign, value = argument.partition("=")
-        ours = peer_options().same.get(name)
+        ours = peer_options().same.get(name.replace("_", "-"))
         if ours is None:
             translation.append(argument)
         elif ours.endswith(":"):

@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _BEFORE_FILE = "/resolve/main/"
+_AWAY = "; check the network, HF_ENDPOINT and HTTPS_PROXY (`openai-cpu-server list` names what is here)"
 _AUTHENTICATE = "set HF_TOKEN to a token that may read it"
 
 
@@ -76,7 +77,7 @@ def one_line(error: Exception, name: HubName) -> str:
         case HFValidationError():
             return f"{name.repo} cannot be a repository: {_first_line(error)}"
         case TransportError():
-            return f"the connection to {ENDPOINT} for {what} failed: {_first_line(error)}"
+            return f"the connection to {ENDPOINT} for {what} failed: {_first_line(error)}{_AWAY}"
         case OSError(errno=int()):
             return f"cannot store {what} in {HF_HUB_CACHE}: {error.strerror}"
     return f"cannot fetch {what}: {_first_line(error)}"
