@@ -46,8 +46,9 @@ def chat(arguments: Sequence[str]) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     options, rest = parser.parse_known_args(given_options)
     prompt = " ".join(words[1:])
-    if not sys.stdin.isatty():
-        prompt = f"{prompt}\n\n{sys.stdin.read()}".strip()
+    if not (sys.stdin and sys.stdin.isatty()):
+        piped = sys.stdin.buffer.read().decode(errors="replace") if sys.stdin else ""
+        prompt = f"{prompt}\n\n{piped}".strip()
         if not prompt:
             raise StartupError("standard input is empty: write the prompt behind the model's name")
     if options.url and rest:
@@ -80,7 +81,17 @@ def _own_server(options: Sequence[str], parser: CommandParser) -> Iterator[Serve
     key = secrets.token_urlsafe()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    own = ("--host", "127.0.0.1", "--port", str(port), "--jobs-db", "none", "--no-page")
+    own = (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--jobs-db",
+        "none",
+        "--no-page",
+        "--drain-seconds",
+        "0",
+    )
     level = () if "log_level" in settings.model_fields_set else ("--log-level", "error")
     with subprocess.Popen(
         [sys.executable, "-m", "openai_cpu_server", "serve", *options, *own, *level],

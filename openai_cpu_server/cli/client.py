@@ -67,6 +67,7 @@ class ServerClient:
         self, method: str, path: str, body: Mapping[str, object] | None = None
     ) -> Iterator[HTTPResponse]:
         connection = self._connection(self._host, self._port, timeout=_CONNECT_S)
+        has_answered = False
         try:
             connection.connect()
             connection.sock.settimeout(None)  # a model may load, and a queue may be long
@@ -74,14 +75,16 @@ class ServerClient:
             headers = {**self._headers, "Content-Type": "application/json"}
             connection.request(method, self._path + path, content, headers)
             response = connection.getresponse()
+            has_answered = True
             if response.status >= 400:
                 raise StartupError(_message(json.load(response)))
             yield response
         except (OSError, HTTPException) as error:
-            why = error.strerror if isinstance(error, OSError) else error
+            if has_answered:
+                raise StartupError(f"the connection to {self.url} broke: {error}") from None
             raise StartupError(
-                f"no server answers at {self.url} ({why}): start one with `openai-cpu-server serve`, or "
-                "name another with --url"
+                f"no server answers at {self.url} ({getattr(error, 'strerror', None) or error}): start one "
+                "with `openai-cpu-server serve`, or name another with --url"
             ) from None
         except ValueError:
             raise StartupError(f"what answers at {self.url} is not this server") from None

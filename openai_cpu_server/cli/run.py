@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> None:
     words, options = words_and_options(arguments)
     if {"-h", "--help"} & {*options}:
         show(_HELP)
-    elif len(words) > 1 or stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+    elif len(words) > 1 or (sys.stdin and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)):
         chat(arguments)
     else:
         serve(arguments, on_listening=_open_page)
