@@ -133,7 +133,7 @@ class TerminalConversation:
         self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def ask(self, prompt: str) -> None:
-        """Write the answer while it comes. What was written of an interrupted one stays in the conversation.
+        """Write the answer while it comes. An interrupted answer stays in the conversation as far as it came.
         Raises StartupError, KeyboardInterrupt."""
         messages = [*self._messages, {"role": "user", "content": prompt}]
         body = {**self._model, "messages": messages, "stream": True}

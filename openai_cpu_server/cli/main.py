@@ -86,7 +86,9 @@ _COMMANDS = {
     "serve": _Command(
         "openai_cpu_server.cli.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
     ),
-    "run": _Command("openai_cpu_server.cli.run:run", "serve a model and open its page in the browser"),
+    "run": _Command(
+        "openai_cpu_server.cli.run:serve_and_open", "serve a model and open its page in the browser"
+    ),
     "chat": _Command("openai_cpu_server.cli.chat:chat", "talk to a model in the terminal"),
     "batch": _Command("openai_cpu_server.cli.batch:batch", "run a JSONL file of requests without a server"),
     "grammar": _Command(

@@ -21,7 +21,7 @@ Serve the model and open its page in the browser; without a display the address 
 or a text that is piped in, answer it in the terminal and end. The command `chat` talks in the terminal."""
 
 
-def run(arguments: Sequence[str]) -> None:
+def serve_and_open(arguments: Sequence[str]) -> None:
     words, options = words_and_options(arguments)
     if {"-h", "--help"} & {*options}:
         show(_HELP)
