@@ -27,7 +27,7 @@ export class ApiError extends Error {
 /** There was no answer: the server is gone, or the network is. */
 export class Unreachable extends Error {
   constructor() {
-    super("The server does not answer.");
+    super("The server is not responding.");
   }
 }
 

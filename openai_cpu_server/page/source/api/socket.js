@@ -132,7 +132,7 @@ function lost(closed, code) {
   if (socket === closed) socket = null;
   const cut = [...live.values()].filter((asked) => asked.open === closed).sort((a, b) => b.size - a.size);
   // The server has closed it for one message, which can only be the largest. The others go on with a new one.
-  if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server takes.", code: "request_too_large" }));
+  if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server accepts.", code: "request_too_large" }));
   for (const asked of cut) asked.fail(new Unreachable());
 }
 

@@ -158,7 +158,7 @@ class Answering {
 
   ending() {
     if (this.message.status === "failed") return `The answer failed: ${this.message.error.text}`;
-    return response.isWaitingForApproval(this.message) ? "A call waits for your approval." : "The answer is complete.";
+    return response.isWaitingForApproval(this.message) ? "A call is waiting for your approval." : "The answer is complete.";
   }
 
   /** What changes in a response when nobody asks for it any more. */
@@ -222,7 +222,7 @@ class Answering {
   /** Waits for what passes by itself; all else is the end. */
   async after(error) {
     if (this.message.parts && !this.message.isKept && this.mayHaveCalled(error)) {
-      await this.fail({ text: `${error.message} Calls of tools may have been made, so this is not asked again by itself.`, code: error.code ?? null, param: error.param });
+      await this.fail({ text: `${error.message} Tools may already have been called, so the request is not repeated automatically.`, code: error.code ?? null, param: error.param });
       return true;
     }
     if (error instanceof Unreachable) {

@@ -7,7 +7,7 @@ export function checked(text, schemaText) {
   try {
     value = JSON.parse(text);
   } catch {
-    return { value: undefined, problems: [{ path: "", text: "This is no whole JSON." }] };
+    return { value: undefined, problems: [{ path: "", text: "This is not complete JSON." }] };
   }
   return { value, problems: problemsOf(value, schemaText) };
 }
@@ -19,6 +19,6 @@ function problemsOf(value, schemaText) {
     if (valid) return [];
     return errors.slice(-5).map((error) => ({ path: error.instanceLocation.replace(/^#/, "") || "/", text: error.error }));
   } catch (error) {
-    return [{ path: "", text: `It cannot be checked here: ${error.message}` }];
+    return [{ path: "", text: `The page cannot check it: ${error.message}` }];
   }
 }

@@ -23,7 +23,7 @@ export function RecordButton({ onFile, onProblem }) {
       else setRecorder(recording(open.current, end));
     } catch (error) {
       release(open.current);
-      onProblem(`This browser does not let the page hear: ${error.message}.`);
+      onProblem(`This browser does not let the page record: ${error.message}.`);
     }
   };
   const end = (file) => {
@@ -33,7 +33,7 @@ export function RecordButton({ onFile, onProblem }) {
     onFile(file);
   };
   const isOn = recorder !== null;
-  return html`<${IconButton} icon=${isOn ? "stop" : "microphone"} label=${isOn ? "End the recording" : "Record"} kind=${isOn ? "recording" : ""} pressed=${isOn} onClick=${isOn ? () => recorder.stop() : begin} />
+  return html`<${IconButton} icon=${isOn ? "stop" : "microphone"} label=${isOn ? "Stop recording" : "Record"} kind=${isOn ? "recording" : ""} pressed=${isOn} onClick=${isOn ? () => recorder.stop() : begin} />
     ${isOn && html`<${Length} />`}`;
 }
 
@@ -48,7 +48,7 @@ function Length() {
 function recording(stream, end) {
   const recorder = new MediaRecorder(stream);
   const pieces = [];
-  const name = `Recording of ${new Date().toLocaleTimeString("en-GB")}`;
+  const name = `Recording at ${new Date().toLocaleTimeString("en-GB")}`;
   recorder.ondataavailable = ({ data }) => pieces.push(data);
   recorder.onstop = () => end(new File(pieces, name, { type: recorder.mimeType }));
   recorder.start();
