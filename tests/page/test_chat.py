@@ -52,6 +52,12 @@ PRETTY = """
 |---|--:|
 | 1 | 2 |
 
+- [x] Done[^1]
+- [ ] To do
+  1. Nested
+
+[^1]: The *note*.
+
 ```python
 def f(x):
     return x
@@ -234,19 +240,6 @@ def test_how_far_a_prompt_is_read_is_shown(visit: Visit) -> None:
     expect(waiting).to_have_count(0)
 
 
-def test_text_files_go_with_a_message(visit: Visit, tmp_path: Path) -> None:
-    page = visit.page
-    limit(page, 4)
-    (tmp_path / "note.txt").write_text("The answer is 42.")
-    (tmp_path / "bad.bin").write_bytes(b"\xff\x00\xfe")
-    page.get_by_label("Files", exact=True).set_input_files([tmp_path / "note.txt", tmp_path / "bad.bin"])
-    expect(page.get_by_role("alert")).to_contain_text("bad.bin is not a text")
-    say(page, "What does it say?")
-    asked = page.get_by_role("article", name="You")
-    expect(asked.locator(".chip")).to_contain_text("note.txt")
-    whole_answer(page)
-
-
 def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_path: Path) -> None:
     """They stand in the message, also after the page is opened anew; a large one is sent smaller."""
     page = media_visit.page
@@ -426,11 +419,35 @@ def test_markdown_is_drawn(visit: Visit, tmp_path: Path) -> None:
     prose = answers(page).locator(".prose")
     expect(prose.locator("h1")).to_have_text("A title")
     expect(prose.locator("td").last).to_have_attribute("align", "right")
+    expect(prose.get_by_role("img", name="done")).to_have_count(1)
+    expect(prose.locator("li.task").last).to_have_text(re.compile(r"^To do\s+Nested\s*$"))
+    note = prose.locator("ol.notes li")
+    expect(note).to_have_text("The note.")
+    prose.get_by_role("button", name="Footnote 1").click()
+    expect(note).to_be_focused()
     expect(prose.locator(".hljs-keyword").first).to_have_text("def")
     expect(prose.locator("math")).to_have_count(3)
     expect(prose).to_contain_text("costs $5 and")
     prose.get_by_role("button", name="Copy").click()
     expect(prose.get_by_role("button", name="Copied")).to_be_visible()
+
+
+def test_a_wide_table_wraps_its_headings_and_shows_where_it_goes_on(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    words = "A heading of several words"
+    tables = "\n\n".join(
+        f"{f'| {words} ' * columns}|\n{'|---' * columns}|\n{'| 1 ' * columns}|" for columns in (4, 20)
+    )
+    import_file(page, tmp_path / "in.json", conversation("Wide", "Hi", tables))
+    open_conversation(page, "Wide")
+    narrow, wide = answers(page).locator(".table").all()
+    assert [narrow.evaluate(IS_SCROLLED), wide.evaluate(IS_SCROLLED)] == [False, True]
+    for table in (narrow, wide):
+        expect(table).to_have_css("border-right-width", "1px")
+        expect(table).to_have_css("background-image", re.compile("linear-gradient.*rgba"))
+
+
+IS_SCROLLED = "table => table.scrollWidth > table.clientWidth"
 
 
 def test_everything_is_done_with_keys(visit: Visit) -> None:

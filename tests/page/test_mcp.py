@@ -69,6 +69,14 @@ def test_a_call_waits_for_its_approval_beyond_a_reload_and_is_made_once(visit: V
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
+def test_a_server_that_is_not_reachable_says_why(visit: Visit) -> None:
+    part = settings(visit.page, "MCP servers")
+    gone = part.get_by_role("group", name="MCP server gone")
+    gone.get_by_role("button", name="Show tools").click()
+    expect(gone.get_by_role("alert")).to_contain_text("it has ended")
+    expect(gone).to_contain_text("not reachable")
+
+
 def test_nothing_of_it_is_drawn_where_there_are_no_servers(media_visit: Visit) -> None:
     page = media_visit.page
     settings(page, "Sampling")

@@ -132,9 +132,9 @@ function decoded(data) {
 
 export const DOCUMENT_URI = /^data:application\/pdf;base64,/;
 
-/** Size of a text, or of what a data URI in base64 has in it. */
+/** Size of a text, or of a file that is kept as a data URI in base64. */
 export function sizeOf({ text, document }) {
-  return bytes(text?.length ?? Math.floor((3 * (document.length - document.indexOf(",") - 1)) / 4));
+  return bytes(text?.length ?? Math.floor((3 * document.slice(document.indexOf(",") + 1).replace(/=+$/, "").length) / 4));
 }
 
 export function saveAs(name, text, type) {

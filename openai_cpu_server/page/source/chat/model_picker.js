@@ -11,7 +11,7 @@ import { changeSettings, current } from "./conversations.js";
 const STATES = {
   ready: "ready",
   loading: "loading",
-  asleep: "asleep: loads when you choose it or send a message",
+  asleep: "asleep: loads when it is chosen or used",
   failed: "failed",
   restarting: "restarting",
   draining: "stopping",
@@ -23,8 +23,11 @@ export function ModelPicker() {
   const [problem, setProblem] = useState(null);
   const box = useRef(null);
   useClosing(box, open, () => setOpen(false));
+  const [files, setFiles] = useState([]);
   useEffect(() => {
-    if (open) loadModels();
+    if (!open) return;
+    loadModels();
+    filesOfModels().then(setFiles);
   }, [open]);
   const cards = chattable(models.value);
   const chosen = chosenModel();
@@ -38,7 +41,7 @@ export function ModelPicker() {
       <${Dot} state=${reachable.value ? chosen?.state : "unknown"} /><span class="picker-name">${chosen?.id ?? "No model"}</span><span class="hidden-text">, ${STATES[chosen?.state] ?? "unknown"}</span><${Icon} name="down" size=${14} />
     </button>
     ${open && html`<div class="picker-list" role="dialog" aria-label="Models">
-      <${Cards} cards=${cards} chosen=${chosen} choose=${choose} />
+      <${Cards} cards=${cards} files=${files} chosen=${chosen} choose=${choose} />
       ${problem && html`<p class="composer-problem" role="alert">${problem}</p>`}
     </div>`}
   </div>`;
@@ -64,6 +67,17 @@ function byDefault(cards) {
   return cards.find((one) => one.id === health.value?.model) ?? cards[0];
 }
 
+/** What is known of models that nobody has asked yet is known to Ollama's list alone. */
+async function filesOfModels() {
+  if (models.peek()?.every((card) => card.meta || card.routes)) return [];
+  try {
+    return (await call("GET", "/api/tags")).models;
+  } catch (error) {
+    if (error instanceof ApiError || error instanceof Unreachable) return [];
+    throw error;
+  }
+}
+
 /** Null: it loads. Keys without the scope `admin` cannot load it here, but their first message does. */
 async function loaded(card) {
   announce(`${card.id} is loading`);
@@ -78,7 +92,7 @@ async function loaded(card) {
   }
 }
 
-function Cards({ cards, chosen, choose }) {
+function Cards({ cards, files, chosen, choose }) {
   const name = useId();
   const list = useRef(null);
   useEffect(() => list.current.querySelector("input:checked")?.focus(), []);
@@ -89,16 +103,16 @@ function Cards({ cards, chosen, choose }) {
         <input type="radio" name=${name} checked=${card.id === chosen?.id} onChange=${() => choose(card)} />
         <span class="picker-head"><${Dot} state=${card.state} /><strong>${card.id}</strong>${card.parent && html`<span class="tag">adapter of ${card.parent}</span>`}${card.kind === "routes" && html`<span class="tag">router</span>`}</span>
         <span class="soft">${STATES[card.state] ?? card.state}${card.state === "loading" && health.value ? ` (${Math.round(100 * health.value.loaded)} %)` : ""}${card.reason ? `: ${card.reason}` : ""}</span>
-        ${[facts(card), purpose(card)].filter(Boolean).map((line) => html`<span class="soft">${line}</span>`)}
+        ${[facts(card, files.find((file) => file.name === card.id)), purpose(card)].filter(Boolean).map((line) => html`<span class="soft">${line}</span>`)}
       </label>`,
     )}
   </div>`;
 }
 
 /** "135 M parameters · q4_k_m · 105 MB file · 8,192 tokens of context" */
-function facts({ meta, memory_bytes: memory, routes }) {
+function facts({ meta, memory_bytes: memory, routes }, file) {
   if (routes) return `sends requests on to ${[...new Set(Object.values(routes))].join(", ")}`;
-  if (!meta) return "";
+  if (!meta) return file?.size ? [file.details.quantization_level.toLowerCase(), `${bytes(file.size)} file`].filter(Boolean).join(" · ") : "";
   const size = meta.parameters >= 1e9 ? `${(meta.parameters / 1e9).toFixed(1)} B` : `${Math.round(meta.parameters / 1e6)} M`;
   const known = [
     `${size} parameters`,

@@ -91,7 +91,7 @@ function Entry({ entry, show, renaming, setRenaming, onDiscard, onExport }) {
     <${IconButton} icon="more" label=${`Actions for ${entry.title}`} kind="small" expanded=${actions} onClick=${() => setActions(!actions)} />
     ${actions && html`<div class="entry-actions">
       <${Button} kind="plain" icon="pen" onClick=${() => setRenaming(entry.id)}>Rename</${Button}>
-      <${Button} kind="plain" icon="down_tray" onClick=${() => onExport({ ids: [entry.id], name: entry.title })}>Export</${Button}>
+      <${Button} kind="plain" icon="down_tray" onClick=${() => (setActions(false), onExport({ ids: [entry.id], name: entry.title }))}>Export</${Button}>
       <${Button} kind="plain danger" icon="bin" onClick=${() => onDiscard(entry)}>Delete</${Button}>
     </div>`}
   </li>`;
