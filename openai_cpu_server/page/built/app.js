@@ -402,7 +402,7 @@ Result: ${r}`:"";return Wu(`Call of ${e?`${e}: `:""}${t} with ${n}${s}`)}functio
     ${(e==="key"||n&&e===null)&&f`<${oc} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&f`<${nc} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&f`<${tc} onClose=${()=>t(null)} />`}
-  `}function J0(e){e.preventDefault(),document.getElementById("main").focus()}function W0({name:e}){let[t]=ui(n=>console.error(n));return t?f`<${G0} error=${t} />`:e==="control"?f`<${q0} />`:f`<${Qu} />`}function q0(){let[e,t]=W(null);return ne(()=>{import("./room-SMWUEZ52.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?f`<${H0} />`:f`<${e.Component} />`}function H0(){return f`<div class="empty">
+  `}function J0(e){e.preventDefault(),document.getElementById("main").focus()}function W0({name:e}){let[t]=ui(n=>console.error(n));return t?f`<${G0} error=${t} />`:e==="control"?f`<${q0} />`:f`<${Qu} />`}function q0(){let[e,t]=W(null);return ne(()=>{import("./room-YIJSKOH3.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?f`<${H0} />`:f`<${e.Component} />`}function H0(){return f`<div class="empty">
     <p>This part of the page could not be loaded. The server may be down, or newer than this page.</p>
     <${F} onClick=${()=>location.reload()}>Reload the page</${F}>
   </div>`}function G0({error:e}){return f`<div class="empty" role="alert">

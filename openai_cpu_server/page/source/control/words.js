@@ -27,9 +27,11 @@ export function encodingOf({ encoding_ms: all = 0, sound_ms: sound = 0 }) {
   return { picture: all - sound, sound };
 }
 
-/** "64 prompt" or "1 decode, 4 draft". */
+/** "64 prompt tokens" or "1 decode, 4 draft tokens". */
 export function kindsOf(part) {
-  const found = KINDS.filter((kind) => part[kind]).map((kind) => `${count(part[kind])} ${kind}`);
+  const kinds = KINDS.filter((kind) => part[kind]);
+  const isOne = kinds.reduce((sum, kind) => sum + part[kind], 0) === 1;
+  const found = kinds.length ? [`${kinds.map((kind) => `${count(part[kind])} ${kind}`).join(", ")} ${isOne ? "token" : "tokens"}`] : [];
   const { picture, sound } = encodingOf(part);
   if (picture) found.push(`${milliseconds(picture)} of a picture`);
   if (sound) found.push(`${milliseconds(sound)} of a sound`);
