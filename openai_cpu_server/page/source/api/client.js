@@ -68,7 +68,7 @@ async function request(method, path, { body, signal, headers } = {}) {
   }
   if (response.ok) return response;
   const error = await apiError(response);
-  // A gateway says so when nobody answers behind it; the server's own errors have a code.
+  // A gateway sends these when the server behind it is down; the server's own errors have a code.
   throw GATEWAYS.includes(error.status) && error.code === null ? new Unreachable() : error;
 }
 

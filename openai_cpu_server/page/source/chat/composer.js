@@ -57,7 +57,7 @@ export function Composer() {
   };
   const attach = (list) => {
     const given = [...list]; // what is dropped or pasted may be gone later
-    setNumRead((before) => before + 1); // who presses Enter meanwhile wants them to be sent, too
+    setNumRead((before) => before + 1); // a message is sent only when they are read
     reading.current = reading.current.then(async () => { // in the order in which they are given, large or small
       const shown = [...path.value, { files: held.current }].flatMap((message) => message.files ?? []);
       const read = await readFiles(given, { takes: takenBy(chosenModel()), shown });

@@ -8,7 +8,7 @@ import { below, newestLeaf, pathTo } from "./tree.js";
 
 /** All conversations, newest first, without their messages. */
 export const conversations = signal([]);
-/** The one that is open: {id, title, settings, leaf, ...}. One that nobody has written in yet is kept nowhere. */
+/** The one that is open: {id, title, settings, leaf, ...}. An empty one is not stored. */
 export const current = signal(fresh());
 /** Messages of the open one, by id. The map is replaced when messages come and go, not when one gets longer. */
 export const messages = signal(new Map());
@@ -175,7 +175,7 @@ async function keep(what, told) {
   } catch (error) {
     keepingProblem.value = `This browser could not save the conversation: ${error?.message ?? "its storage is full"}`;
   }
-  channel?.postMessage(told); // now, for others may read it from the store
+  channel?.postMessage(told); // only now can other tabs read it from the store
 }
 
 channel?.addEventListener("message", ({ data }) => {

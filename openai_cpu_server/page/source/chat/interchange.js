@@ -118,7 +118,7 @@ function partOf(part) {
   const server = string(part.server);
   switch (part.kind) {
     case "call": {
-      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // nobody makes it any more
+      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // it will not be made any more
       const answers = { output: given(part.output), error: given(part.error), durationMs: number(part.durationMs), approvalId: given(part.approvalId) };
       return { kind: "call", ...said, server, state, ...answers };
     }

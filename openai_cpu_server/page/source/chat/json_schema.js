@@ -1,7 +1,7 @@
 // Does a JSON text obey its schema? The server's grammar sees to it; this shows it, and shows what is missing so far.
 import { Validator } from "@cfworker/json-schema";
 
-/** {value, problems}: `value` undefined where the text is no JSON; `problems`: [{path, text}]. */
+/** {value, problems}: `value` undefined where the text is not JSON; `problems`: [{path, text}]. */
 export function checked(text, schemaText) {
   let value;
   try {

@@ -67,7 +67,7 @@ function byDefault(cards) {
   return cards.find((one) => one.id === health.value?.model) ?? cards[0];
 }
 
-/** What is known of models that nobody has asked yet is known to Ollama's list alone. */
+/** Files of models that have not been used yet: only Ollama's list has their sizes. */
 async function filesOfModels() {
   if (models.peek()?.every((card) => card.meta || card.routes)) return [];
   try {

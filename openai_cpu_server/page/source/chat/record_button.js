@@ -1,4 +1,4 @@
-// Records what somebody says, where the browser lets pages hear: those of this machine, and those over HTTPS.
+// Records speech where the browser lets pages use the microphone: on pages of this machine, and over HTTPS.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { IconButton } from "../base/controls.js";
@@ -55,7 +55,7 @@ function recording(stream, end) {
   return recorder;
 }
 
-/** Nobody listens any more. */
+/** Closes the microphone. */
 function release(stream) {
   for (const track of stream?.getTracks() ?? []) track.stop();
 }

@@ -82,7 +82,7 @@ function again() {
   if (last?.role === "assistant" && !live.has(last.id)) answer(last.parent);
 }
 
-/** The messages of the way that is shown. It stays at the end while an answer grows, unless somebody reads above. */
+/** The messages of the way that is shown. It stays at the end while an answer grows, unless the reader has scrolled up. */
 function Thread() {
   const place = useRef(null);
   const inside = useRef(null);
@@ -92,6 +92,7 @@ function Thread() {
     const scroller = place.current;
     const settle = new ResizeObserver(() => follows.current && (scroller.scrollTop = scroller.scrollHeight));
     settle.observe(inside.current);
+    settle.observe(scroller); // it shrinks where the message field grows
     return () => settle.disconnect();
   }, []);
   const ids = path.value.map((one) => one.id);

@@ -42,7 +42,7 @@ export function SchemaEditor({ settings }) {
   `;
 }
 
-/** Enter keeps the indentation; Tab stays what it is, for who goes through the page with it. */
+/** Enter keeps the indentation; Tab still moves the focus, for keyboard users. */
 function indent(event) {
   if (event.key !== "Enter" || event.isComposing) return;
   const { value, selectionStart } = event.target;

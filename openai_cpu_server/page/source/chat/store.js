@@ -25,7 +25,7 @@ function database() {
   return opening;
 }
 
-/** Somebody may clear this browser's data, or open a newer version of the page in another tab. */
+/** People may clear this browser's data, or open a newer version of the page in another tab. */
 function shared(db) {
   db.onclose = () => (opening = null);
   db.onversionchange = () => {

@@ -1,4 +1,4 @@
-// Who runs and who waits: each with what it does now, why it waits, and a button that ends it.
+// Running and waiting requests, each with its activity or the reason why it waits, and a button that ends it.
 import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, IconButton } from "../base/controls.js";
@@ -75,7 +75,7 @@ function Doing({ one }) {
   return html`<span class=${`control-doing ${kind} ${one.priority}`}>${doingOf(part)}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
 }
 
-/** The first press asks, the second ends it: it may be somebody else's. */
+/** The first press asks, the second ends it: it may be another person's. */
 function EndButton({ id, onEnd }) {
   const [asks, setAsks] = useState(false);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// The control room: who is computed, who waits and why, whose cells are shared. One stream feeds it all.
+// The control room: requests that run, those that wait and why, and shared cells. One stream feeds it all.
 import { useEffect, useRef } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button } from "../base/controls.js";

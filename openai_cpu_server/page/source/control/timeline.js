@@ -129,7 +129,7 @@ function short(name) {
   return name.length > 18 ? `…${name.slice(-10)}` : name;
 }
 
-/** The picture in words, and as a table for whoever wants it. */
+/** The picture in words, and as a table on request. */
 function Words({ frozen, span }) {
   const [open, setOpen] = useState(false);
   const [, again] = useState(0);

@@ -38,7 +38,7 @@ export function kindsOf(part) {
   return found.join(", ") || "no tokens";
 }
 
-/** "batch-1", "3 others": whoever has a part in a step. */
+/** "batch-1" or "3 other requests": the owner of a part of a step. */
 export function nameOf(part) {
   if (part.id) return part.id;
   return part.sequences === 1 || part.sequences === undefined ? "another request" : `${part.sequences} other requests`;
@@ -65,7 +65,7 @@ export function stepNotes(step) {
   return notes;
 }
 
-/** The whole step in a sentence, for those who do not see the picture. */
+/** The whole step in a sentence, for people who do not see the picture. */
 export function stepText(step) {
   const parts = (step.parts ?? []).map((part) => `${nameOf(part)}, ${part.priority}: ${kindsOf(part)}`);
   return [stepTitle(step), ...stepNotes(step), ...parts].join(". ");

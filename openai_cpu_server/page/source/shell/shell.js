@@ -73,7 +73,7 @@ function Room({ name }) {
   return name === "control" ? html`<${LaterRoom} />` : html`<${ChatRoom} />`;
 }
 
-/** The control room with its plots is fetched when somebody goes there. */
+/** The control room with its plots is fetched when it is first opened. */
 function LaterRoom() {
   const [room, setRoom] = useState(null);
   useEffect(() => {

@@ -53,7 +53,7 @@ markdown.renderer.rules.math = (tokens, index) => {
   const kind = meta.display ? "math display" : "math";
   return `<span class="${kind}">${drawn ?? `<code>${escapeHtml(content)}</code>`}</span>`;
 };
-// A picture would tell a stranger who reads what: it is a link.
+// A picture would reveal to its host what is read here, so it becomes a link.
 markdown.renderer.rules.image = (tokens, index) => {
   const token = tokens[index];
   const words = escapeHtml(token.content || "a picture");
@@ -68,7 +68,7 @@ markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, ind
 };
 markdown.renderer.rules.table_open = () => '<div class="table" tabindex="0" role="group" aria-label="Table"><table>';
 markdown.renderer.rules.table_close = () => "</table></div>";
-// The address belongs to the rooms: a mark is a button, which `MarkdownView` moves the focus by.
+// The address belongs to the rooms: a mark is a button, which moves the focus (see markdown_view.js).
 markdown.renderer.rules.footnote_ref = (tokens, index) => {
   const number = tokens[index].meta.id + 1;
   return `<sup><button type="button" class="note" aria-label="Footnote ${number}">${number}</button></sup>`;
