@@ -99,9 +99,9 @@ class Visit:
             self.strangers.append(request.url)
 
     def _said(self, message: ConsoleMessage) -> None:
-        # An answer that was to be stopped, taken up or forgotten had just ended.
+        # An answer that was to be stopped, taken up or forgotten had just ended; /health has no icon.
         path = message.location["url"].split("?")[0]
-        crossed = path.endswith(("/control", "/stream", "/lookup")) or (
+        crossed = path.endswith(("/control", "/stream", "/lookup", "/favicon.ico")) or (
             ("404 (Not Found)" in message.text and _ANSWER.search(path)) or "409 (Conflict)" in message.text
         )
         if message.type == "error" and not crossed:

@@ -63,7 +63,8 @@ def slow_server(smollm2: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="package")
 def media_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The model `seeing` sees and hears; `blind` does neither, and thinks before it answers."""
+    """The model `seeing` sees and hears. `blind` does neither, and thinks before it answers. Nothing has used
+    `resting` yet."""
     folder = tmp_path_factory.mktemp("models")
     shutil.copyfile(tiny_model_path(sees=True), folder / "seeing.gguf")
     shutil.copyfile(tiny_projector_path("gemma3+ultravox", rows_width=256), folder / "mmproj.gguf")
@@ -73,7 +74,9 @@ def media_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
         f'[models.seeing]\nsource = "{folder / "seeing.gguf"}"\nmmproj = "{folder / "mmproj.gguf"}"\n'
         f'[models.blind]\nsource = "{tiny_model_path()}"\nchat_template = "{folder / "thinks.jinja"}"\n'
     )
-    with ServerProcess("--config", str(settings)) as server:
+    (folder / "shelf").mkdir()
+    shutil.copyfile(tiny_model_path(), folder / "shelf" / "resting.gguf")
+    with ServerProcess("--config", str(settings), "--models-dir", str(folder / "shelf")) as server:
         yield server
 
 

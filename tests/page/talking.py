@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +42,20 @@ def settings(page: Page, section: str) -> Locator:
 
 
 def limit(page: Page, tokens: int) -> None:
-    settings(page, "Length").get_by_role("textbox", name="Most tokens").fill(str(tokens))
+    settings(page, "Length").get_by_role("textbox", name="Maximum length (tokens)").fill(str(tokens))
 
 
 def endless(page: Page, tokens: int = 900) -> None:
     """The next answers go on until somebody stops them, or until so many tokens are there."""
     limit(page, tokens)
-    settings(page, "Length").get_by_label("Go on behind the end").check()
+    settings(page, "Length").get_by_label("Ignore the end mark").check()
 
 
 def import_file(page: Page, path: Path, *conversations: dict[str, Any]) -> None:
     file = {"format": "openai-cpu-server.conversations", "version": 1, "conversations": list(conversations)}
     path.write_text(json.dumps(file))
     page.get_by_label("File to import").set_input_files(path)
-    expect(page.get_by_text(f"{len(conversations)} imported.")).to_be_visible()
+    expect(page.get_by_text(re.compile(rf"^{len(conversations)} conversations? imported"))).to_be_visible()
 
 
 def conversation(title: str, *texts: str) -> dict[str, Any]:
@@ -71,6 +72,15 @@ def conversation(title: str, *texts: str) -> dict[str, Any]:
         for index, text in enumerate(texts)
     ]
     return {"conversation": {"title": title, "leaf": f"m{len(texts) - 1}"}, "messages": messages}
+
+
+def export(page: Page, button: Locator, path: Path, kind: str) -> str:
+    """The text of the file that the page makes. `kind`: `JSON` or `Markdown`."""
+    button.click()
+    with page.expect_download() as download:
+        page.get_by_role("dialog").get_by_role("button", name=kind).click()
+    download.value.save_as(path)
+    return path.read_text()
 
 
 def open_conversation(page: Page, title: str) -> None:

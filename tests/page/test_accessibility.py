@@ -66,7 +66,7 @@ def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: P
         settings(page, section)
     settings(page, "Tools").get_by_role("button", name="Add a function").click()
     page.get_by_title("Model").click()
-    page.get_by_role("button", name="Actions of Pretty").click()
+    page.get_by_role("button", name="Actions for Pretty").click()
     assert findings(page, axe) == []
 
 
@@ -77,7 +77,7 @@ def test_axe_finds_nothing_in_the_control_room(
     with visiting(browser, slow_server) as visit, generating(slow_server):
         page = room(visit)
         page.emulate_media(color_scheme=theme)
-        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        expect(page.get_by_role("region", name="Running requests")).to_contain_text("writing")
         for summary in page.locator(".control-room summary").all():
             summary.click()
         assert findings(page, axe) == []

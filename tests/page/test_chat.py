@@ -18,6 +18,7 @@ from tests.page.talking import (
     composer,
     conversation,
     endless,
+    export,
     import_file,
     limit,
     open_conversation,
@@ -51,6 +52,12 @@ PRETTY = """
 |---|--:|
 | 1 | 2 |
 
+- [x] Done[^1]
+- [ ] To do
+  1. Nested
+
+[^1]: The *note*.
+
 ```python
 def f(x):
     return x
@@ -70,7 +77,7 @@ def test_an_answer_says_what_it_took_and_an_edit_and_another_answer_are_branches
     expect(figures.locator("summary")).to_contain_text("6 tokens")
     figures.locator("summary").click()
     expect(figures).to_contain_text("Queue")
-    expect(figures).to_contain_text("Of it cached")
+    expect(figures).to_contain_text("Cached")
     page.get_by_role("button", name="Another answer").click()
     expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
     whole_answer(page)
@@ -82,7 +89,7 @@ def test_an_answer_says_what_it_took_and_an_edit_and_another_answer_are_branches
     expect(asked).to_contain_text("Two")
     whole_answer(page)
     asked.hover()
-    asked.get_by_role("button", name="Version before").click()
+    asked.get_by_role("button", name="Previous version").click()
     expect(asked).to_contain_text("One")
     expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
 
@@ -92,7 +99,7 @@ def test_an_answer_obeys_its_schema_and_one_that_is_refused_is_told(visit: Visit
     settings(page, "JSON schema").get_by_role("button", name="Person").click()
     say(page, "Ann is 31 and likes tea.")
     answer = whole_answer(page)
-    expect(answer).to_contain_text("Obeys its schema")
+    expect(answer).to_contain_text("Matches its schema")
     expect(answer.locator(".json-form dt")).to_have_text(["name", "age", "likes"])
     answer.get_by_role("radio", name="JSON").check()
     assert set(json.loads(answer.locator("pre").inner_text())) == {"name", "age", "likes"}
@@ -112,12 +119,12 @@ def test_a_tool_call_goes_round(visit: Visit) -> None:
     settings(page, "Tools").get_by_label("When").select_option("required")
     say(page, "What is the weather in Paris?")
     call = whole_answer(page).get_by_role("group", name="Call of get_weather")
-    expect(call).to_contain_text("Arguments fit")
+    expect(call).to_contain_text("Arguments are valid")
     assert "city" in json.loads(call.locator("pre").inner_text())
     settings(page, "Tools").get_by_label("When").select_option("auto")
     limit(page, 30)
     call.get_by_label("Result").fill('{"sky": "clear"}')
-    page.get_by_role("button", name="Give result").click()
+    page.get_by_role("button", name="Send result").click()
     expect(page.get_by_role("article", name="Result of get_weather")).to_be_visible()
     expect(answers(page)).to_have_count(2)
     expect(whole_answer(page).locator(".figures")).to_be_visible()
@@ -153,11 +160,9 @@ def test_conversations_go_into_a_file_and_come_back(visit: Visit, tmp_path: Path
     import_file(page, tmp_path / "in.json", conversation("Old talk", "Hi", "Hello **there**"))
     open_conversation(page, "Old talk")
     expect(answers(page).locator("strong")).to_have_text("there")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Export all").click()
     exported = tmp_path / "out.json"
-    download.value.save_as(exported)
-    page.get_by_role("button", name="Actions of Old talk").click()
+    export(page, page.get_by_role("button", name="Export all"), exported, "JSON")
+    page.get_by_role("button", name="Actions for Old talk").click()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_role("button", name="Old talk", exact=True)).to_have_count(0)
@@ -165,7 +170,7 @@ def test_conversations_go_into_a_file_and_come_back(visit: Visit, tmp_path: Path
     open_conversation(page, "Old talk")
     expect(answers(page).locator("strong")).to_have_text("there")
     page.get_by_label("File to import").set_input_files(Path(__file__))
-    expect(page.get_by_text("This file is no JSON.")).to_be_visible()
+    expect(page.get_by_text("This file is neither JSON nor Markdown from this page.")).to_be_visible()
 
 
 def test_what_is_deleted_while_it_is_written_does_not_come_back(visit: Visit) -> None:
@@ -173,7 +178,7 @@ def test_what_is_deleted_while_it_is_written_does_not_come_back(visit: Visit) ->
     endless(page)
     say(page, "A secret.")
     expect(answers(page).last.locator(".prose")).not_to_be_empty()
-    page.get_by_role("button", name="Actions of A secret.").click()
+    page.get_by_role("button", name="Actions for A secret.").click()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -235,19 +240,6 @@ def test_how_far_a_prompt_is_read_is_shown(visit: Visit) -> None:
     expect(waiting).to_have_count(0)
 
 
-def test_text_files_go_with_a_message(visit: Visit, tmp_path: Path) -> None:
-    page = visit.page
-    limit(page, 4)
-    (tmp_path / "note.txt").write_text("The answer is 42.")
-    (tmp_path / "bad.bin").write_bytes(b"\xff\x00\xfe")
-    page.get_by_label("Files", exact=True).set_input_files([tmp_path / "note.txt", tmp_path / "bad.bin"])
-    expect(page.get_by_role("alert")).to_contain_text("bad.bin is no text")
-    say(page, "What does it say?")
-    asked = page.get_by_role("article", name="You")
-    expect(asked.locator(".chip")).to_contain_text("note.txt")
-    whole_answer(page)
-
-
 def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_path: Path) -> None:
     """They stand in the message, also after the page is opened anew; a large one is sent smaller."""
     page = media_visit.page
@@ -286,10 +278,10 @@ def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
     expect(whole_answer(page).locator(".prose")).not_to_be_empty()
     composer(page).evaluate(GIVE, ["drop", *(f"{index}.png" for index in range(30))])
     thumbs = page.get_by_role("list", name="Attached files").locator("img.thumb")
-    expect(page.get_by_role("alert")).to_contain_text("27.png is one picture too many")
+    expect(page.get_by_role("alert")).to_contain_text("27.png does not fit into this conversation")
     expect(thumbs).to_have_count(27)
     choose(page, "blind")
-    expect(page.get_by_role("alert").last).to_contain_text("This model takes no pictures")
+    expect(page.get_by_role("alert").last).to_contain_text("This model does not take pictures")
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
     choose(page, "seeing")
     say(page, "And these?")
@@ -315,12 +307,12 @@ def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
     expect(chips).to_have_text([re.compile(name) for name in ("low.wav 0:01", "red.png", "long.wav 0:12")])
     page.get_by_role("button", name="Record", exact=True).click()
     expect(page.locator(".composer-foot")).to_contain_text("0:01")
-    page.get_by_role("button", name="End the recording").click()
-    expect(chips.last).to_contain_text("Recording of")
+    page.get_by_role("button", name="Stop recording").click()
+    expect(chips.last).to_contain_text("Recording at")
     choose(page, "blind")
-    expect(page.get_by_role("alert").last).to_contain_text("This model takes no pictures")
+    expect(page.get_by_role("alert").last).to_contain_text("This model does not take pictures")
     page.get_by_role("button", name="Remove red.png").click()
-    expect(page.get_by_role("alert").last).to_contain_text("This model takes no sounds")
+    expect(page.get_by_role("alert").last).to_contain_text("This model does not take sounds")
     choose(page, "seeing")
     composer(page).evaluate(GIVE, ["paste", "paste.png"])
     expect(chips).to_have_count(4)
@@ -328,7 +320,7 @@ def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
         say(page, "What do they say?")
     figures = whole_answer(page).locator(".figures")
     figures.locator("summary").click()
-    expect(figures).to_contain_text("Of it sounds")
+    expect(figures).to_contain_text("Sounds in it")
     parts = sent.value.post_data_json["messages"][0]["content"]
     assert [part["type"] for part in parts] == [*["input_audio"] * 3, "image_url", "text"]
     sounds = [base64.b64decode(part["input_audio"]["data"]) for part in parts[:3]]
@@ -355,7 +347,7 @@ def test_a_model_that_thinks_is_told_to_answer(media_visit: Visit) -> None:
 
 
 def attachable(page: Page) -> None:
-    expect(page.get_by_role("button", name="Attach pictures, sounds and text files")).to_be_visible()
+    expect(page.get_by_role("button", name="Attach pictures, sounds, PDFs and text files")).to_be_visible()
 
 
 def choose(page: Page, model: str) -> None:
@@ -427,11 +419,35 @@ def test_markdown_is_drawn(visit: Visit, tmp_path: Path) -> None:
     prose = answers(page).locator(".prose")
     expect(prose.locator("h1")).to_have_text("A title")
     expect(prose.locator("td").last).to_have_attribute("align", "right")
+    expect(prose.get_by_role("img", name="done")).to_have_count(1)
+    expect(prose.locator("li.task").last).to_have_text(re.compile(r"^To do\s+Nested\s*$"))
+    note = prose.locator("ol.notes li")
+    expect(note).to_have_text("The note.")
+    prose.get_by_role("button", name="Footnote 1").click()
+    expect(note).to_be_focused()
     expect(prose.locator(".hljs-keyword").first).to_have_text("def")
     expect(prose.locator("math")).to_have_count(3)
     expect(prose).to_contain_text("costs $5 and")
     prose.get_by_role("button", name="Copy").click()
     expect(prose.get_by_role("button", name="Copied")).to_be_visible()
+
+
+def test_a_wide_table_wraps_its_headings_and_shows_where_it_goes_on(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    words = "A heading of several words"
+    tables = "\n\n".join(
+        f"{f'| {words} ' * columns}|\n{'|---' * columns}|\n{'| 1 ' * columns}|" for columns in (4, 20)
+    )
+    import_file(page, tmp_path / "in.json", conversation("Wide", "Hi", tables))
+    open_conversation(page, "Wide")
+    narrow, wide = answers(page).locator(".table").all()
+    assert [narrow.evaluate(IS_SCROLLED), wide.evaluate(IS_SCROLLED)] == [False, True]
+    for table in (narrow, wide):
+        expect(table).to_have_css("border-right-width", "1px")
+        expect(table).to_have_css("background-image", re.compile("linear-gradient.*rgba"))
+
+
+IS_SCROLLED = "table => table.scrollWidth > table.clientWidth"
 
 
 def test_everything_is_done_with_keys(visit: Visit) -> None:
@@ -445,6 +461,8 @@ def test_everything_is_done_with_keys(visit: Visit) -> None:
     expect(shortcuts).to_have_count(0)
     page.keyboard.press("/")
     expect(composer(page)).to_be_focused()
+    page.keyboard.press("Alt+s")
+    expect(page.get_by_role("complementary")).to_be_visible()
     page.keyboard.press("Alt+s")
     expect(page.get_by_role("complementary")).to_have_count(0)
     page.keyboard.press("Alt+2")

@@ -27,11 +27,11 @@ def server(slow_server: ServerProcess) -> ServerProcess:
 def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess) -> None:
     page = room(visit)
     with generating(server):
-        row = page.get_by_role("region", name="Requests that run").get_by_role("row").filter(has_text="ann")
-        expect(row).to_contain_text("writes")
+        row = page.get_by_role("region", name="Running requests").get_by_role("row").filter(has_text="ann")
+        expect(row).to_contain_text("writing")
         row.get_by_role("button", name="End ").click()
         row.get_by_role("button", name="Really end ").click()
-        expect(page.get_by_text("Nothing runs.")).to_be_visible()
+        expect(page.get_by_text("No request is running.")).to_be_visible()
 
 
 def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_is_gone_when_it_is_stopped(
@@ -45,7 +45,7 @@ def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_i
     expect(answer.locator(".prose")).not_to_be_empty()
     expect(answer).to_have_attribute("aria-busy", "true")
     watching = visit.tab("/#/control")
-    expect(watching.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+    expect(watching.get_by_role("region", name="Running requests")).to_contain_text("writing")
     before = answer.locator(".prose").inner_text()
     page.reload()
     expect(answer.locator(".prose")).to_contain_text(re.compile(re.escape(before[:40]) + ".{60}", re.S))
@@ -53,7 +53,7 @@ def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_i
     page.get_by_role("button", name="Stop").click()
     expect(answer).to_contain_text("Stopped.")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    expect(watching.get_by_text("Nothing runs.")).to_be_visible()
+    expect(watching.get_by_text("No request is running.")).to_be_visible()
 
 
 def test_the_picture_of_steps_can_be_walked_through_paused_and_read(
@@ -70,7 +70,7 @@ def test_the_picture_of_steps_can_be_walked_through_paused_and_read(
         page.locator(".control-timeline summary").click()
         table = page.get_by_role("region", name="The last steps as a table")
         expect(table.get_by_role("row").nth(1)).to_contain_text("interactive")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
 
 
 def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
@@ -78,11 +78,11 @@ def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
 ) -> None:
     page = room(visit)
     with generating(server):
-        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        expect(page.get_by_role("region", name="Running requests")).to_contain_text("writing")
         os.kill(server.engine.pid, signal.SIGSEGV)
         restarts = page.get_by_role("region", name="Restarts")
         expect(restarts).to_contain_text("SIGSEGV")
-        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        expect(page.get_by_role("region", name="Running requests")).to_contain_text("writing")
 
 
 def test_a_key_without_the_scope_is_told_what_it_needs(
@@ -92,10 +92,10 @@ def test_a_key_without_the_scope_is_told_what_it_needs(
     with visiting(browser, locked_server) as visit:
         page = room(visit)
         _use_key(page, METER)
-        expect(page.get_by_text("This key may not watch.")).to_be_visible()
+        expect(page.get_by_text("This key may not use the control room.")).to_be_visible()
         page.get_by_role("button", name="API key").click()
         _use_key(page, ANN)
-        expect(page.get_by_text("your own; others are only counted")).to_be_visible()
+        expect(page.get_by_text("only your own; others are counted")).to_be_visible()
 
 
 def _use_key(page: Page, key: str) -> None:
@@ -106,7 +106,7 @@ def _use_key(page: Page, key: str) -> None:
 def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerProcess) -> None:
     with visiting(browser, server, width=360, height=740) as visit, generating(server):
         page = room(visit)
-        expect(page.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+        expect(page.get_by_role("region", name="Running requests")).to_contain_text("writing")
         width = "document.querySelector('.control-room').scrollWidth"
         wait_until(lambda: page.evaluate(width) <= 360)
 

@@ -29,7 +29,7 @@ def demand(page: Page, tool: str, *, ask: str = "never") -> None:
     """The model must call it first. It writes what is likely: else a call may have more arguments than its
     tool knows, and take long."""
     part = servers(page)
-    part.get_by_label("I am asked").select_option(ask)
+    part.get_by_label("Ask me").select_option(ask)
     part.get_by_label("When").select_option(f"tools/{tool}")
     settings(page, "Sampling").get_by_role("textbox", name="Temperature").fill("0")
     limit(page, 120)
@@ -50,9 +50,9 @@ def test_a_call_waits_for_its_approval_beyond_a_reload_and_is_made_once(visit: V
     say(page, "Look.")
     asked = page.get_by_role("group", name="Call of lure")
     expect(asked).to_contain_text('"word": "yes"')
-    expect(page.get_by_text("A call waits for your approval.")).to_be_attached()
+    expect(page.get_by_text("A call is waiting for your approval.")).to_be_attached()
     page.reload()
-    expect(asked).to_contain_text("waits for you")
+    expect(asked).to_contain_text("waiting for you")
     composer(page).fill("Well?")
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
     with page.expect_request("**/v1/responses") as posted:
@@ -67,6 +67,14 @@ def test_a_call_waits_for_its_approval_beyond_a_reload_and_is_made_once(visit: V
     expect(page.locator(".answer").locator("img, script, a")).to_have_count(0)
     assert posted.value.post_data_json["tool_choice"] == "auto", "the demand was met"
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_a_server_that_is_not_reachable_says_why(visit: Visit) -> None:
+    part = settings(visit.page, "MCP servers")
+    gone = part.get_by_role("group", name="MCP server gone")
+    gone.get_by_role("button", name="Show tools").click()
+    expect(gone.get_by_role("alert")).to_contain_text("it has ended")
+    expect(gone).to_contain_text("not reachable")
 
 
 def test_nothing_of_it_is_drawn_where_there_are_no_servers(media_visit: Visit) -> None:
@@ -102,7 +110,7 @@ def test_a_call_that_is_denied_is_not_made_and_one_that_fails_says_why(visit: Vi
     whole_answer(page)
     expect(asked).to_contain_text("denied")
     expect(folded(page, "broken")).to_have_count(0)
-    settings(page, "MCP servers").get_by_label("I am asked").select_option("never")
+    settings(page, "MCP servers").get_by_label("Ask me").select_option("never")
     say(page, "Try again.")
     whole_answer(page)
     call = folded(page, "broken")

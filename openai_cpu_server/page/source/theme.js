@@ -1,4 +1,4 @@
-// Runs before the first paint, so that nobody who wants dark sees a white flash.
+// Runs before the first paint, so that the dark theme begins without a white flash.
 (() => {
   try {
     const chosen = localStorage.getItem("ocs-theme");

@@ -27,7 +27,7 @@ export class ApiError extends Error {
 /** There was no answer: the server is gone, or the network is. */
 export class Unreachable extends Error {
   constructor() {
-    super("The server does not answer.");
+    super("The server is not responding.");
   }
 }
 
@@ -68,7 +68,7 @@ async function request(method, path, { body, signal, headers } = {}) {
   }
   if (response.ok) return response;
   const error = await apiError(response);
-  // A gateway says so when nobody answers behind it; the server's own errors have a code.
+  // A gateway sends these when the server behind it is down; the server's own errors have a code.
   throw GATEWAYS.includes(error.status) && error.code === null ? new Unreachable() : error;
 }
 

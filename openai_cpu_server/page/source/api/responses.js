@@ -32,7 +32,7 @@ export function takeUp(id, lastEvent, hear, signal) {
 
 /** Ends it, if it has not ended, and has the server forget it. */
 export function letGo(id) {
-  return call("DELETE", of(id)).catch(() => {}); // it was not stored, or nobody is there
+  return call("DELETE", of(id)).catch(() => {}); // it was not stored, or the server is gone
 }
 
 async function listen(path, options, hear, signal) {

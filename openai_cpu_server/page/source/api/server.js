@@ -17,7 +17,7 @@ export const access = signal("unknown");
 /** Cards of the MCP servers whose tools this key may use; none while they are not known. */
 export const mcpServers = signal([]);
 
-/** Where the server comes back, so that whoever waited goes on: a number that grows. */
+/** Number of times that the server has come back. Waiting work continues when it grows. */
 export const returns = signal(0);
 
 export const serverState = computed(() => (reachable.value ? (health.value?.status ?? "unknown") : "gone"));
@@ -37,7 +37,7 @@ export function watchServer() {
   look();
 }
 
-/** Looks now; whoever lost a connection calls this. */
+/** Looks now. Called by code that has lost a connection. */
 export async function look() {
   if (looking) return;
   looking = true;
@@ -104,7 +104,7 @@ function accessAfter(error) {
   return "ok"; // 403: a key for other things than models, such as metrics
 }
 
-/** Whoever gets a 401 tells it here: the key may have been taken away meanwhile. */
+/** Called by code that gets a 401: the key may have been revoked. */
 export function refused() {
   access.value = key.value ? "wrong" : "needed";
 }

@@ -1,4 +1,4 @@
-// Answers come in streams of events that go on while nobody listens, so that a page that was loaded again takes them up.
+// Answers come in streams of events that continue without a listener, so that a reloaded page can resume them.
 // A browser opens no more than six HTTP/1.1 connections to a server, and eight streams would wait for each other: those
 // beyond the first few share one WebSocket, and end with it.
 import { amongFew } from "../base/alone.js";
@@ -53,7 +53,7 @@ export function takeUp(name, lastEvent, hear, signal) {
 
 /** Ends the stream of this name, which would go on. */
 export function letGo(name) {
-  return call("DELETE", `${ROUTE}/${encodeURIComponent(name)}`).catch(() => {}); // it has ended, or nobody is there
+  return call("DELETE", `${ROUTE}/${encodeURIComponent(name)}`).catch(() => {}); // it has ended, or the server is gone
 }
 
 /** The open socket, or null where none can be had. */
@@ -132,7 +132,7 @@ function lost(closed, code) {
   if (socket === closed) socket = null;
   const cut = [...live.values()].filter((asked) => asked.open === closed).sort((a, b) => b.size - a.size);
   // The server has closed it for one message, which can only be the largest. The others go on with a new one.
-  if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server takes.", code: "request_too_large" }));
+  if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server accepts.", code: "request_too_large" }));
   for (const asked of cut) asked.fail(new Unreachable());
 }
 

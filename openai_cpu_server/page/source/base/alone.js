@@ -6,7 +6,7 @@ export function alone(name, run) {
   return navigator.locks.request(`ocs-${name}`, { ifAvailable: true }, (lock) => lock && run());
 }
 
-/** Runs it where fewer than `most` are running under this name in all tabs. False: as many do, or nobody knows. */
+/** Runs it where fewer than `most` are running under this name in all tabs. False: as many do, or the browser has no locks. */
 export async function amongFew(name, most, run) {
   if (!navigator.locks) return false;
   for (let place = 0; place < most; place++) {

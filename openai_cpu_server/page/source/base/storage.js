@@ -13,14 +13,14 @@ function write(storage, name, value) {
     if (value === null || value === "") storage().removeItem(name);
     else storage().setItem(name, value);
   } catch {
-    // It is kept in memory by whoever asked.
+    // The caller keeps it in memory.
   }
 }
 
 const local = () => localStorage;
 const session = () => sessionStorage;
 
-/** Kept until somebody clears this browser's data. */
+/** Kept until this browser's data is cleared. */
 export const kept = {
   get: (name) => read(local, `ocs-${name}`),
   set: (name, value) => write(local, `ocs-${name}`, value),

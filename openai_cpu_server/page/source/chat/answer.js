@@ -72,7 +72,7 @@ export function canGoOn(message) {
   return !message.parts && Boolean(message.content || message.reasoning) && !message.toolCalls.length && !message.schema;
 }
 
-/** Nobody asks for it any more: the tab that did was closed or loaded again. */
+/** Whether no tab asks for it any more: the one that did was closed or reloaded. */
 export function isAbandoned(message, now) {
   return isRunning(message) && now - (message.beat ?? 0) > 5000;
 }

@@ -22,10 +22,10 @@ const PASSING = new Set(["queue_full", "engine_unavailable", "rate_limit_exceede
 /** Why a stream cannot be taken up. */
 const NOT_KEPT = new Set(["request_not_found", "events_lost"]);
 
-/** Nobody knows the rest of an answer. */
+/** The rest of an answer is lost. */
 class Cut extends Error {}
 
-/** How an answer is asked for where the page, or nobody, does what its tools do. */
+/** How an answer is requested whose tools, if any, people run. */
 const CHAT = {
   ask: ({ id }, body, hear, signal) => chats.ask(id, body, hear, signal),
   takeUp: ({ id, lastEvent }, hear, signal) => chats.takeUp(id, lastEvent, hear, signal),
@@ -86,7 +86,7 @@ export async function approve(message, id, isApproved) {
   const parts = message.parts.map((part) => (part.id === id && response.isPending(part) ? { ...part, isApproved } : part));
   const after = { ...message, parts };
   if (live.has(message.id)) return;
-  const kept = update(after); // it is shown at once, so that nobody says it twice
+  const kept = update(after); // shown at once, so that it is not decided twice
   if (!response.isWaitingForApproval(after)) goOn({ ...after, firstPart: parts.length });
   await kept;
 }
@@ -158,10 +158,10 @@ class Answering {
 
   ending() {
     if (this.message.status === "failed") return `The answer failed: ${this.message.error.text}`;
-    return response.isWaitingForApproval(this.message) ? "A call waits for your approval." : "The answer is complete.";
+    return response.isWaitingForApproval(this.message) ? "A call is waiting for your approval." : "The answer is complete.";
   }
 
-  /** What changes in a response when nobody asks for it any more. */
+  /** Changes of a response that is not asked for any more. */
   closed() {
     const { parts, isKept } = this.message;
     if (!parts) return {};
@@ -222,7 +222,7 @@ class Answering {
   /** Waits for what passes by itself; all else is the end. */
   async after(error) {
     if (this.message.parts && !this.message.isKept && this.mayHaveCalled(error)) {
-      await this.fail({ text: `${error.message} Calls of tools may have been made, so this is not asked again by itself.`, code: error.code ?? null, param: error.param });
+      await this.fail({ text: `${error.message} Tools may already have been called, so the request is not repeated automatically.`, code: error.code ?? null, param: error.param });
       return true;
     }
     if (error instanceof Unreachable) {

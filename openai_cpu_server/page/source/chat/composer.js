@@ -1,14 +1,14 @@
 // Where people write: text, files, and the few switches that one wants at hand.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
-import { Choice, IconButton } from "../base/controls.js";
+import { IconButton } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
-import { bytes, count, playingTime } from "../base/numbers.js";
+import { count, playingTime } from "../base/numbers.js";
 import { mcpServers, models } from "../api/server.js";
 import { isAbandoned, isRunning } from "./answer.js";
 import { giveResults, say, stop } from "./asking.js";
 import { changeSettings, current, path, watched } from "./conversations.js";
-import { readFiles } from "./files.js";
+import { readFiles, sizeOf } from "./files.js";
 import { showsPanel } from "./layout.js";
 import { chosenModel, takenBy } from "./model_picker.js";
 import { jsonProblem } from "./options.js";
@@ -16,10 +16,6 @@ import { RecordButton } from "./record_button.js";
 import { obstacle, usedServers } from "./request.js";
 import { isWaitingForApproval } from "./response.js";
 
-const PRIORITIES = [
-  { value: "interactive", label: "Now", help: "Interactive: you wait for it, it goes first" },
-  { value: "batch", label: "Whenever", help: "Batch: it runs where nobody waits" },
-];
 /** What is written and not sent yet, by conversation. */
 const drafts = new Map();
 
@@ -48,7 +44,7 @@ export function Composer() {
   const wantsApproval = isWaitingForApproval(last) && !running;
   const takes = takenBy(chosenModel());
   const lacking = chosenModel() ? ["picture", "sound"].find((kind) => !takes[kind] && files.some((file) => file[kind])) : undefined;
-  const wrong = obstacle(settings, jsonProblem, mcpServers.value) ?? (lacking ? `This model takes no ${lacking}s: remove them, or choose another model.` : null);
+  const wrong = obstacle(settings, jsonProblem, mcpServers.value) ?? (lacking ? `This model does not take ${lacking}s: remove them, or choose another model.` : null);
   const isUnready = (!text.trim() && !files.length) || numRead > 0;
 
   const send = () => {
@@ -61,7 +57,7 @@ export function Composer() {
   };
   const attach = (list) => {
     const given = [...list]; // what is dropped or pasted may be gone later
-    setNumRead((before) => before + 1); // who presses Enter meanwhile wants them to be sent, too
+    setNumRead((before) => before + 1); // a message is sent only when they are read
     reading.current = reading.current.then(async () => { // in the order in which they are given, large or small
       const shown = [...path.value, { files: held.current }].flatMap((message) => message.files ?? []);
       const read = await readFiles(given, { takes: takenBy(chosenModel()), shown });
@@ -81,20 +77,13 @@ export function Composer() {
     event.preventDefault();
     attach(event.clipboardData.files);
   };
-  const onDrop = (event) => {
-    event.preventDefault();
-    setDragging(false);
-    attach(event.dataTransfer.files);
-  };
+  useDroppedFiles(setDragging, attach);
   return html`<form
     class=${dragging ? "composer dragging" : "composer"}
     onSubmit=${(event) => (event.preventDefault(), send())}
-    onDragOver=${(event) => (event.preventDefault(), setDragging(true))}
-    onDragLeave=${() => setDragging(false)}
-    onDrop=${onDrop}
   >
     ${files.length > 0 && html`<ul class="chips" aria-label="Attached files">${files.map(
-      (file, index) => html`<li class="chip">${file.picture ? html`<img class="thumb" src=${file.picture} alt="" />` : html`<${Icon} name=${file.sound ? "sound" : "clip"} size=${14} />`}<span>${file.name}</span> ${sizeOf(file)}
+      (file, index) => html`<li class="chip">${file.picture ? html`<img class="thumb" src=${file.picture} alt="" />` : html`<${Icon} name=${file.sound ? "sound" : "clip"} size=${14} />`}<span>${file.name}</span> ${measureOf(file)}
         <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== index))}><${Icon} name="close" size=${12} /></button></li>`,
     )}</ul>`}
     ${problems.length > 0 && html`<p class="composer-problem" role="alert">${problems.join(" ")}</p>`}
@@ -103,7 +92,7 @@ export function Composer() {
       id="composer"
       ref=${field}
       rows="1"
-      placeholder=${wantsApproval ? "Approve or deny the call above to go on" : wantsResults ? "Give the calls above a result to go on" : "Write a message"}
+      placeholder=${wantsApproval ? "Approve or deny the call above to continue" : wantsResults ? "Enter results for the calls above to continue" : "Write a message"}
       value=${text}
       onInput=${(event) => setText(event.target.value)}
       onKeyDown=${onKeyDown}
@@ -116,7 +105,7 @@ export function Composer() {
       <${IconButton} icon="braces" label="JSON schema" pressed=${settings.form === "schema"} onClick=${() => toggle({ form: settings.form === "schema" ? "text" : "schema" })} />
       <${IconButton} icon="tool" label="Tools" pressed=${settings.usesTools} onClick=${() => toggle({ usesTools: !settings.usesTools })} />
       ${mcpServers.value.length > 0 && html`<${ServersButton} settings=${settings} />`}
-      <${Choice} label="Priority" value=${settings.priority} options=${PRIORITIES} onChange=${(priority) => changeSettings({ priority })} />
+      ${settings.priority === "batch" && html`<button type="button" class="tag low" title="Set in the settings" onClick=${() => showSection("priority-settings")}>Low priority</button>`}
       <span class="composer-end">
         <${ContextMeter} last=${last} />
         ${running
@@ -128,29 +117,52 @@ export function Composer() {
   </form>`;
 }
 
-function sizeOf({ text, sound, seconds }) {
-  if (sound) return html`<span class="soft">${playingTime(seconds)}</span>`;
-  return text !== undefined && html`<span class="soft">${bytes(text.length)}</span>`;
+function measureOf(file) {
+  if (file.picture) return null;
+  return html`<span class="soft">${file.sound ? playingTime(file.seconds) : sizeOf(file)}</span>`;
 }
 
-/** "pictures, sounds and text files" */
+/** "pictures, sounds, PDFs and text files" */
 function attachable(takes) {
   const media = ["picture", "sound"].filter((kind) => takes[kind]).map((kind) => `${kind}s`);
-  return media.length ? `${media.join(", ")} and text files` : "text files";
+  return `${[...media, "PDFs"].join(", ")} and text files`;
+}
+
+/** Files may be dropped anywhere: a browser would open one that misses the field in place of the page. */
+function useDroppedFiles(setDragging, attach) {
+  const latest = useRef(attach);
+  latest.current = attach;
+  useEffect(() => {
+    const handled = (handle) => (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return; // texts are dragged as ever
+      event.preventDefault();
+      handle(event);
+    };
+    const over = handled(() => setDragging(true));
+    const leave = (event) => event.relatedTarget ?? setDragging(false);
+    const drop = handled((event) => {
+      setDragging(false);
+      if (!document.querySelector("dialog[open]")) latest.current(event.dataTransfer.files);
+    });
+    const listeners = { dragover: over, dragleave: leave, drop };
+    for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
+    return () => Object.entries(listeners).forEach(([name, listener]) => removeEventListener(name, listener));
+  }, []);
+}
+
+function showSection(id) {
+  showsPanel.value = true;
+  requestAnimationFrame(() => {
+    const part = document.getElementById(id);
+    part.open = true;
+    part.querySelector("summary").focus();
+  });
 }
 
 /** Opens the settings where they are chosen, and says how many are on. */
 function ServersButton({ settings }) {
   const on = usedServers(settings, mcpServers.value).length;
-  const show = () => {
-    showsPanel.value = true;
-    requestAnimationFrame(() => {
-      const part = document.getElementById("mcp-settings");
-      part.open = true;
-      part.querySelector("summary").focus();
-    });
-  };
-  return html`<button type="button" class=${on ? "icon-button mcp-on" : "icon-button"} aria-label=${`MCP servers, ${on} on`} title="Tools of MCP servers" onClick=${show}><${Icon} name="plug" />${on > 0 && html`<span aria-hidden="true">${on}</span>`}</button>`;
+  return html`<button type="button" class=${on ? "icon-button mcp-on" : "icon-button"} aria-label=${`MCP servers, ${on} on`} title="Tools of MCP servers" onClick=${() => showSection("mcp-settings")}><${Icon} name="plug" />${on > 0 && html`<span aria-hidden="true">${on}</span>`}</button>`;
 }
 
 function toggle(fields) {
@@ -174,6 +186,6 @@ function ContextMeter({ last }) {
   const limit = card?.meta?.context_length;
   if (!used || !limit) return null;
   return html`<span class="meter" title=${`${count(used)} of ${count(limit)} tokens of context`}>
-    <progress max=${limit} value=${used} aria-label="Context used"></progress><span>${count(used)}</span>
+    <progress max=${limit} value=${used} aria-label="Context used"></progress><span>${count(used)} tokens</span>
   </span>`;
 }

@@ -8,7 +8,7 @@ import { below, newestLeaf, pathTo } from "./tree.js";
 
 /** All conversations, newest first, without their messages. */
 export const conversations = signal([]);
-/** The one that is open: {id, title, settings, leaf, ...}. One that nobody has written in yet is kept nowhere. */
+/** The one that is open: {id, title, settings, leaf, ...}. An empty one is not stored. */
 export const current = signal(fresh());
 /** Messages of the open one, by id. The map is replaced when messages come and go, not when one gets longer. */
 export const messages = signal(new Map());
@@ -42,14 +42,15 @@ export async function loadConversations() {
   const all = await store.allConversations();
   const newer = conversations.peek(); // listed while the store was read
   const known = new Set(newer.map((one) => one.id));
-  conversations.value = [...newer, ...all.filter((one) => !known.has(one.id))].sort((a, b) => b.updated - a.updated);
+  const others = all.filter((one) => !known.has(one.id) && !discarded.has(one.id));
+  conversations.value = [...newer, ...others].sort((a, b) => b.updated - a.updated);
 }
 
 /** False: there is no such conversation. */
 export async function open(id) {
   if (current.peek().id === id) return true;
   const [found, its] = await Promise.all([store.conversationOf(id), store.messagesOf(id)]);
-  if (!found) return false;
+  if (!found || discarded.has(id)) return false;
   const known = its.map((message) => live.get(message.id)?.message ?? message);
   messages.value = new Map(known.map((message) => [message.id, message]));
   current.value = found;
@@ -70,6 +71,9 @@ export const live = new Map();
 
 /** Messages that were deleted, by id: an answer that was still coming must not bring them back. */
 const gone = new Set();
+
+/** Ids of conversations that were deleted, here or in another tab: one that was being read or changed must stay deleted. */
+const discarded = new Set();
 
 function bury(ids) {
   for (const id of ids) {
@@ -104,7 +108,7 @@ export async function add(conversation, fields) {
 
 /** Shows a message as it is by now; `lasting`: keeps it too, and tells other tabs. */
 export async function update(message, { lasting = true } = {}) {
-  if (gone.has(message.id)) return;
+  if (gone.has(message.id) || discarded.has(message.conversation)) return;
   show(message);
   if (lasting) await keep({ puts: { messages: [message] } }, { message });
 }
@@ -128,7 +132,7 @@ export async function remove(id) {
 export async function change(id, fields, itsMessages = []) {
   const isOpen = current.peek().id === id;
   const before = isOpen ? current.peek() : (conversations.peek().find((one) => one.id === id) ?? (await store.conversationOf(id)));
-  if (!before) return;
+  if (!before || discarded.has(id)) return;
   const { isFresh, ...after } = { ...before, ...fields };
   const wasKept = !isFresh || itsMessages.length > 0;
   if (isOpen) current.value = wasKept ? after : { ...after, isFresh };
@@ -150,10 +154,9 @@ export async function changeSettings(fields) {
 }
 
 export async function discard(id) {
+  hearEnd(id);
   const its = (await store.messagesOf(id)).map((message) => message.id);
-  bury([...its, ...liveIn(id)]);
-  conversations.value = conversations.peek().filter((one) => one.id !== id);
-  if (current.peek().id === id) startAnew();
+  bury(its);
   await keep({ deletes: { conversations: [id], messages: its } }, { discarded: id });
 }
 
@@ -168,11 +171,11 @@ export async function adopt(conversation, itsMessages) {
 async function keep(what, told) {
   try {
     await store.write(what);
-    keepingProblem.value = store.isForgetful ? "This browser keeps nothing for this page: conversations are gone when you close it." : null;
+    keepingProblem.value = store.isForgetful ? "This browser stores nothing for this page: your conversations are lost when you close it." : null;
   } catch (error) {
-    keepingProblem.value = `This browser could not keep the conversation: ${error?.message ?? "its storage is full"}`;
+    keepingProblem.value = `This browser could not save the conversation: ${error?.message ?? "its storage is full"}`;
   }
-  channel?.postMessage(told); // now, for others may read it from the store
+  channel?.postMessage(told); // only now can other tabs read it from the store
 }
 
 channel?.addEventListener("message", ({ data }) => {
@@ -184,6 +187,7 @@ channel?.addEventListener("message", ({ data }) => {
 });
 
 function hearOf(conversation, added) {
+  if (discarded.has(conversation.id)) return;
   listed(conversation);
   if (conversation.id !== current.peek().id) return;
   if (added.length) {
@@ -201,6 +205,7 @@ function hearMessage(message) {
 }
 
 function hearEnd(id) {
+  discarded.add(id);
   bury(liveIn(id));
   conversations.value = conversations.peek().filter((one) => one.id !== id);
   if (current.peek().id === id) startAnew();

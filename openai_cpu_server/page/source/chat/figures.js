@@ -1,4 +1,4 @@
-// What an answer took: tokens, speed, where its time went, how much of its prompt was computed before.
+// The cost of an answer: tokens, speed, time by phase, and the cached share of its prompt.
 import { html } from "../base/html.js";
 import { count, milliseconds, percent } from "../base/numbers.js";
 
@@ -7,7 +7,7 @@ export function Figures({ message }) {
   if (!usage) return null;
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const { image_tokens: seen, audio_tokens: heard } = usage.prompt_tokens_details ?? {};
-  const shown = [["Of it pictures", seen], ["Of it sounds", heard]].filter(([, tokens]) => tokens > 0);
+  const shown = [["Pictures in it", seen], ["Sounds in it", heard]].filter(([, tokens]) => tokens > 0);
   const share = usage.prompt_tokens ? cached / usage.prompt_tokens : 0;
   const thoughts = usage.completion_tokens_details?.reasoning_tokens;
   const rate = timings && timings.generation_ms > 0 ? (1000 * timings.tokens_generated) / timings.generation_ms : null;
@@ -17,18 +17,22 @@ export function Figures({ message }) {
     <dl>
       <${Figure} name="Prompt">${count(usage.prompt_tokens)} tokens</${Figure}>
       ${shown.map(([name, tokens]) => html`<${Figure} name=${name}>${count(tokens)} tokens</${Figure}>`)}
-      <${Figure} name="Of it cached">${count(cached)} tokens (${percent(share)})</${Figure}>
+      <${Figure} name="Cached">${count(cached)} tokens (${percent(share)})</${Figure}>
       <${Figure} name="Answer">${count(usage.completion_tokens)} tokens</${Figure}>
-      ${thoughts > 0 && html`<${Figure} name="Of it thoughts">${count(thoughts)} tokens</${Figure}>`}
-      ${firstTokenMs !== undefined && html`<${Figure} name="First token, as seen here">${milliseconds(firstTokenMs)}</${Figure}>`}
+      ${thoughts > 0 && html`<${Figure} name="Thoughts">${count(thoughts)} tokens</${Figure}>`}
+      ${firstTokenMs !== undefined && html`<${Figure} name="Time to first token">${milliseconds(firstTokenMs)}</${Figure}>`}
       ${timings?.forced_tokens > 0 && html`<${Figure} name="Forced by the grammar">${count(timings.forced_tokens)} tokens</${Figure}>`}
-      ${timings?.draft_n > 0 && html`<${Figure} name="Drafted, and kept">${count(timings.draft_n)}, ${percent(timings.draft_n_accepted / timings.draft_n)}</${Figure}>`}
-      ${timings?.preemptions > 0 && html`<${Figure} name="Gave way to others">${count(timings.preemptions)} times</${Figure}>`}
-      ${timings?.interruptions > 0 && html`<${Figure} name="Steps thrown away">${count(timings.interruptions)}</${Figure}>`}
+      ${timings?.draft_n > 0 && html`<${Figure} name="Drafted">${count(timings.draft_n)} tokens (${percent(timings.draft_n_accepted / timings.draft_n)} accepted)</${Figure}>`}
+      ${timings?.preemptions > 0 && html`<${Figure} name="Preempted">${times(timings.preemptions)}</${Figure}>`}
+      ${timings?.interruptions > 0 && html`<${Figure} name="Interrupted">${times(timings.interruptions)}</${Figure}>`}
       ${model && html`<${Figure} name="Model">${model}</${Figure}>`}
-      ${priority && html`<${Figure} name="Priority">${priority}</${Figure}>`}
+      ${priority && html`<${Figure} name="Priority">${priority === "batch" ? "low" : "normal"}</${Figure}>`}
     </dl>
   </details>`;
+}
+
+function times(value) {
+  return value === 1 ? "once" : `${count(value)} times`;
 }
 
 function Figure({ name, children }) {

@@ -1,73 +1,90 @@
 // Files that people attach, and files that they get.
+import { bytes } from "../base/numbers.js";
 import { asSent, isSound, secondsOf } from "./sounds.js";
 
-const LARGEST_BYTES = 2_000_000;
+const MOST_PDF_BYTES = 17_000_000;
+const MOST_TEXT_BYTES = 4_000_000; // all files of a conversation may have so many characters
 const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const LARGEST_SIDE = 2048; // no encoder looks at more, and all pictures are sent again in each turn
 const PICTURE_BYTES = 1_000_000;
 const LARGEST_SOUND_BYTES = 100_000_000; // it is made smaller, but all of it is in memory before
-// Of a conversation: servers take 32 pictures and sounds, 120 million pixels, 20 minutes and bodies of 32 MB, unless
-// they are told otherwise.
+// Limits of a conversation. By default servers take 32 pictures and sounds, 32 files, 120 million pixels, 20 minutes
+// and bodies of 32 MB.
 const MOST_MEDIA = 28;
 const MOST_CHARACTERS = 24_000_000;
 const MOST_SECONDS = 1200;
 const LEAST_SECONDS = 0.1; // of each sound
 
-/** Reads files: texts, and pictures and sounds where the model `takes` them ({picture, sound}: whether it does),
- * beside those that are `shown` already. Returns them, and what is wrong with the others. */
+/**
+ * Reads PDFs and texts, and pictures and sounds where the model `takes` them ({picture, sound}: whether it does),
+ * beside those that are `shown` already. Returns {files, problems}; a problem is a sentence for each other file.
+ */
 export async function readFiles(list, { takes, shown }) {
   const files = [];
   const problems = [];
   for (const file of list) {
-    const problem = await taken(file, files, takes, shown);
-    if (problem) problems.push(problem);
+    try {
+      const given = await read(file, takes);
+      if (!isRoom([...shown, ...files, given])) throw new Refused(`${file.name} does not fit into this conversation: start a new one.`);
+      files.push(given);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      problems.push(error.message);
+    }
   }
   return { files, problems };
 }
 
-/** Adds it to `files`. Returns what is wrong with it; null: nothing. */
-async function taken(file, files, takes, shown) {
-  const kind = file.type.startsWith("image/") ? "picture" : isSound(file) ? "sound" : null;
-  if (!kind) return read(file, files);
-  if (!takes[kind]) return `${file.name} is a ${kind}, and this model takes none.`;
+/** A file that cannot be attached, with a sentence that says why. */
+class Refused extends Error {}
+
+/** Returns {name, text}, {name, document}, {name, picture} or {name, sound, seconds}. Raises Refused. */
+async function read(file, takes) {
+  const { name } = file;
+  const kind = isPicture(file) ? "picture" : isSound(file) ? "sound" : null;
+  if (kind && !takes[kind]) throw new Refused(`${name} is a ${kind}, and this model does not take ${kind}s.`);
+  const readers = { picture: readPicture, sound: readSound };
   try {
-    const given = await (kind === "picture" ? look(file) : listen(file));
-    if (given.problem) return given.problem;
-    if (!isRoom([...shown, ...files, given])) return `${file.name} is one ${kind} too many for this conversation: begin a new one.`;
-    files.push(given);
-    return null;
-  } catch {
-    return `${file.name} is a ${kind} that this browser cannot read.`;
+    return { name, ...(await (readers[kind] ?? readDocument)(file)) };
+  } catch (error) {
+    throw error instanceof Refused ? error : new Refused(`${name} ${kind ? `is a ${kind} that this browser cannot read` : "cannot be read"}.`);
   }
+}
+
+/** Drawings in SVG are text, and every model reads them. */
+function isPicture({ type }) {
+  return type.startsWith("image/") && type !== "image/svg+xml";
 }
 
 function isRoom(shown) {
   const media = shown.filter((file) => file.picture || file.sound);
-  const characters = media.reduce((sum, one) => sum + (one.picture ?? one.sound).length, 0);
+  const documents = shown.filter((file) => file.document);
+  const characters = shown.reduce((sum, one) => sum + (one.picture ?? one.sound ?? one.document ?? "").length, 0);
+  const texts = shown.reduce((sum, one) => sum + (one.text?.length ?? 0), 0);
   const seconds = media.reduce((sum, one) => sum + (one.seconds ?? 0), 0);
-  return media.length <= MOST_MEDIA && characters <= MOST_CHARACTERS && seconds <= MOST_SECONDS;
+  const isFew = media.length <= MOST_MEDIA && documents.length <= MOST_MEDIA;
+  return isFew && characters <= MOST_CHARACTERS && texts <= MOST_TEXT_BYTES && seconds <= MOST_SECONDS;
 }
 
-async function look(file) {
-  if (!PICTURES.includes(file.type)) return { problem: `${file.name} is a kind of picture that is not taken.` };
-  return { name: file.name, picture: await asDataUri(await smaller(file)) };
+async function readPicture(file) {
+  return { picture: await asDataUri(await smaller(file)) };
 }
 
-async function listen(file) {
-  if (file.size > LARGEST_SOUND_BYTES) return { problem: `${file.name} is larger than 100 MB.` };
+async function readSound(file) {
+  if (file.size > LARGEST_SOUND_BYTES) throw new Refused(`${file.name} is larger than ${bytes(LARGEST_SOUND_BYTES)}.`);
   const told = await secondsOf(file);
   const isLong = Number.isFinite(told) && told > MOST_SECONDS;
-  if (isLong) return { problem: `${file.name} is longer than 20 minutes.` };
+  if (isLong) throw new Refused(`${file.name} is longer than 20 minutes.`);
   const { blob, seconds } = await asSent(file, told);
-  if (seconds < LEAST_SECONDS) return { problem: `${file.name} is too short to be heard.` };
-  return { name: file.name, sound: await asDataUri(blob), seconds };
+  if (seconds < LEAST_SECONDS) throw new Refused(`${file.name} is too short.`);
+  return { sound: await asDataUri(blob), seconds };
 }
 
-/** The picture itself, or a smaller one where it is larger than it need be. */
+/** The picture itself, or a smaller JPEG of one that is larger than it need be or of a kind that servers do not take. */
 async function smaller(file) {
   const image = await createImageBitmap(file, { imageOrientation: "from-image" });
   const share = Math.min(1, LARGEST_SIDE / Math.max(image.width, image.height));
-  if (share === 1 && file.size <= PICTURE_BYTES) return file;
+  if (share === 1 && file.size <= PICTURE_BYTES && PICTURES.includes(file.type)) return file;
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(image.width * share));
   canvas.height = Math.max(1, Math.round(image.height * share));
@@ -87,21 +104,41 @@ function asDataUri(blob) {
   });
 }
 
-async function read(file, files) {
-  if (file.size > LARGEST_BYTES) return `${file.name} is larger than 2 MB.`;
+const PDF = /%PDF-/;
+const PDF_WITHIN = 1024; // some have a few bytes before it
+const CONTROLS = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f]/;
+
+/** A PDF goes to the server as it is; it reads the text. All else is text, or nothing that a model reads. */
+async function readDocument(file) {
+  const head = await file.slice(0, PDF_WITHIN).text();
+  const isPdf = PDF.test(head);
+  const most = isPdf ? MOST_PDF_BYTES : MOST_TEXT_BYTES;
+  if (file.size > most) throw new Refused(`${file.name} is larger than ${bytes(most)}, the most that a ${isPdf ? "PDF" : "text"} may have.`);
+  if (isPdf) return { document: await asDataUri(new Blob([file], { type: "application/pdf" })) };
+  const text = decoded(new Uint8Array(await file.arrayBuffer()));
+  if (CONTROLS.test(text)) throw new Refused(`${file.name} is not a text, a PDF, a picture or a sound.`);
+  return { text };
+}
+
+/** As the server decodes texts: by their byte order mark, else UTF-8, else Windows-1252. */
+function decoded(data) {
+  const mark = data[0] === 0xff && data[1] === 0xfe ? "utf-16le" : data[0] === 0xfe && data[1] === 0xff ? "utf-16be" : "utf-8";
   try {
-    const bytes = new Uint8Array(await file.arrayBuffer());
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-    if (text.includes("\0")) throw new TypeError("zero");
-    files.push({ name: file.name, text });
-    return null;
+    return new TextDecoder(mark, { fatal: true }).decode(data);
   } catch {
-    return `${file.name} is no text, no picture and no sound.`;
+    return new TextDecoder("windows-1252").decode(data);
   }
 }
 
-export function saveAs(name, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+export const DOCUMENT_URI = /^data:application\/pdf;base64,/;
+
+/** Size of a text, or of a file that is kept as a data URI in base64. */
+export function sizeOf({ text, document }) {
+  return bytes(text?.length ?? Math.floor((3 * document.slice(document.indexOf(",") + 1).replace(/=+$/, "").length) / 4));
+}
+
+export function saveAs(name, text, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");
   link.href = url;
   link.download = name;

@@ -22,8 +22,8 @@ export function FormAnswer({ message, growing }) {
   return html`<div class="json">
     <div class="json-head">
       ${problems.length === 0
-        ? html`<span class="badge good"><${Icon} name="check" size=${14} />Obeys its schema</span>`
-        : html`<span class="badge bad"><${Icon} name="warning" size=${14} />Does not obey its schema</span>`}
+        ? html`<span class="badge good"><${Icon} name="check" size=${14} />Matches its schema</span>`
+        : html`<span class="badge bad"><${Icon} name="warning" size=${14} />Does not match its schema</span>`}
       ${hasForm && html`<${Choice} label="View" value=${view} options=${VIEWS} onChange=${setView} />`}
     </div>
     ${problems.length > 0 && html`<ul class="json-problems">${problems.map((one) => html`<li><code>${one.path}</code> ${one.text}</li>`)}</ul>`}

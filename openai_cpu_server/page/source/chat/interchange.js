@@ -1,6 +1,8 @@
-// Conversations as files. A file may come from anywhere: only what the page shows is taken, as what it should be.
+// Conversations as files. A file may come from anywhere, so only known fields are taken, each with its proper type.
 import { newId } from "../base/ids.js";
 import { adopt } from "./conversations.js";
+import { entriesOfMarkdown, isMarkdownOfOurs } from "./markdown_file.js";
+import { DOCUMENT_URI } from "./files.js";
 import { FRESH } from "./request.js";
 import { SOUND_URI } from "./sounds.js";
 import * as store from "./store.js";
@@ -9,7 +11,7 @@ const FORMAT = "openai-cpu-server.conversations";
 const ROLES = ["user", "assistant", "tool"];
 const ENDS = ["done", "stopped", "cut", "failed"];
 
-/** Conversations with their messages, as an object for a file. */
+/** Returns conversations with all their messages, as an object for a JSON file. */
 export async function exported(ids) {
   const entries = await Promise.all(
     ids.map(async (id) => ({ conversation: await store.conversationOf(id), messages: await store.messagesOf(id) })),
@@ -39,14 +41,15 @@ export async function imported(text) {
 }
 
 function entriesOf(text) {
+  if (isMarkdownOfOurs(text)) return entriesOfMarkdown(text);
   let file;
   try {
     file = JSON.parse(text);
   } catch {
-    throw new Error("This file is no JSON.");
+    throw new Error("This file is neither JSON nor Markdown from this page.");
   }
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This file was not exported by this page.");
-  if (!file.conversations.every(isEntry)) throw new Error("Something is missing in this file.");
+  if (!file.conversations.every(isEntry)) throw new Error("This file is incomplete.");
   return file.conversations;
 }
 
@@ -102,9 +105,10 @@ function cleaned(message) {
 
 function fileOf(file) {
   const name = string(file.name);
-  const [picture, sound] = [string(file.picture), string(file.sound)];
+  const [picture, sound, document] = [string(file.picture), string(file.sound), string(file.document)];
   if (/^data:image\/(png|jpeg|webp|gif|bmp);base64,/.test(picture)) return { name, picture };
   if (SOUND_URI.test(sound)) return { name, sound, seconds: Math.max(0, number(file.seconds) ?? 0) };
+  if (DOCUMENT_URI.test(document)) return { name, document };
   return { name, text: string(file.text) };
 }
 
@@ -114,7 +118,7 @@ function partOf(part) {
   const server = string(part.server);
   switch (part.kind) {
     case "call": {
-      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // nobody makes it any more
+      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // it will not be made any more
       const answers = { output: given(part.output), error: given(part.error), durationMs: number(part.durationMs), approvalId: given(part.approvalId) };
       return { kind: "call", ...said, server, state, ...answers };
     }

@@ -1,13 +1,13 @@
 // Does a JSON text obey its schema? The server's grammar sees to it; this shows it, and shows what is missing so far.
 import { Validator } from "@cfworker/json-schema";
 
-/** {value, problems}: `value` undefined where the text is no JSON; `problems`: [{path, text}]. */
+/** {value, problems}: `value` undefined where the text is not JSON; `problems`: [{path, text}]. */
 export function checked(text, schemaText) {
   let value;
   try {
     value = JSON.parse(text);
   } catch {
-    return { value: undefined, problems: [{ path: "", text: "This is no whole JSON." }] };
+    return { value: undefined, problems: [{ path: "", text: "This is not complete JSON." }] };
   }
   return { value, problems: problemsOf(value, schemaText) };
 }
@@ -19,6 +19,6 @@ function problemsOf(value, schemaText) {
     if (valid) return [];
     return errors.slice(-5).map((error) => ({ path: error.instanceLocation.replace(/^#/, "") || "/", text: error.error }));
   } catch (error) {
-    return [{ path: "", text: `It cannot be checked here: ${error.message}` }];
+    return [{ path: "", text: `The page cannot check it: ${error.message}` }];
   }
 }

@@ -1,7 +1,13 @@
-import { signal } from "@preact/signals";
+import { effect, signal } from "@preact/signals";
+import { kept } from "../base/storage.js";
 
 export const wide = matchMedia("(min-width: 60rem)");
 const roomy = matchMedia("(min-width: 80rem)");
 /** Whether the list of conversations and the settings stand beside the conversation. */
 export const showsList = signal(wide.matches);
-export const showsPanel = signal(roomy.matches);
+/** Closed at the first visit; later as they were left, where there is room for them. */
+export const showsPanel = signal(roomy.matches && kept.get("panel") === "open");
+effect(() => {
+  const isOpen = showsPanel.value;
+  if (roomy.matches) kept.set("panel", isOpen ? "open" : null);
+});

@@ -8,10 +8,10 @@ import { visible } from "../text/visible.js";
 import { changeSettings, current } from "./conversations.js";
 import { usedServers } from "./request.js";
 
-const STATES = { idle: "not asked yet", starting: "starting …", ready: "reachable", failed: "not reachable" };
+const STATES = { idle: "not contacted yet", starting: "starting …", ready: "reachable", failed: "not reachable" };
 const ASKING = [
   ["always", "before each call"],
-  ["writes", "unless the tool says that it only reads"],
+  ["writes", "unless the tool is marked read-only"],
   ["never", "never"],
 ];
 
@@ -21,7 +21,7 @@ export function McpPanel({ settings }) {
   }, []);
   const servers = mcpServers.value;
   return html`
-    <p class="field-help">The server calls these tools itself, while it answers. What a tool says of itself, and what it answers, is read by the model.</p>
+    <p class="field-help">The server runs these tools while it answers. The model reads their descriptions and their results.</p>
     ${servers.map((card) => html`<${Server} key=${card.name} card=${card} used=${settings.mcp?.[card.name]} />`)}
     ${usedServers(settings, servers).length > 0 && html`<${Demand} settings=${settings} servers=${servers} />`}
   `;
@@ -59,15 +59,15 @@ function Server({ card, used }) {
       <span class="mcp-state" role="status"><span class=${`dot ${asking ? "loading" : state}`} aria-hidden="true"></span>${asking ? STATES.starting : STATES[state]}</span>
     </div>
     ${why && html`<p class="mcp-why" role="alert">${visible(why)}</p>`}
-    ${tools ? html`<${Tools} name=${name} tools=${tools} used=${used} />` : html`<div class="row"><${Button} disabled=${asking} onClick=${look}>${state === "failed" ? "Try again" : "Show its tools"}</${Button}></div>`}
-    ${used && html`<${Field} label="I am asked">
+    ${tools ? html`<${Tools} name=${name} tools=${tools} used=${used} />` : html`<div class="row"><${Button} disabled=${asking} onClick=${look}>${state === "failed" ? "Try again" : "Show tools"}</${Button}></div>`}
+    ${used && html`<${Field} label="Ask me">
       ${(field) => html`<select ...${field} value=${used.ask} onChange=${(event) => change(name, { ask: event.target.value })}>${ASKING.map(([value, label]) => html`<option value=${value}>${label}</option>`)}</select>`}
     </${Field}>`}
   </fieldset>`;
 }
 
 function Tools({ name, tools, used }) {
-  if (!tools.length) return html`<p class="field-help">It offers no tools to you.</p>`;
+  if (!tools.length) return html`<p class="field-help">It offers you no tools.</p>`;
   const isOn = (tool) => Boolean(used) && (used.tools === null || used.tools.includes(tool.name));
   const toggle = (tool, on) => {
     const chosen = tools.filter((one) => (one.name === tool.name ? on : isOn(one))).map((one) => one.name);
@@ -77,7 +77,7 @@ function Tools({ name, tools, used }) {
   return html`<ul class="mcp-tools" aria-label=${`Tools of ${name}`}>
     ${tools.map(
       (tool) => html`<li key=${tool.name}>
-        <label class="check"><input type="checkbox" checked=${isOn(tool)} onChange=${(event) => toggle(tool, event.target.checked)} /><code>${visible(tool.name)}</code>${tool.annotations?.readOnlyHint === true && html`<span class="tag" title="It says so itself">only reads</span>`}</label>
+        <label class="check"><input type="checkbox" checked=${isOn(tool)} onChange=${(event) => toggle(tool, event.target.checked)} /><code>${visible(tool.name)}</code>${tool.annotations?.readOnlyHint === true && html`<span class="tag" title="According to the tool itself">read-only</span>`}</label>
         ${tool.description && html`<p class="mcp-words" dir="auto">${visible(tool.description)}</p>`}
         <details><summary>Arguments<span class="hidden-text"> of ${visible(tool.name)}</span></summary><${Arguments} schema=${tool.input_schema} /></details>
       </li>`,
@@ -105,11 +105,11 @@ function typeOf(schema) {
 function Demand({ settings, servers }) {
   const used = usedServers(settings, servers);
   const toolsOf = ([name, { tools }]) => tools ?? servers.find((one) => one.name === name)?.tools?.map((tool) => tool.name) ?? [];
-  return html`<${Field} label="When" help="After a call that it must make the model decides.">
+  return html`<${Field} label="When" help="After a required call, the model decides.">
     ${(field) => html`<select ...${field} value=${settings.mcpChoice ?? ""} onChange=${(event) => changeSettings({ mcpChoice: event.target.value })}>
       <option value="">the model decides</option>
-      ${used.map(([name]) => html`<option value=${name}>it must call a tool of ${name}</option>`)}
-      ${used.flatMap((entry) => toolsOf(entry).map((tool) => html`<option value=${`${entry[0]}/${tool}`}>it must call ${entry[0]}: ${visible(tool)}</option>`))}
+      ${used.map(([name]) => html`<option value=${name}>must call a tool of ${name}</option>`)}
+      ${used.flatMap((entry) => toolsOf(entry).map((tool) => html`<option value=${`${entry[0]}/${tool}`}>must call ${entry[0]}: ${visible(tool)}</option>`))}
     </select>`}
   </${Field}>`;
 }

@@ -3,12 +3,12 @@ import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, IconButton } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
-import { bytes } from "../base/numbers.js";
 import { copyText } from "../base/clipboard.js";
 import { announce } from "../shell/announce.js";
 import { Markdown } from "../text/markdown_view.js";
 import { canGoOn, isAbandoned, isRunning, isThinking } from "./answer.js";
 import { answer, goOn, resume, say, stopThinking } from "./asking.js";
+import { sizeOf } from "./files.js";
 import { FormAnswer } from "./form_answer.js";
 import { change, current, messages, remove, watched } from "./conversations.js";
 import { Figures } from "./figures.js";
@@ -54,7 +54,10 @@ function Attached({ file }) {
   if (file.sound) {
     return html`<li class="attached heard"><audio controls preload="metadata" src=${file.sound} aria-label=${file.name}></audio><span class="soft">${file.name}</span></li>`;
   }
-  return html`<li class="attached"><details><summary class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${bytes(file.text.length)}</span></summary><pre tabindex="0">${file.text}</pre></details></li>`;
+  if (file.document) {
+    return html`<li class="attached"><a class="chip" href=${file.document} download=${file.name} title="Save the file"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${sizeOf(file)}</span></a></li>`;
+  }
+  return html`<li class="attached"><details><summary class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${sizeOf(file)}</span></summary><pre tabindex="0">${file.text}</pre></details></li>`;
 }
 
 /** An edit is a sibling: what was said before stays. */
@@ -138,14 +141,14 @@ function StopThinking({ message }) {
 /** What is to be said of how the answer ended, if it is not simply whole. */
 function Ending({ message, abandoned, isLast }) {
   const again = html`<${Button} icon="again" onClick=${() => answer(message.parent)}>Try again</${Button}>`;
-  const further = isLast && canGoOn(message) && html`<${Button} icon="right" onClick=${() => goOn(message)}>Go on</${Button}>`;
+  const further = isLast && canGoOn(message) && html`<${Button} icon="right" onClick=${() => goOn(message)}>Continue</${Button}>`;
   if (message.status === "failed") {
     const { text, code, param } = message.error ?? { text: "The answer failed." };
     return html`<div class="ending bad" role="alert"><${Icon} name="warning" /><div><p>${text}</p>${(code || param) && html`<p class="soft"><code>${[code, param].filter(Boolean).join(" · ")}</code></p>`}</div>${again}</div>`;
   }
-  if (abandoned || message.status === "cut") return html`<div class="ending"><${Icon} name="info" /><p>This answer was cut: its tab was closed.</p>${further || again}</div>`;
+  if (abandoned || message.status === "cut") return html`<div class="ending"><${Icon} name="info" /><p>This answer was interrupted because its tab was closed.</p>${further || again}</div>`;
   if (message.status === "stopped") return html`<div class="ending"><${Icon} name="stop" /><p>Stopped.</p>${further}</div>`;
-  if (message.finish === "length") return html`<div class="ending"><${Icon} name="info" /><p>The most tokens are reached.</p>${further}</div>`;
+  if (message.finish === "length") return html`<div class="ending"><${Icon} name="info" /><p>The maximum length was reached.</p>${further}</div>`;
   if (message.status === "done" && !message.content && !message.toolCalls?.length && !isWaitingForApproval(message)) return html`<div class="ending"><p class="soft">The answer is empty.</p></div>`;
   return null;
 }
@@ -169,7 +172,7 @@ function Siblings({ message }) {
   const at = all.findIndex((one) => one.id === message.id);
   const show = (index) => change(current.peek().id, { leaf: newestLeaf(messages.peek(), all[index].id) });
   return html`<span class="siblings" role="group" aria-label="Versions">
-    <${IconButton} icon="left" kind="small" label="Version before" disabled=${at === 0} onClick=${() => show(at - 1)} />
+    <${IconButton} icon="left" kind="small" label="Previous version" disabled=${at === 0} onClick=${() => show(at - 1)} />
     <span>${at + 1} / ${all.length}</span>
     <${IconButton} icon="right" kind="small" label="Next version" disabled=${at === all.length - 1} onClick=${() => show(at + 1)} />
   </span>`;

@@ -1,4 +1,4 @@
-// Which model answers: all names of the server with how they are; choosing one that sleeps loads it.
+// The choice of the model that answers: each with its state, size and purpose. Choosing one that sleeps loads it.
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Icon } from "../base/icons.js";
@@ -11,7 +11,7 @@ import { changeSettings, current } from "./conversations.js";
 const STATES = {
   ready: "ready",
   loading: "loading",
-  asleep: "asleep: loads when it is chosen or asked",
+  asleep: "asleep: loads when it is chosen or used",
   failed: "failed",
   restarting: "restarting",
   draining: "stopping",
@@ -23,8 +23,11 @@ export function ModelPicker() {
   const [problem, setProblem] = useState(null);
   const box = useRef(null);
   useClosing(box, open, () => setOpen(false));
+  const [files, setFiles] = useState([]);
   useEffect(() => {
-    if (open) loadModels();
+    if (!open) return;
+    loadModels();
+    filesOfModels().then(setFiles);
   }, [open]);
   const cards = chattable(models.value);
   const chosen = chosenModel();
@@ -38,7 +41,7 @@ export function ModelPicker() {
       <${Dot} state=${reachable.value ? chosen?.state : "unknown"} /><span class="picker-name">${chosen?.id ?? "No model"}</span><span class="hidden-text">, ${STATES[chosen?.state] ?? "unknown"}</span><${Icon} name="down" size=${14} />
     </button>
     ${open && html`<div class="picker-list" role="dialog" aria-label="Models">
-      <${Cards} cards=${cards} chosen=${chosen} choose=${choose} />
+      <${Cards} cards=${cards} files=${files} chosen=${chosen} choose=${choose} />
       ${problem && html`<p class="composer-problem" role="alert">${problem}</p>`}
     </div>`}
   </div>`;
@@ -64,6 +67,17 @@ function byDefault(cards) {
   return cards.find((one) => one.id === health.value?.model) ?? cards[0];
 }
 
+/** Files of models that have not been used yet: only Ollama's list has their sizes. */
+async function filesOfModels() {
+  if (models.peek()?.every((card) => card.meta || card.routes)) return [];
+  try {
+    return (await call("GET", "/api/tags")).models;
+  } catch (error) {
+    if (error instanceof ApiError || error instanceof Unreachable) return [];
+    throw error;
+  }
+}
+
 /** Null: it loads. Keys without the scope `admin` cannot load it here, but their first message does. */
 async function loaded(card) {
   announce(`${card.id} is loading`);
@@ -78,28 +92,54 @@ async function loaded(card) {
   }
 }
 
-function Cards({ cards, chosen, choose }) {
+function Cards({ cards, files, chosen, choose }) {
   const name = useId();
   const list = useRef(null);
   useEffect(() => list.current.querySelector("input:checked")?.focus(), []);
   return html`<div role="radiogroup" aria-label="Model" ref=${list}>
-    ${cards.length === 0 && html`<p class="soft">No model here writes text.</p>`}
+    ${cards.length === 0 && html`<p class="soft">This server has no model that writes text.</p>`}
     ${cards.map(
       (card) => html`<label key=${card.id} class=${card.id === chosen?.id ? "picker-card chosen" : "picker-card"}>
         <input type="radio" name=${name} checked=${card.id === chosen?.id} onChange=${() => choose(card)} />
         <span class="picker-head"><${Dot} state=${card.state} /><strong>${card.id}</strong>${card.parent && html`<span class="tag">adapter of ${card.parent}</span>`}${card.kind === "routes" && html`<span class="tag">router</span>`}</span>
         <span class="soft">${STATES[card.state] ?? card.state}${card.state === "loading" && health.value ? ` (${Math.round(100 * health.value.loaded)} %)` : ""}${card.reason ? `: ${card.reason}` : ""}</span>
-        ${facts(card) && html`<span class="soft">${facts(card)}</span>`}
+        ${[facts(card, files.find((file) => file.name === card.id)), purpose(card)].filter(Boolean).map((line) => html`<span class="soft">${line}</span>`)}
       </label>`,
     )}
   </div>`;
 }
 
-function facts({ meta, memory_bytes: memory, routes }) {
-  if (routes) return `sends on to ${[...new Set(Object.values(routes))].join(", ")}`;
-  if (!meta) return "";
-  const parameters = meta.parameters >= 1e9 ? `${(meta.parameters / 1e9).toFixed(1)} B` : `${Math.round(meta.parameters / 1e6)} M`;
-  return [`${parameters} parameters`, meta.quantisation, `${count(meta.context_length)} tokens of context`, memory && `${bytes(memory)} in memory`].filter(Boolean).join(" · ");
+/** "135 M parameters · q4_k_m · 105 MB file · 8,192 tokens of context" */
+function facts({ meta, memory_bytes: memory, routes }, file) {
+  if (routes) return `sends requests on to ${[...new Set(Object.values(routes))].join(", ")}`;
+  if (!meta) return file?.size ? [file.details.quantization_level.toLowerCase(), `${bytes(file.size)} file`].filter(Boolean).join(" · ") : "";
+  const size = meta.parameters >= 1e9 ? `${(meta.parameters / 1e9).toFixed(1)} B` : `${Math.round(meta.parameters / 1e6)} M`;
+  const known = [
+    `${size} parameters`,
+    meta.quantisation,
+    meta.size_bytes && `${bytes(meta.size_bytes)} file`,
+    `${count(meta.context_length)} tokens of context`,
+    memory && `${bytes(memory)} in memory`,
+  ];
+  return known.filter(Boolean).join(" · ");
+}
+
+/** By parameters, as a rule of thumb: each is for models of fewer than so many. */
+const PURPOSES = [
+  [4e8, "quick tests and simple rewriting; expect mistakes"],
+  [2e9, "rewriting, classifying and short summaries"],
+  [6e9, "everyday chat, summaries and extracting data"],
+  [2e10, "chat, code and longer reasoning, more slowly"],
+  [Infinity, "demanding questions, if you can wait"],
+];
+
+/** What a model is good for; "" where its size is not known. */
+function purpose(card) {
+  if (!card.meta) return "";
+  const [, text] = PURPOSES.find(([limit]) => card.meta.parameters < limit);
+  const takes = takenBy(card);
+  const media = [takes.picture && "pictures", takes.sound && "sounds"].filter(Boolean);
+  return `Good for ${text}.${media.length ? ` Takes ${media.join(" and ")}.` : ""}`;
 }
 
 /** A colour for the eye; the words beside it say the same. */

@@ -8,7 +8,7 @@ import { visible } from "../text/visible.js";
 import { approve } from "./asking.js";
 import { isMade, isPending } from "./response.js";
 
-const STATES = { writing: "is written", running: "runs", completed: "done", failed: "failed", stopped: "stopped" };
+const STATES = { writing: "being written", running: "running", completed: "done", failed: "failed", stopped: "stopped" };
 
 export function Parts({ message, growing, isLast }) {
   return message.parts.map((part, index) => html`<${Part} key=${index} part=${part} message=${message} grows=${growing && index === message.parts.length - 1} growing=${growing} isLast=${isLast} />`);
@@ -21,7 +21,7 @@ function Part({ part, message, grows, growing, isLast }) {
     case "thoughts":
       return part.text ? html`<div class="thoughts"><details><summary>${grows ? "Thinking …" : "Thoughts"}</summary><${Markdown} text=${part.text} growing=${grows} /></details></div>` : null;
     case "unlisted":
-      return part.error ? html`<div class="ending"><${Icon} name="warning" /><p>No tools of ${part.server}: ${visible(part.error)}</p></div>` : null;
+      return part.error ? html`<div class="ending"><${Icon} name="warning" /><p>The tools of ${part.server} are not available: ${visible(part.error)}</p></div>` : null;
     case "call":
       return html`<${Call} part=${part} />`;
     case "approval":
@@ -61,14 +61,14 @@ function Approval({ part, message, growing, isLast }) {
   return html`<div class=${asks ? "call mcp-asks" : "call"} role="group" aria-label=${`Call of ${visible(part.name)}`}>
     <header><${Icon} name="tool" size=${14} /><span class="mcp-name">${part.server}: <code>${visible(part.name)}</code></span><span class="badge">${said(part, growing, isLast)}</span></header>
     <${Words} label="Arguments" text=${pretty(part.arguments)} />
-    ${asks && html`<p>May this call be made?</p><div class="row"><${Button} icon="check" kind="main" onClick=${() => say(true)}>Approve</${Button}><${Button} icon="close" onClick=${() => say(false)}>Deny</${Button}></div>`}
+    ${asks && html`<p>Allow this call?</p><div class="row"><${Button} icon="check" kind="main" onClick=${() => say(true)}>Approve</${Button}><${Button} icon="close" onClick=${() => say(false)}>Deny</${Button}></div>`}
   </div>`;
 }
 
 function said({ isApproved }, growing, isLast) {
-  if (isApproved === null) return isLast ? "waits for you" : "was not answered";
+  if (isApproved === null) return isLast ? "waiting for you" : "not answered";
   if (!isApproved) return "denied";
-  return growing ? "approved" : "approved; what came of it is not known";
+  return growing ? "approved" : "approved; its result is unknown";
 }
 
 /** As it stands where that would change it: numbers here have 15 digits. */

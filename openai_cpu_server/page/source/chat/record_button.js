@@ -1,4 +1,4 @@
-// Records what somebody says, where the browser lets pages hear: those of this machine, and those over HTTPS.
+// Records speech where the browser lets pages use the microphone: on pages of this machine, and over HTTPS.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { IconButton } from "../base/controls.js";
@@ -23,7 +23,7 @@ export function RecordButton({ onFile, onProblem }) {
       else setRecorder(recording(open.current, end));
     } catch (error) {
       release(open.current);
-      onProblem(`This browser does not let the page hear: ${error.message}.`);
+      onProblem(`This browser does not let the page record: ${error.message}.`);
     }
   };
   const end = (file) => {
@@ -33,7 +33,7 @@ export function RecordButton({ onFile, onProblem }) {
     onFile(file);
   };
   const isOn = recorder !== null;
-  return html`<${IconButton} icon=${isOn ? "stop" : "microphone"} label=${isOn ? "End the recording" : "Record"} kind=${isOn ? "recording" : ""} pressed=${isOn} onClick=${isOn ? () => recorder.stop() : begin} />
+  return html`<${IconButton} icon=${isOn ? "stop" : "microphone"} label=${isOn ? "Stop recording" : "Record"} kind=${isOn ? "recording" : ""} pressed=${isOn} onClick=${isOn ? () => recorder.stop() : begin} />
     ${isOn && html`<${Length} />`}`;
 }
 
@@ -48,14 +48,14 @@ function Length() {
 function recording(stream, end) {
   const recorder = new MediaRecorder(stream);
   const pieces = [];
-  const name = `Recording of ${new Date().toLocaleTimeString("en-GB")}`;
+  const name = `Recording at ${new Date().toLocaleTimeString("en-GB")}`;
   recorder.ondataavailable = ({ data }) => pieces.push(data);
   recorder.onstop = () => end(new File(pieces, name, { type: recorder.mimeType }));
   recorder.start();
   return recorder;
 }
 
-/** Nobody listens any more. */
+/** Closes the microphone. */
 function release(stream) {
   for (const track of stream?.getTracks() ?? []) track.stop();
 }

@@ -97,6 +97,7 @@ function inputContent(content) {
 
 function inputPart(part) {
   if (part.type === "text") return { type: "input_text", text: part.text };
+  if (part.type === "file") return { type: "input_file", ...part.file };
   return part.type === "image_url" ? { type: "input_image", image_url: part.image_url.url } : part;
 }
 
@@ -129,7 +130,7 @@ function assistantMessage({ content, reasoning, toolCalls }) {
   return said;
 }
 
-/** Pictures and sounds stand before what is said about them, in the order in which they were given. */
+/** Pictures, sounds and PDFs stand before what is said about them, in the order in which they were given. */
 function contentOf(message) {
   const text = contentWithFiles(message);
   const parts = (message.files ?? []).map(partOf).filter(Boolean);
@@ -137,8 +138,9 @@ function contentOf(message) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
-function partOf({ picture, sound }) {
+function partOf({ name, picture, sound, document }) {
   if (picture) return { type: "image_url", image_url: { url: picture } };
+  if (document) return { type: "file", file: { filename: name, file_data: document } };
   return sound ? soundPart(sound) : null;
 }
 
@@ -177,15 +179,15 @@ function toolFields(settings) {
 
 /** Why no request can be made as it is set; null: one can. */
 export function obstacle(settings, problemOfJson, servers) {
-  if (settings.options.stop && usedServers(settings, servers).length) return "“Stop at” does not go with tools of MCP servers: empty it.";
+  if (settings.options.stop && usedServers(settings, servers).length) return "“Stop at” cannot be used with tools of MCP servers: clear it.";
   if (settings.form === "schema" && settings.schema.trim()) {
     const wrong = problemOfJson(settings.schema);
-    if (wrong) return `The schema is no JSON yet. ${wrong}`;
+    if (wrong) return `The schema is not valid JSON yet. ${wrong}`;
   }
   for (const tool of settings.usesTools ? settings.tools : []) {
     if (!/^[\w-]{1,64}$/.test(tool.name)) return "A function needs a name of letters, digits, _ and -.";
     const wrong = tool.parameters.trim() && problemOfJson(tool.parameters);
-    if (wrong) return `The parameters of ${tool.name} are no JSON yet. ${wrong}`;
+    if (wrong) return `The parameters of ${tool.name} are not valid JSON yet. ${wrong}`;
   }
   return null;
 }

@@ -3,7 +3,7 @@
 //
 // A part is {kind: "text" | "thoughts", text}, {kind: "function", id, name, arguments}, {kind: "unlisted", server, error},
 // {kind: "call", id, server, name, arguments, state, output, error, durationMs, approvalId}, or {kind: "approval", id,
-// server, name, arguments, isApproved}: null until somebody has said so. `state` of a call: writing, running, completed, failed, stopped.
+// server, name, arguments, isApproved}: null until a person has decided. `state` of a call: writing, running, completed, failed, stopped.
 
 import { waiting } from "./answer.js";
 
@@ -100,17 +100,17 @@ export function isPending(part) {
   return part.kind === "approval" && part.isApproved === null;
 }
 
-/** It waits for somebody to say whether its calls may be made. */
+/** Whether its calls wait for a person's decision. */
 export function isWaitingForApproval(message) {
   return Boolean(message?.parts?.some(isPending));
 }
 
-/** Of a call that may be made: whether it was, or who asked for it left before. */
+/** Whether an approved call was made; its page may have been closed before. */
 export function isMade(parts, approval) {
   return parts.some((part) => part.kind === "call" && part.approvalId === approval.id);
 }
 
-/** The same, when nobody makes it any more. */
+/** The same, with calls that will not be made any more as stopped. */
 export function settled(parts) {
   return parts.map((part) => (part.kind === "call" && (part.state === "writing" || part.state === "running") ? { ...part, state: "stopped" } : part));
 }

@@ -22,8 +22,8 @@ export function ChatRoom() {
   }, [title]);
   useShortcuts("Chat", [
     { keys: "Alt+N", label: "New conversation", run: anew },
-    { keys: "Alt+L", label: "List of conversations", run: () => (showsList.value = !showsList.value) },
-    { keys: "Alt+S", label: "Settings of the conversation", run: () => (showsPanel.value = !showsPanel.value) },
+    { keys: "Alt+L", label: "Show or hide the conversations", run: () => (showsList.value = !showsList.value) },
+    { keys: "Alt+S", label: "Show or hide the settings", run: () => (showsPanel.value = !showsPanel.value) },
     { keys: "/", label: "Go to the message field", run: focusComposer },
     { keys: "Escape", label: "Stop the answer", run: stopAll, when: () => live.size > 0 },
     { keys: "Alt+R", label: "Another answer", run: again },
@@ -82,7 +82,7 @@ function again() {
   if (last?.role === "assistant" && !live.has(last.id)) answer(last.parent);
 }
 
-/** The messages of the way that is shown. It stays at the end while an answer grows, unless somebody reads above. */
+/** The messages of the way that is shown. It stays at the end while an answer grows, unless the reader has scrolled up. */
 function Thread() {
   const place = useRef(null);
   const inside = useRef(null);
@@ -92,6 +92,7 @@ function Thread() {
     const scroller = place.current;
     const settle = new ResizeObserver(() => follows.current && (scroller.scrollTop = scroller.scrollHeight));
     settle.observe(inside.current);
+    settle.observe(scroller); // it shrinks where the message field grows
     return () => settle.disconnect();
   }, []);
   const ids = path.value.map((one) => one.id);
@@ -112,6 +113,6 @@ function Thread() {
     <div class="thread-inside" ref=${inside}>
       ${ids.length === 0 ? html`<${Welcome} />` : ids.map((id, index) => html`<${Message} key=${id} id=${id} isLast=${index === ids.length - 1} />`)}
     </div>
-    ${!atEnd && html`<button type="button" class="to-end" onClick=${toEnd} aria-label="To the end"><span aria-hidden="true">↓</span></button>`}
+    ${!atEnd && html`<button type="button" class="to-end" onClick=${toEnd} aria-label="Scroll to the end"><span aria-hidden="true">↓</span></button>`}
   </div>`;
 }

@@ -31,18 +31,18 @@ export function SchemaEditor({ settings }) {
   const put = (value) => changeSettings({ schema: value });
   return html`
     <label class="check"><input type="checkbox" checked=${form === "schema"} onChange=${(event) => changeSettings({ form: event.target.checked ? "schema" : "text" })} />Answers are JSON</label>
-    <${Field} label="Schema" help="Empty: any JSON object. Answers cannot break it: the server makes a grammar of it." error=${wrong}>
+    <${Field} label="Schema" help="Answers always match it, because the server turns it into a grammar. Leave it empty for any JSON object." error=${wrong}>
       ${(field) => html`<textarea ...${field} class="code-input" rows="10" spellcheck=${false} value=${schema} onInput=${(event) => put(event.target.value)} onKeyDown=${indent}></textarea>`}
     </${Field}>
     <div class="row">
       ${Object.entries(EXAMPLES).map(([name, example]) => html`<${Button} key=${name} onClick=${() => (put(JSON.stringify(example, null, 2)), changeSettings({ form: "schema" }))}>${name}</${Button}>`)}
-      <${Button} disabled=${!schema.trim() || Boolean(wrong)} onClick=${() => put(JSON.stringify(JSON.parse(schema), null, 2))}>Tidy</${Button}>
+      <${Button} disabled=${!schema.trim() || Boolean(wrong)} onClick=${() => put(JSON.stringify(JSON.parse(schema), null, 2))}>Format</${Button}>
     </div>
-    <label class="check"><input type="checkbox" checked=${strict} onChange=${(event) => changeSettings({ strict: event.target.checked })} />Refuse what cannot be enforced</label>
+    <label class="check"><input type="checkbox" checked=${strict} onChange=${(event) => changeSettings({ strict: event.target.checked })} />Reject a schema that cannot be fully enforced</label>
   `;
 }
 
-/** Enter keeps the indentation; Tab stays what it is, for who goes through the page with it. */
+/** Enter keeps the indentation; Tab still moves the focus, for keyboard users. */
 function indent(event) {
   if (event.key !== "Enter" || event.isComposing) return;
   const { value, selectionStart } = event.target;

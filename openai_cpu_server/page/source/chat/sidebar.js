@@ -1,5 +1,5 @@
 // The list of conversations: find, open, rename, export, import, delete.
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, Dialog, IconButton } from "../base/controls.js";
 import { announce } from "../shell/announce.js";
@@ -8,6 +8,8 @@ import { change, conversations, current, discard } from "./conversations.js";
 import { saveAs } from "./files.js";
 import { exported, imported } from "./interchange.js";
 import { wide } from "./layout.js";
+import { markdownOf } from "./markdown_file.js";
+import { conversationsWith } from "./store.js";
 
 const DAY = 86_400_000;
 
@@ -15,8 +17,11 @@ export function Sidebar({ onNew, onClose }) {
   const [sought, setSought] = useState("");
   const [renaming, setRenaming] = useState(null);
   const [discarding, setDiscarding] = useState(null);
+  const [exporting, setExporting] = useState(null); // {ids, name}
   const words = sought.trim().toLowerCase();
-  const found = conversations.value.filter((one) => one.title.toLowerCase().includes(words));
+  const inTexts = useTextMatches(words);
+  const found = conversations.value.filter((one) => one.title.toLowerCase().includes(words) || inTexts?.has(one.id));
+  const isNowhere = words && inTexts && !found.length;
   const show = (id) => {
     go("chat", id);
     if (!wide.matches) onClose();
@@ -27,32 +32,46 @@ export function Sidebar({ onNew, onClose }) {
         <${Button} icon="plus" kind="new" onClick=${onNew}>New conversation</${Button}>
         <${IconButton} icon="close" label="Close the list" kind="only-narrow" onClick=${onClose} />
       </div>
-      ${conversations.value.length > 5 && html`<input type="search" class="list-search" placeholder="Find" aria-label="Find a conversation" value=${sought} onInput=${(event) => setSought(event.target.value)} />`}
+      ${conversations.value.length > 1 && html`<input type="search" class="list-search" placeholder="Search" aria-label="Search conversations" value=${sought} onInput=${(event) => setSought(event.target.value)} />`}
       <div class="list-items" tabindex="-1">
-        ${conversations.value.length === 0 && html`<p class="list-empty">Conversations are kept in this browser.</p>`}
+        ${conversations.value.length === 0 && html`<p class="list-empty">Conversations are stored in this browser.</p>`}
+        ${isNowhere && html`<p class="list-empty" role="status">No conversation contains “${sought.trim()}”.</p>`}
         ${byAge(found).map(
           ([age, entries]) => html`<section key=${age}>
             <h2>${age}</h2>
-            <ul>${entries.map((one) => html`<${Entry} key=${one.id} entry=${one} show=${show} renaming=${renaming === one.id} setRenaming=${setRenaming} onDiscard=${setDiscarding} />`)}</ul>
+            <ul>${entries.map((one) => html`<${Entry} key=${one.id} entry=${one} show=${show} renaming=${renaming === one.id} setRenaming=${setRenaming} onDiscard=${setDiscarding} onExport=${setExporting} />`)}</ul>
           </section>`,
         )}
       </div>
-      <${FileActions} />
+      <${FileActions} onExport=${setExporting} />
+      ${exporting && html`<${Exporting} ...${exporting} onClose=${() => setExporting(null)} />`}
       ${discarding && html`<${Discarding} entry=${discarding} onClose=${() => setDiscarding(null)} />`}
     </nav>`;
+}
+
+/** Ids of conversations with these words in their messages; null until they are found. */
+function useTextMatches(words) {
+  const [found, setFound] = useState({ words: "", ids: null });
+  useEffect(() => {
+    if (!words) return undefined;
+    let isCurrent = true;
+    conversationsWith(words).then((ids) => isCurrent && setFound({ words, ids }));
+    return () => (isCurrent = false);
+  }, [words, conversations.value]);
+  return found.words === words ? found.ids : null;
 }
 
 function byAge(entries) {
   const today = new Date().setHours(0, 0, 0, 0);
   const groups = new Map();
   for (const entry of entries) {
-    const age = entry.updated >= today ? "Today" : entry.updated >= today - DAY ? "Yesterday" : entry.updated >= today - 7 * DAY ? "Last week" : "Earlier";
+    const age = entry.updated >= today ? "Today" : entry.updated >= today - DAY ? "Yesterday" : entry.updated >= today - 7 * DAY ? "Last 7 days" : "Earlier";
     groups.set(age, [...(groups.get(age) ?? []), entry]);
   }
   return [...groups];
 }
 
-function Entry({ entry, show, renaming, setRenaming, onDiscard }) {
+function Entry({ entry, show, renaming, setRenaming, onDiscard, onExport }) {
   const isOpen = current.value.id === entry.id;
   const [actions, setActions] = useState(false);
   const rename = (event) => {
@@ -69,10 +88,10 @@ function Entry({ entry, show, renaming, setRenaming, onDiscard }) {
   }
   return html`<li class=${isOpen ? "entry open" : "entry"}>
     <button type="button" class="entry-open" aria-current=${isOpen ? "true" : undefined} onClick=${() => show(entry.id)}>${entry.title || "Untitled"}</button>
-    <${IconButton} icon="more" label=${`Actions of ${entry.title}`} kind="small" expanded=${actions} onClick=${() => setActions(!actions)} />
+    <${IconButton} icon="more" label=${`Actions for ${entry.title}`} kind="small" expanded=${actions} onClick=${() => setActions(!actions)} />
     ${actions && html`<div class="entry-actions">
       <${Button} kind="plain" icon="pen" onClick=${() => setRenaming(entry.id)}>Rename</${Button}>
-      <${Button} kind="plain" icon="down_tray" onClick=${() => save([entry.id], entry.title)}>Export</${Button}>
+      <${Button} kind="plain" icon="down_tray" onClick=${() => (setActions(false), onExport({ ids: [entry.id], name: entry.title }))}>Export</${Button}>
       <${Button} kind="plain danger" icon="bin" onClick=${() => onDiscard(entry)}>Delete</${Button}>
     </div>`}
   </li>`;
@@ -87,20 +106,34 @@ function Discarding({ entry, onClose }) {
     announce("Deleted");
   };
   return html`<${Dialog} title="Delete this conversation?" onClose=${onClose}>
-    <p>“${entry.title}” is deleted from this browser. It cannot be brought back.</p>
+    <p>“${entry.title}” will be deleted from this browser. This cannot be undone.</p>
     <footer class="dialog-foot">
-      <${Button} onClick=${onClose}>Keep it</${Button}>
+      <${Button} onClick=${onClose}>Cancel</${Button}>
       <${Button} kind="danger" icon="bin" onClick=${remove}>Delete</${Button}>
     </footer>
   </${Dialog}>`;
 }
 
-async function save(ids, name) {
-  const text = JSON.stringify(await exported(ids), null, 1);
-  saveAs(`${name.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "conversation"}.json`, text);
+/** `name`: title of the only conversation, or null for all. */
+function Exporting({ ids, name, onClose }) {
+  const save = async (extension, type, written) => {
+    const file = await exported(ids);
+    const base = (name ?? "conversations").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "conversation";
+    saveAs(`${base}.${extension}`, written(file), type);
+    onClose();
+  };
+  const asJson = () => save("json", "application/json", (file) => JSON.stringify(file, null, 1));
+  const asMarkdown = () => save("md", "text/markdown", (file) => markdownOf(file.conversations));
+  return html`<${Dialog} title=${name === null ? "Export all conversations" : `Export “${name}”`} onClose=${onClose}>
+    <p>JSON keeps everything: all versions, attached files, settings. Markdown is easier to read: it has the messages that are shown, and only the names of attached files. Both can be imported again.</p>
+    <footer class="dialog-foot">
+      <${Button} onClick=${asMarkdown}>Markdown</${Button}>
+      <${Button} kind="main" onClick=${asJson}>JSON</${Button}>
+    </footer>
+  </${Dialog}>`;
 }
 
-function FileActions() {
+function FileActions({ onExport }) {
   const field = useRef(null);
   const [said, setSaid] = useState(null);
   const read = async (event) => {
@@ -109,15 +142,15 @@ function FileActions() {
     if (!file) return;
     try {
       const number = await imported(await file.text());
-      setSaid({ text: `${number} imported.` });
+      setSaid({ text: `${number} ${number === 1 ? "conversation" : "conversations"} imported.` });
     } catch (error) {
       setSaid({ text: error.message, isWrong: true });
     }
   };
   return html`<div class="list-foot">
     <${Button} kind="plain" icon="up_tray" onClick=${() => field.current.click()}>Import</${Button}>
-    <${Button} kind="plain" icon="down_tray" disabled=${!conversations.value.length} onClick=${() => save(conversations.value.map((one) => one.id), "conversations")}>Export all</${Button}>
-    <input type="file" accept="application/json,.json" hidden ref=${field} onChange=${read} aria-label="File to import" />
+    <${Button} kind="plain" icon="down_tray" disabled=${!conversations.value.length} onClick=${() => onExport({ ids: conversations.value.map((one) => one.id), name: null })}>Export all</${Button}>
+    <input type="file" accept="application/json,.json,text/markdown,.md" hidden ref=${field} onChange=${read} aria-label="File to import" />
     <p role="status" class=${said?.isWrong ? "list-said wrong" : "list-said"}>${said?.text}</p>
   </div>`;
 }

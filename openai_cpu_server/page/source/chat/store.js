@@ -25,7 +25,7 @@ function database() {
   return opening;
 }
 
-/** Somebody may clear this browser's data, or open a newer version of the page in another tab. */
+/** People may clear this browser's data, or open a newer version of the page in another tab. */
 function shared(db) {
   db.onclose = () => (opening = null);
   db.onversionchange = () => {
@@ -57,6 +57,31 @@ export const messagesOf = (id) =>
     (store) => store.index("conversation").getAll(id),
     (kept) => [...kept.values()].filter((one) => one.conversation === id),
   );
+
+/** Ids of the conversations that have these lower-case words in a message, or in the name of an attached file. */
+export async function conversationsWith(words) {
+  const found = new Set();
+  const look = ({ conversation, content, files }) => {
+    const texts = [content, ...(files ?? []).map((file) => file.name)];
+    if (texts.some((text) => text?.toLowerCase().includes(words))) found.add(conversation);
+  };
+  const db = await database();
+  if (!db) memory.get("messages").forEach(look);
+  else await eachOf(db.transaction("messages").objectStore("messages").openCursor(), look);
+  return found;
+}
+
+/** One by one, because pictures may be large. */
+function eachOf(request, look) {
+  return new Promise((resolve, reject) => {
+    request.onerror = () => reject(request.error);
+    request.onsuccess = () => {
+      if (!request.result) return resolve();
+      look(request.result.value);
+      request.result.continue();
+    };
+  });
+}
 
 /** Writes and deletes together or not at all. `puts`: {conversations: [...], messages: [...]}; `deletes`: ids. */
 export async function write({ puts = {}, deletes = {} }) {

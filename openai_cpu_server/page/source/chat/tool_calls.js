@@ -28,7 +28,7 @@ export function ToolCalls({ message, growing, isLast }) {
         </${Field}>`}
       </div>`,
     )}
-    ${asks && html`<div class="dialog-foot"><button type="submit" class="button main" disabled=${!isWhole}><span>Give ${toolCalls.length > 1 ? "results" : "result"}</span></button></div>`}
+    ${asks && html`<div class="dialog-foot"><button type="submit" class="button main" disabled=${!isWhole}><span>Send ${toolCalls.length > 1 ? "results" : "result"}</span></button></div>`}
   </form>`;
 }
 
@@ -37,8 +37,8 @@ function Verdict({ call }) {
   if (!tool) return null;
   const { problems } = checked(call.arguments || "{}", tool.parameters || "{}");
   return problems.length
-    ? html`<span class="badge bad" title=${problems.map((one) => `${one.path} ${one.text}`).join("\n")}>Arguments do not fit</span>`
-    : html`<span class="badge good"><${Icon} name="check" size=${14} />Arguments fit</span>`;
+    ? html`<span class="badge bad" title=${problems.map((one) => `${one.path} ${one.text}`).join("\n")}>Arguments are invalid</span>`
+    : html`<span class="badge good"><${Icon} name="check" size=${14} />Arguments are valid</span>`;
 }
 
 function pretty(text) {

@@ -6,8 +6,8 @@ import { jsonProblem } from "./options.js";
 const PARAMETERS = '{\n  "type": "object",\n  "properties": {\n    "city": { "type": "string" }\n  },\n  "required": ["city"]\n}';
 const CHOICES = [
   ["auto", "the model decides"],
-  ["required", "it must call one"],
-  ["none", "it may call none"],
+  ["required", "must call one"],
+  ["none", "must not call any"],
 ];
 
 /** Functions that the model may call. Nothing is run: people see the calls and type what comes of them. */
@@ -25,20 +25,20 @@ export function ToolEditor({ settings }) {
     ${tools.length > 0 && html`<${Field} label="When">
       ${(field) => html`<select ...${field} value=${toolChoice} onChange=${(event) => changeSettings({ toolChoice: event.target.value })}>
         ${CHOICES.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
-        ${tools.map((tool) => html`<option value=${tool.name}>it must call ${tool.name}</option>`)}
+        ${tools.map((tool) => html`<option value=${tool.name}>must call ${tool.name}</option>`)}
       </select>`}
     </${Field}>`}
   `;
 }
 
 function Tool({ tool, put, remove }) {
-  const wrongName = /^[\w-]{1,64}$/.test(tool.name) ? null : "Letters, digits, _ and -, 64 at most.";
+  const wrongName = /^[\w-]{1,64}$/.test(tool.name) ? null : "Use up to 64 letters, digits, _ and -.";
   const wrong = tool.parameters.trim() ? jsonProblem(tool.parameters) : null;
   return html`<fieldset class="tool stack">
     <legend class="hidden-text">${tool.name}</legend>
     <div class="tool-head"><${Field} label="Name" error=${wrongName}>${(field) => html`<input ...${field} class="code-input" spellcheck=${false} value=${tool.name} onInput=${(event) => put({ name: event.target.value })} />`}</${Field}>
     <${IconButton} icon="bin" label=${`Remove ${tool.name}`} onClick=${remove} /></div>
-    <${Field} label="What it does">${(field) => html`<input ...${field} value=${tool.description} onInput=${(event) => put({ description: event.target.value })} />`}</${Field}>
-    <${Field} label="Parameters" help="A JSON schema of an object." error=${wrong}>${(field) => html`<textarea ...${field} class="code-input" rows="7" spellcheck=${false} value=${tool.parameters} onInput=${(event) => put({ parameters: event.target.value })}></textarea>`}</${Field}>
+    <${Field} label="Description">${(field) => html`<input ...${field} value=${tool.description} onInput=${(event) => put({ description: event.target.value })} />`}</${Field}>
+    <${Field} label="Parameters" help="A JSON Schema for an object." error=${wrong}>${(field) => html`<textarea ...${field} class="code-input" rows="7" spellcheck=${false} value=${tool.parameters} onInput=${(event) => put({ parameters: event.target.value })}></textarea>`}</${Field}>
   </fieldset>`;
 }

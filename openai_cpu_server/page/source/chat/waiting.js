@@ -17,14 +17,14 @@ export function Waiting({ message, now }) {
 }
 
 function reason({ wait, status, model, parts }, now) {
-  if (serverState.value === "restarting") return { text: "The engine is restarting; this answer then goes on." };
+  if (serverState.value === "restarting") return { text: "The engine is restarting. This answer continues afterwards." };
   if (!wait && parts?.length) return { text: ofParts(parts) };
   if (!wait && status === "waiting" && isLoading(model)) return loading(health.value.loaded);
   if (!wait) return { text: status === "waiting" ? "Reading your message …" : null };
   const left = wait.until ? Math.max(0, Math.ceil((wait.until - now) / 1000)) : null;
   switch (wait.why) {
     case "gone":
-      return { text: "The server does not answer. This goes on when it is back." };
+      return { text: "The server is not responding. This answer continues when it is back." };
     case "loading":
       return loading(wait.share);
     case "queue":
@@ -32,9 +32,9 @@ function reason({ wait, status, model, parts }, now) {
     case "prompt":
       return { text: "Reading your message", share: wait.processed / wait.total, detail: howFar(wait, left) };
     case "queue_full":
-      return { text: `The queue is full. The next try is in ${seconds(left)}.` };
+      return { text: `The queue is full. The next attempt is in ${seconds(left)}.` };
     default:
-      return { text: `${wait.text} The next try is in ${seconds(left)}.` };
+      return { text: `${wait.text} The next attempt is in ${seconds(left)}.` };
   }
 }
 

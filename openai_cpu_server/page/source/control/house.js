@@ -10,7 +10,7 @@ const USAGE_MS = 10_000;
 
 export function Models() {
   return html`<section class="control-card" aria-labelledby="control-models">
-    <header class="control-head"><h2 id="control-models">Models and memory</h2>${memoryBytes.value > 0 && html`<span class="soft">${bytes(memoryBytes.value)} in all</span>`}</header>
+    <header class="control-head"><h2 id="control-models">Models and memory</h2>${memoryBytes.value > 0 && html`<span class="soft">${bytes(memoryBytes.value)} in total</span>`}</header>
     <div class="control-scroll" tabindex="0" role="region" aria-label="Models"><table>
       <thead><tr><th>Model</th><th>State</th><th class="number">Memory</th><th class="number">KV pool</th><th class="number">Restarts</th></tr></thead>
       <tbody>${models.value.map((one) => html`<tr key=${one.name}>
@@ -30,7 +30,7 @@ function State({ one }) {
   const loading = one.state === "loading" ? ` ${percent(one.loaded)}` : "";
   return html`<span class=${`control-state ${kind}`} title=${one.reason ?? ""}>${one.state}${loading}</span>
     ${one.reason && one.state !== "ready" && html`<span class="soft control-sub">${one.reason}</span>`}
-    ${one.state === "ready" && (one.is_throttled || one.threads_computing < one.threads) && html`<span class="soft control-sub">${one.threads_computing} of ${one.threads} threads: ${one.is_throttled ? "a quota of CPU time is used up" : "others use the cores"}</span>`}`;
+    ${one.state === "ready" && (one.is_throttled || one.threads_computing < one.threads) && html`<span class="soft control-sub">${one.threads_computing} of ${one.threads} threads: ${one.is_throttled ? "the CPU quota is used up" : "other processes use the cores"}</span>`}`;
 }
 
 function Device({ placed, of = "" }) {
@@ -50,7 +50,7 @@ export function Restarts() {
       ? html`<ol class="control-restarts">${list.map((one) => html`<li key=${`${one.model} ${one.restarts}`}>
           <span>${clock(one.at)}</span> <strong>${one.cause}</strong> <span>${one.model}</span>
           <span class="soft control-sub">${one.reason}</span></li>`)}</ol>`
-      : html`<p class="soft">No engine has died.</p>`}
+      : html`<p class="soft">No engine has crashed.</p>`}
   </section>`;
 }
 
@@ -64,8 +64,8 @@ export function Hits() {
     <h2 id="control-hits">Saved work</h2>
     <${Hit} label="Prefix cache and shared cells" share=${read ? saved / read : null} text=${`${count(saved)} of ${count(read)} prompt tokens were not computed`} />
     ${told.answers
-      ? html`<${Hit} label="Cache of answers" share=${told.answers.hit_rate} text=${`${count(told.answers.exact + told.answers.semantic)} hits (${count(told.answers.semantic)} by likeness), ${count(told.answers.misses)} misses, ${count(told.answers.bypasses)} that wanted none`} />`
-      : html`<p class="soft">The cache of answers is off, or was not asked yet.</p>`}
+      ? html`<${Hit} label="Answer cache" share=${told.answers.hit_rate} text=${`${count(told.answers.exact + told.answers.semantic)} hits (${count(told.answers.semantic)} semantic), ${count(told.answers.misses)} misses, ${count(told.answers.bypasses)} bypassed`} />`
+      : html`<p class="soft">The answer cache is off or has not been used yet.</p>`}
   </section>`;
 }
 
@@ -90,10 +90,10 @@ export function Usage() {
   }, [isLive]);
   if (!told || told.refused) return null;
   return html`<section class="control-card" aria-labelledby="control-usage">
-    <h2 id="control-usage">Use by key, today</h2>
-    <div class="control-scroll" tabindex="0" role="region" aria-label="Use by key"><table>
+    <h2 id="control-usage">Usage by key, today</h2>
+    <div class="control-scroll" tabindex="0" role="region" aria-label="Usage by key"><table>
       <thead><tr><th>Key</th><th class="number">Requests</th><th class="number">Prompt tokens</th><th class="number">Output tokens</th></tr></thead>
-      <tbody>${told.data.map((one) => html`<tr key=${one.key}><td>${one.key || "without a name"}</td><td class="number">${count(one.requests)}</td>
+      <tbody>${told.data.map((one) => html`<tr key=${one.key}><td>${one.key || "unnamed"}</td><td class="number">${count(one.requests)}</td>
         <td class="number">${count(one.input_tokens)}</td><td class="number">${count(one.output_tokens)}</td></tr>`)}</tbody></table></div>
   </section>`;
 }

@@ -11,7 +11,7 @@ const HEIGHT = 150;
 
 const PLOTS = [
   {
-    title: "Tokens a second",
+    title: "Tokens per second",
     shown: (value) => count(Math.round(10 * value) / 10),
     lines: [
       { label: "output", colour: "--step-interactive", value: (one) => one.output_tokens_per_s },
@@ -31,7 +31,7 @@ function byPriority(name) {
 
 export function Plots() {
   if (hello.value && !hello.value.types.includes("rate")) {
-    return html`<section class="control-card"><h2>Rates and latencies</h2><p class="soft">They are for keys with the scope <code>metrics</code> or <code>admin</code>.</p></section>`;
+    return html`<section class="control-card"><h2>Rates and latencies</h2><p class="soft">Only keys with the scope <code>metrics</code> or <code>admin</code> can see them.</p></section>`;
   }
   return PLOTS.map((plot) => html`<${Plot} key=${plot.title} plot=${plot} />`);
 }

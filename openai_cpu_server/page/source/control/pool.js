@@ -8,15 +8,15 @@ import { shortId } from "./words.js";
 
 const KINDS = [
   { key: "free", label: "Free" },
-  { key: "interactive", label: "One interactive request's" },
-  { key: "batch", label: "One batch request's" },
+  { key: "interactive", label: "One interactive request" },
+  { key: "batch", label: "One batch request" },
   { key: "shared", label: "Shared" },
 ];
 
 export function Pools() {
   const told = caches.value?.models ?? [];
   if (!told.length) {
-    return html`<section class="control-card"><h2>KV blocks</h2><p class="soft">${caches.value ? "No model is loaded." : "Waiting for the first news."}</p></section>`;
+    return html`<section class="control-card"><h2>KV blocks</h2><p class="soft">${caches.value ? "No model is loaded." : "Waiting for data."}</p></section>`;
   }
   return told.map((one) => html`<${PoolCard} key=${one.model} cache=${one} alone=${told.length === 1} />`);
 }
@@ -28,7 +28,7 @@ function PoolCard({ cache, alone }) {
   return html`<section class="control-card" aria-label=${`KV blocks of ${cache.model}`}>
     <header class="control-head"><h2>KV blocks${alone ? "" : ` · ${cache.model}`}</h2>
       <span class="soft">${percent(pool.used_blocks / Math.max(1, pool.blocks))} in use</span></header>
-    <ul class="control-legend" aria-label="Signs">
+    <ul class="control-legend" aria-label="Legend">
       ${KINDS.map((kind) => html`<li><span class=${`control-swatch pool-${kind.key}`}></span>${kind.label}</li>`)}
     </ul>
     <${Map} pool=${pool} owners=${owners} />
@@ -64,8 +64,8 @@ function Map({ pool, owners }) {
     setPointed(place !== null && place < pool.tiles ? pool.tiles - 1 - place : null);
   };
   return html`<div class="control-pool-box" onPointerMove=${move} onPointerLeave=${() => setPointed(null)}>
-    <canvas ref=${canvas} class="control-pool" role="img" aria-label="A map of the KV pool; the text below says the same"></canvas>
-    <p class="control-pool-note soft" aria-hidden="true">${pointed === null ? "Point at a square to see whose it is." : tileText(pointed, owners[pointed] ?? [], pool)}</p>
+    <canvas ref=${canvas} class="control-pool" role="img" aria-label="Map of the KV pool; the text below describes it"></canvas>
+    <p class="control-pool-note soft" aria-hidden="true">${pointed === null ? "Point at a square to see which request holds it." : tileText(pointed, owners[pointed] ?? [], pool)}</p>
   </div>`;
 }
 
@@ -138,9 +138,9 @@ function Holders({ pool, owners }) {
     const shared = owners.filter((held) => held.length > 1 && held.includes(index)).length;
     return { holding, tiles, shared };
   });
-  return html`<details class="control-words"><summary>${rows.length ? `Held by ${count(rows.length)}` : "Nobody holds any"}</summary>
-    <div class="control-scroll" tabindex="0" role="region" aria-label="Who holds KV blocks"><table>
-      <thead><tr><th>Who</th><th>Priority</th><th class="number">Blocks</th><th class="number">Shared</th></tr></thead>
+  return html`<details class="control-words"><summary>${rows.length ? `${count(rows.length)} ${rows.length === 1 ? "holder" : "holders"}` : "No block is held"}</summary>
+    <div class="control-scroll" tabindex="0" role="region" aria-label="Holders of KV blocks"><table>
+      <thead><tr><th>Holder</th><th>Priority</th><th class="number">Blocks</th><th class="number">Shared</th></tr></thead>
       <tbody>${rows.map(({ holding, tiles, shared }) => html`<tr><td>${nameOfHolding(holding)}</td><td>${holding.priority}</td>
         <td class="number">${count(tiles * pool.tile_blocks)}</td><td class="number">${count(shared * pool.tile_blocks)}</td></tr>`)}</tbody>
     </table></div></details>`;
@@ -153,7 +153,7 @@ function PrefixCache({ prompts }) {
     <h3>Prefix cache</h3>
     ${prompts.capacity_blocks
       ? html`<div class="control-meter" role="img" aria-label=${`${percent(used)} of the prefix cache is in use`}><span style=${{ width: `${100 * used}%` }}></span></div>
-        <p>${count(tokens)} tokens are kept in ${count(prompts.blocks)} of ${count(prompts.capacity_blocks)} blocks${prompts.pinned_blocks ? `, ${count(prompts.pinned_blocks)} of them pinned` : ""}; ${count(prompts.evictions)} made room for others.</p>`
-      : html`<p class="soft">It is off.</p>`}
+        <p>${count(tokens)} tokens are stored in ${count(prompts.blocks)} of ${count(prompts.capacity_blocks)} blocks${prompts.pinned_blocks ? `, ${count(prompts.pinned_blocks)} of them pinned` : ""}; ${count(prompts.evictions)} were evicted.</p>`
+      : html`<p class="soft">Off.</p>`}
   </div>`;
 }

@@ -1,4 +1,4 @@
-// Who runs and who waits: each with what it does now, why it waits, and a button that ends it.
+// Running and waiting requests, each with its activity or the reason why it waits, and a button that ends it.
 import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, IconButton } from "../base/controls.js";
@@ -19,14 +19,14 @@ export function Requests() {
   const others = queue.value ? total("waiting") - waiting.length : 0;
   const end = (id) => cancel(id).then(setFailure);
   return html`<section class="control-card" aria-labelledby="control-requests">
-    <header class="control-head"><h2 id="control-requests">Requests</h2>${hello.value?.sees === "own" && html`<span class="soft">your own; others are only counted</span>`}</header>
+    <header class="control-head"><h2 id="control-requests">Requests</h2>${hello.value?.sees === "own" && html`<span class="soft">only your own; others are counted</span>`}</header>
     ${failure && html`<p class="control-failure" role="alert">${failure}</p>`}
     <h3>Running</h3>
     <div class="control-list"><${Running} list=${running.value} several=${several} onEnd=${end} /></div>
     <h3>Waiting</h3>
     <div class="control-list waiting">${waiting.length
-      ? html`<div class="control-scroll" tabindex="0" role="region" aria-label="Requests that wait"><table class="control-requests">
-          <thead><tr><th class="number">Place</th><th>Request</th><th class="number">First token in</th><th>Waits, for</th><th><span class="hidden-text">End it</span></th></tr></thead>
+      ? html`<div class="control-scroll" tabindex="0" role="region" aria-label="Waiting requests"><table class="control-requests">
+          <thead><tr><th class="number">Position</th><th>Request</th><th class="number">First token in</th><th>Waiting, because</th><th><span class="hidden-text">End it</span></th></tr></thead>
           <tbody>${waiting.map((one) => html`<tr key=${one.id}>
             <td class="number">${one.position ?? "–"}</td>
             <td><${Name} one=${one} several=${several} /></td>
@@ -34,8 +34,8 @@ export function Requests() {
             <td>${seconds(one.age_s)}${one.why ? html`, <span class="control-why-waits">${WAITS[one.why] ?? one.why}</span>` : ""}</td>
             <td><${EndButton} id=${one.id} onEnd=${end} /></td>
           </tr>`)}</tbody></table></div>`
-      : !others && html`<p class="soft">Nobody waits.</p>`}
-      ${others > 0 && html`<p class="soft">${count(others)} more wait.</p>`}</div>
+      : !others && html`<p class="soft">No request is waiting.</p>`}
+      ${others > 0 && html`<p class="soft">${count(others)} more are waiting.</p>`}</div>
   </section>`;
 }
 
@@ -46,9 +46,9 @@ function total(name) {
 function Running({ list, several, onEnd }) {
   changes.value;
   const ordered = [...(list ?? [])].sort((a, b) => (a.priority === b.priority ? b.age_s - a.age_s : a.priority === "interactive" ? -1 : 1));
-  if (!list?.length) return html`<p class="soft">${list ? "Nothing runs." : "Waiting for the first news."}</p>`;
-  return html`<div class="control-scroll" tabindex="0" role="region" aria-label="Requests that run"><table class="control-requests">
-    <thead><tr><th>Request</th><th>Now</th><th class="number">Prompt</th><th class="number">Output</th><th class="number">Age</th><th><span class="hidden-text">End it</span></th></tr></thead>
+  if (!list?.length) return html`<p class="soft">${list ? "No request is running." : "Waiting for data."}</p>`;
+  return html`<div class="control-scroll" tabindex="0" role="region" aria-label="Running requests"><table class="control-requests">
+    <thead><tr><th>Request</th><th>Now</th><th class="number">Prompt tokens</th><th class="number">Output tokens</th><th class="number">Age</th><th><span class="hidden-text">End it</span></th></tr></thead>
     <tbody>${ordered.map((one) => html`<tr key=${one.id}>
       <td><${Name} one=${one} several=${several} /></td>
       <td><${Doing} one=${one} /></td>
@@ -68,14 +68,14 @@ function Name({ one, several }) {
 /** What it did in its last step, or for how long it has been in none. */
 function Doing({ one }) {
   const part = lastParts.get(one.id);
-  if (!part) return html`<span class="control-doing out">begins</span>`;
+  if (!part) return html`<span class="control-doing out">starting</span>`;
   const idleS = serverNow() - part.at;
-  if (idleS > LEFT_OUT_S) return html`<span class="control-doing out">left out ${seconds(idleS)}</span>`;
+  if (idleS > LEFT_OUT_S) return html`<span class="control-doing out">idle for ${seconds(idleS)}</span>`;
   const kind = part.prompt ? "prompt" : "decode";
   return html`<span class=${`control-doing ${kind} ${one.priority}`}>${doingOf(part)}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
 }
 
-/** The first press asks, the second ends it: it may be somebody else's. */
+/** The first press asks, the second ends it: it may be another person's. */
 function EndButton({ id, onEnd }) {
   const [asks, setAsks] = useState(false);
   useEffect(() => {
@@ -94,7 +94,7 @@ async function cancel(id) {
     announce(`${id} was ended.`);
     return null;
   } catch (error) {
-    if (error.code === "request_not_found") return "It had ended already.";
-    return `It was not ended: ${error.message}`;
+    if (error.code === "request_not_found") return "It has already ended.";
+    return `It could not be ended: ${error.message}`;
   }
 }

@@ -1,4 +1,4 @@
-// The control room: who is computed, who waits and why, whose cells are shared. One stream feeds it all.
+// The control room: requests that run, those that wait and why, and shared cells. One stream feeds it all.
 import { useEffect, useRef } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button } from "../base/controls.js";
@@ -50,8 +50,8 @@ function Now() {
   return html`<dl class="control-now">
     <${Tile} label="Running" value=${sizes ? count(sizes.interactive.running + sizes.batch.running) : "–"} note=${sizes && html`<${Split} sizes=${sizes} name="running" />`} />
     <${Tile} label="Waiting" value=${sizes ? count(sizes.interactive.waiting + sizes.batch.waiting) : "–"} note=${sizes && html`<${Split} sizes=${sizes} name="waiting" />`} />
-    <${Tile} label="Next first token" value=${next ? `≈ ${milliseconds(next.first_token_ms)}` : "–"} note=${next ? "of those who wait" : "nobody waits for it"} />
-    <${Tile} label="Output" value=${rate ? count(Math.round(rate.output_tokens_per_s)) : "–"} note="tokens a second" />
+    <${Tile} label="Next first token" value=${next ? `≈ ${milliseconds(next.first_token_ms)}` : "–"} note=${next ? "among waiting requests" : "no request is waiting"} />
+    <${Tile} label="Output" value=${rate ? count(Math.round(rate.output_tokens_per_s)) : "–"} note="tokens per second" />
     <${Tile} label="KV pool" value=${blocks ? percent(used / blocks) : "–"} note=${blocks ? `${count(used)} of ${count(blocks)} blocks` : "no model is loaded"} />
   </dl>`;
 }
@@ -72,17 +72,17 @@ function Trouble({ onAgain }) {
     ${said && html`<div class="banner ${said.kind}"><${Icon} name=${said.kind === "calm" ? "info" : "warning"} />
       <div class="banner-text"><strong>${said.title}</strong> ${said.text}</div>
       ${said.again && html`<${Button} icon="again" onClick=${onAgain}>Try now</${Button}>`}</div>`}
-    ${state === "live" && dropped.value > 0 && html`<p class="soft control-dropped">This page was too slow for ${count(dropped.value)} steps.</p>`}
+    ${state === "live" && dropped.value > 0 && html`<p class="soft control-dropped">${count(dropped.value)} steps were skipped because this page was too slow.</p>`}
   </div>`;
 }
 
 function trouble(state, error, sinceMs) {
-  if (state === "refused" && error.status === 401) return { kind: "warn", title: "The room is closed without a key.", text: "Enter one above." };
+  if (state === "refused" && error.status === 401) return { kind: "warn", title: "The control room requires a key.", text: "Enter one above." };
   if (state === "refused" && error.code === "missing_scope") {
-    return { kind: "warn", title: "This key may not watch.", text: `${error.message} Give it the scope inference to see its own requests, and admin to see all.` };
+    return { kind: "warn", title: "This key may not use the control room.", text: `${error.message} Give it the scope inference to see its own requests, and admin to see all.` };
   }
-  if (state === "refused") return { kind: "bad", title: "The server refuses to tell.", text: error.message, again: true };
-  if (state === "lost" && error?.code === "too_many_event_streams") return { kind: "warn", title: "Too many control rooms are open.", text: "Close one; this one tries again by itself.", again: true };
-  if (state === "lost") return { kind: "warn", title: "The stream is interrupted.", text: `What you see is of ${clock(sinceMs / 1000)}. It goes on by itself.`, again: true };
+  if (state === "refused") return { kind: "bad", title: "The server refused the request.", text: error.message, again: true };
+  if (state === "lost" && error?.code === "too_many_event_streams") return { kind: "warn", title: "Too many control rooms are open.", text: "Close one; this one retries by itself.", again: true };
+  if (state === "lost") return { kind: "warn", title: "The connection was lost.", text: `You see the state at ${clock(sinceMs / 1000)}. Updates resume by themselves.`, again: true };
   return null;
 }

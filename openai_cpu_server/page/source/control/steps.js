@@ -35,7 +35,7 @@ export function takeSteps(told, nowS) {
   changes.value += 1;
 }
 
-/** After a pause nobody knows what came meanwhile. */
+/** What happened during a pause is unknown. */
 export function forgetSteps(nowS) {
   lastParts.clear();
   trim(nowS);

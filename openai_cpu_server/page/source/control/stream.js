@@ -30,7 +30,7 @@ export function serverNow() {
   return Date.now() / 1000 + offsetS;
 }
 
-/** Listens until the returned function is called. Rests while nobody looks at the page. */
+/** Listens until the returned function is called. Rests while the page is hidden. */
 export function listen() {
   let ended = false;
   let attempt = null;

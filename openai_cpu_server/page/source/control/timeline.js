@@ -42,24 +42,24 @@ export function Timeline() {
     return () => clearInterval(timer);
   }, [frozen]);
   const pause = () => setFrozen(frozen ? null : { nowS: serverNow(), steps: [...steps] });
-  useShortcuts("Control room", [{ keys: "P", label: "Pause or go on", run: pause }]);
+  useShortcuts("Control room", [{ keys: "P", label: "Pause or resume", run: pause }]);
   return html`<section class="control-card control-timeline" aria-labelledby="control-steps">
     <header class="control-head">
       <h2 id="control-steps">Steps</h2>
       <span class="bar-space"></span>
       <${Choice} label="Time shown" value=${span} options=${SPANS} onChange=${setSpan} />
-      <${Button} onClick=${pause} aria-pressed=${Boolean(frozen)}>${frozen ? "Go on" : "Pause"}</${Button}>
+      <${Button} onClick=${pause} aria-pressed=${Boolean(frozen)}>${frozen ? "Resume" : "Pause"}</${Button}>
     </header>
     <${Legend} />
     <div
       class="control-canvas-box"
       role="slider"
       tabindex="0"
-      aria-label="Steps, the newest last. Left and right go from one to the next"
+      aria-label="Steps, newest last. The left and right arrow keys move between them"
       aria-valuemin="0"
       aria-valuemax="1000"
       aria-valuenow=${chosen ? placeOf(chosen, shown.current) : 1000}
-      aria-valuetext=${chosen ? stepText(chosen) : "No step is chosen"}
+      aria-valuetext=${chosen ? stepText(chosen) : "No step is selected"}
       onKeyDown=${(event) => walk(event, shown.current, chosen, setChosen)}
       onPointerMove=${(event) => setChosen(stepUnder(event, shown.current))}
       onPointerLeave=${() => setChosen(null)}
@@ -68,7 +68,7 @@ export function Timeline() {
       <canvas ref=${canvas} class="control-steps" aria-hidden="true"></canvas>
       ${chosen && html`<${StepNote} step=${chosen} view=${shown.current} />`}
     </div>
-    <p class="control-axis soft">Above: tokens in each step, stacked (heights by their root). Below: its time (bars) and the prediction (line).</p>
+    <p class="control-axis soft">Above: tokens of each step, stacked (heights on a square-root scale). Below: its duration (bars) and the predicted duration (line).</p>
     <${Words} frozen=${frozen} span=${Number(span)} />
   </section>`;
 }
@@ -76,9 +76,9 @@ export function Timeline() {
 function Legend() {
   return html`<ul class="control-legend" aria-label="Colours, from the bottom of a column to its top">
     ${LAYERS.map((layer) => html`<li><span class=${`control-swatch layer-${layer.key}`}></span>${layer.label}</li>`)}
-    <li><span class="control-swatch layer-picture"></span>A picture, in the times below</li>
-    <li><span class="control-swatch layer-sound"></span>A sound, there too</li>
-    <li><span class="control-swatch layer-interrupted"></span>Thrown away</li>
+    <li><span class="control-swatch layer-picture"></span>Encoding of a picture (below)</li>
+    <li><span class="control-swatch layer-sound"></span>Encoding of a sound (below)</li>
+    <li><span class="control-swatch layer-interrupted"></span>Discarded</li>
   </ul>`;
 }
 
@@ -129,7 +129,7 @@ function short(name) {
   return name.length > 18 ? `…${name.slice(-10)}` : name;
 }
 
-/** The picture in words, and as a table for whoever wants it. */
+/** The picture in words, and as a table on request. */
 function Words({ frozen, span }) {
   const [open, setOpen] = useState(false);
   const [, again] = useState(0);
@@ -142,7 +142,7 @@ function Words({ frozen, span }) {
   return html`<details class="control-words" onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>${sentence(some, span)}</summary>
     ${open && html`<div class="control-scroll" tabindex="0" role="region" aria-label="The last steps as a table"><table>
-      <thead><tr><th>Began</th><th>Model</th><th class="number">Tokens</th><th class="number">Time</th><th class="number">Predicted</th><th>Who</th></tr></thead>
+      <thead><tr><th>Start</th><th>Model</th><th class="number">Tokens</th><th class="number">Duration</th><th class="number">Predicted</th><th>Requests</th></tr></thead>
       <tbody>${some.slice(-TABLE_STEPS).reverse().map((step) => html`<tr key=${step.number}>
         <td>${clock(step.at)}</td><td>${step.model}</td><td class="number">${count(step.tokens ?? 0)}</td>
         <td class="number">${milliseconds(step.ms)}</td><td class="number">${milliseconds(step.predicted_ms)}</td>
@@ -159,7 +159,7 @@ function sentence(some, span) {
   const busy = Math.min(100, Math.round(sums.ms / (10 * span)));
   const text = [`${count(sums.steps)} steps, ${count(sums.tokens)} tokens`, `computing ${busy} % of the time`];
   text.push(`${off === 0 ? "as long as" : `${Math.abs(off)} % ${off > 0 ? "longer" : "shorter"} than`} predicted`);
-  if (sums.interrupted) text.push(`${count(sums.interrupted)} thrown away`);
+  if (sums.interrupted) text.push(`${count(sums.interrupted)} discarded`);
   if (sums.preemptions) text.push(`${count(sums.preemptions)} preempted`);
   return text.join(", ");
 }

@@ -69,7 +69,7 @@ function axes(context, at) {
   context.lineWidth = 1;
   context.textBaseline = "middle";
   context.textAlign = "right";
-  for (const tokens of [0, at.tokens.most / 16, at.tokens.most / 4, at.tokens.most]) tick(context, at, yOf(at.tokens, tokens), String(tokens));
+  for (const tokens of [0, at.tokens.most / 16, at.tokens.most / 4, at.tokens.most]) tick(context, at, yOf(at.tokens, tokens), tokens === at.tokens.most ? `${tokens} tok` : String(tokens));
   for (const share of [0, 0.5, 1]) {
     const y = at.times.bottom - share * (at.times.bottom - at.times.top);
     tick(context, at, y, share ? milliseconds(share * at.times.most) : "0");

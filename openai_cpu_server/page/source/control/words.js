@@ -2,22 +2,22 @@
 import { count, milliseconds } from "../base/numbers.js";
 
 export const WAITS = {
-  slot: "as many run as may",
+  slot: "all slots are in use",
   cells: "the KV pool is full",
-  prefix: "another request computes a beginning that they share",
+  prefix: "another request is computing their shared prefix",
   engine: "its model is loading or restarting",
 };
 
 export const REASONS = {
   decode: "its next token",
-  forced: "its grammar left no choice",
-  prompt: "its prompt, in the time of the step",
-  least: "beyond the time of the step, so that it is not locked out",
-  tile: "tokens that cost next to nothing",
+  forced: "the only tokens that its grammar allows",
+  prompt: "its prompt, within the time of the step",
+  least: "beyond the time of the step, so that it is not starved",
+  tile: "tokens that add almost no time",
   "batch-floor": "batch work's share of the time",
-  draft: "tokens that may follow",
-  picture: "what the model sees, a slice at a time",
-  sound: "what the model hears, a part at a time",
+  draft: "drafted tokens",
+  picture: "encoding of a picture, one slice at a time",
+  sound: "encoding of a sound, one part at a time",
 };
 
 const KINDS = ["prompt", "decode", "forced", "draft"];
@@ -27,19 +27,21 @@ export function encodingOf({ encoding_ms: all = 0, sound_ms: sound = 0 }) {
   return { picture: all - sound, sound };
 }
 
-/** "64 prompt" or "1 decode, 4 draft". */
+/** "64 prompt tokens" or "1 decode, 4 draft tokens". */
 export function kindsOf(part) {
-  const found = KINDS.filter((kind) => part[kind]).map((kind) => `${count(part[kind])} ${kind}`);
+  const kinds = KINDS.filter((kind) => part[kind]);
+  const isOne = kinds.reduce((sum, kind) => sum + part[kind], 0) === 1;
+  const found = kinds.length ? [`${kinds.map((kind) => `${count(part[kind])} ${kind}`).join(", ")} ${isOne ? "token" : "tokens"}`] : [];
   const { picture, sound } = encodingOf(part);
   if (picture) found.push(`${milliseconds(picture)} of a picture`);
   if (sound) found.push(`${milliseconds(sound)} of a sound`);
   return found.join(", ") || "no tokens";
 }
 
-/** "batch-1", "3 others": whoever has a part in a step. */
+/** "batch-1" or "3 other requests": the owner of a part of a step. */
 export function nameOf(part) {
   if (part.id) return part.id;
-  return part.sequences === 1 || part.sequences === undefined ? "somebody else" : `${part.sequences} others`;
+  return part.sequences === 1 || part.sequences === undefined ? "another request" : `${part.sequences} other requests`;
 }
 
 export function stepTitle(step) {
@@ -49,21 +51,21 @@ export function stepTitle(step) {
 
 /** What a request does by its part in a step. */
 export function doingOf(part) {
-  if (part.prompt) return "reads";
+  if (part.prompt) return "reading";
   const { picture, sound } = encodingOf(part);
-  return sound ? "listens" : picture ? "looks" : "writes";
+  return sound ? "listening" : picture ? "looking" : "writing";
 }
 
 export function stepNotes(step) {
   const notes = [];
-  if (step.interrupted) notes.push("thrown away for an interactive newcomer");
+  if (step.interrupted) notes.push("discarded for a new interactive request");
   if (step.preemptions) notes.push(`${count(step.preemptions)} preempted for it`);
   if (step.padding) notes.push(`${count(step.padding)} padding`);
   if (step.adapter) notes.push(`adapter ${step.adapter}`);
   return notes;
 }
 
-/** The whole step in a sentence, for those who do not see the picture. */
+/** The whole step in a sentence, for people who do not see the picture. */
 export function stepText(step) {
   const parts = (step.parts ?? []).map((part) => `${nameOf(part)}, ${part.priority}: ${kindsOf(part)}`);
   return [stepTitle(step), ...stepNotes(step), ...parts].join(". ");

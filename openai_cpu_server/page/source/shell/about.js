@@ -10,11 +10,11 @@ export function About({ onClose }) {
   useEffect(() => {
     fetch(new URL("licences.txt", HERE))
       .then((response) => response.text())
-      .then(setLicences, () => setLicences("The server does not answer."));
+      .then(setLicences, () => setLicences("The server is not responding."));
   }, []);
   return html`<${Dialog} title="About this page" wide onClose=${onClose}>
     <p>The page comes from your server and talks to nothing else. Conversations stay in this browser.</p>
-    <h3>Software in it</h3>
+    <h3>Included software</h3>
     <pre class="licences" tabindex="0">${licences}</pre>
   </${Dialog}>`;
 }

@@ -4,7 +4,7 @@ import { Button, Dialog, Field } from "../base/controls.js";
 import { access, loadModels } from "../api/server.js";
 import { isPrintable, key, setKey } from "../api/client.js";
 
-const WRONG = "The server does not know this key.";
+const WRONG = "The server does not recognize this key.";
 
 export function KeyDialog({ onClose }) {
   const [typed, setTyped] = useState(key.value);
@@ -13,21 +13,21 @@ export function KeyDialog({ onClose }) {
   const use = async (event) => {
     event.preventDefault();
     const given = typed.trim();
-    if (!isPrintable(given)) return setError("A key has no such characters.");
+    if (!isPrintable(given)) return setError("It contains characters that a key cannot have.");
     setBusy(true);
     setKey(given);
     await loadModels();
     setBusy(false);
     if (access.value === "ok") onClose();
-    else setError(given ? WRONG : "This server wants a key.");
+    else setError(given ? WRONG : "This server requires a key.");
   };
   return html`<${Dialog} title="API key" onClose=${onClose}>
     <form onSubmit=${use} class="stack">
-      <${Field} label="Key" error=${error} help="It is kept in this tab until you close it, and goes to this server only.">
+      <${Field} label="Key" error=${error} help="Kept in this tab until you close it, and sent only to this server.">
         ${(field) => html`<input ...${field} type="password" name="key" autocomplete="off" spellcheck=${false} autofocus value=${typed} onInput=${(e) => setTyped(e.target.value)} />`}
       </${Field}>
       <footer class="dialog-foot">
-        ${key.value && html`<${Button} onClick=${() => { setTyped(""); setKey(""); onClose(); }}>Forget it</${Button}>`}
+        ${key.value && html`<${Button} onClick=${() => { setTyped(""); setKey(""); onClose(); }}>Forget the key</${Button}>`}
         <button type="submit" class="button main" disabled=${busy}><span>Use this key</span></button>
       </footer>
     </form>

@@ -19,10 +19,10 @@ export function ServerBanner({ onKey }) {
 
 function news(onKey) {
   if (serverState.value === "gone") {
-    return { kind: "bad", title: "The server does not answer.", text: "This page tries again every second and goes on by itself. What you write is kept." };
+    return { kind: "bad", title: "The server is not responding.", text: "The page retries every second and continues by itself. Your draft is kept." };
   }
   if (access.value === "needed" || access.value === "wrong") {
-    const title = access.value === "needed" ? "This server wants an API key." : "The server does not know this key.";
+    const title = access.value === "needed" ? "This server requires an API key." : "The server does not recognize this key.";
     return { kind: "warn", title, text: "", action: html`<${Button} icon="key" onClick=${onKey}>Enter a key</${Button}>` };
   }
   const reason = health.value?.reason ?? "";
@@ -30,13 +30,13 @@ function news(onKey) {
     case "loading":
       return { kind: "calm", title: "The model is loading.", text: percent(health.value.loaded), share: health.value.loaded };
     case "restarting":
-      return { kind: "warn", title: "The engine is restarting.", text: `Answers pause and go on. ${reason}` };
+      return { kind: "warn", title: "The engine is restarting.", text: `Answers pause and then continue. ${reason}` };
     case "degraded":
       return { kind: "warn", title: "A model has failed.", text: reason };
     case "failed":
       return { kind: "bad", title: "The model has failed.", text: reason };
     case "draining":
-      return { kind: "warn", title: "The server is stopping.", text: "It ends what runs and takes nothing new." };
+      return { kind: "warn", title: "The server is stopping.", text: "It finishes running requests and accepts no new ones." };
   }
   return null;
 }

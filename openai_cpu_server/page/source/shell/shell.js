@@ -20,7 +20,7 @@ const ROOMS = [
   { name: "control", label: "Control room", icon: "gauge" },
 ];
 const THEMES = [
-  { value: "system", label: "As the system", icon: "screen" },
+  { value: "system", label: "Match the system", icon: "screen" },
   { value: "light", label: "Light", icon: "sun" },
   { value: "dark", label: "Dark", icon: "moon" },
 ];
@@ -73,7 +73,7 @@ function Room({ name }) {
   return name === "control" ? html`<${LaterRoom} />` : html`<${ChatRoom} />`;
 }
 
-/** The control room with its plots is fetched when somebody goes there. */
+/** The control room with its plots is fetched when it is first opened. */
 function LaterRoom() {
   const [room, setRoom] = useState(null);
   useEffect(() => {
@@ -89,16 +89,16 @@ function LaterRoom() {
 
 function Outdated() {
   return html`<div class="empty">
-    <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
-    <${Button} onClick=${() => location.reload()}>Load the page again</${Button}>
+    <p>This part of the page could not be loaded. The server may be down, or newer than this page.</p>
+    <${Button} onClick=${() => location.reload()}>Reload the page</${Button}>
   </div>`;
 }
 
 function Broken({ error }) {
   return html`<div class="empty" role="alert">
-    <p>Something in this page went wrong: <code>${String(error.message ?? error)}</code></p>
-    <p>Your conversations are kept.</p>
-    <${Button} onClick=${() => location.reload()}>Load the page again</${Button}>
+    <p>Something went wrong in this page: <code>${String(error.message ?? error)}</code></p>
+    <p>Your conversations are safe.</p>
+    <${Button} onClick=${() => location.reload()}>Reload the page</${Button}>
   </div>`;
 }
 

@@ -11,7 +11,7 @@ export function grownBlocks(before, text) {
   if (before.text === text) return before;
   if (!text.startsWith(before.text)) before = EMPTY;
   const kept = before.blocks.slice(0, Math.max(0, before.blocks.length - 1));
-  const fresh = blocksOf(text.slice(before.settled));
+  const fresh = blocksOf(text.slice(before.settled), false);
   const last = fresh.at(-1);
   return {
     text,
@@ -20,18 +20,18 @@ export function grownBlocks(before, text) {
   };
 }
 
-/** All of it at once: a reference may be defined far below where it is used. */
+/** All of it at once: a reference or a footnote may be defined far below where it is used. */
 export function wholeBlocks(text) {
-  return blocksOf(text).map(({ tokens, env }) => ({ html: htmlOf(tokens, env) }));
+  return blocksOf(text, true).map(({ tokens, env }) => ({ html: htmlOf(tokens, env) }));
 }
 
 /** The outermost blocks, each with its tokens and where it starts in the text. */
-function blocksOf(text) {
+function blocksOf(text, isWhole) {
   const env = {};
   const starts = lineStarts(text);
   const blocks = [];
   let depth = 0;
-  for (const token of parsed(text, env)) {
+  for (const token of parsed(text, env, isWhole)) {
     if (depth === 0 && token.nesting >= 0) blocks.push({ tokens: [], env, start: starts[token.map?.[0] ?? 0] });
     blocks.at(-1).tokens.push(token);
     depth += token.nesting;

@@ -3,7 +3,9 @@
 import { signal } from "@preact/signals";
 import DOMPurify from "dompurify";
 import MarkdownIt from "markdown-it";
+import footnotes from "markdown-it-footnote";
 import { mathRules } from "./math_rules.js";
+import { taskRules } from "./task_rules.js";
 
 /** Grows when code or formulas can be drawn that could not be before. */
 export const painted = signal(0);
@@ -24,10 +26,16 @@ function painter(name, load) {
 const codePainter = () => painter("code", () => import("./code.js"));
 const mathPainter = () => painter("math", () => import("./math.js"));
 
-const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false, typographer: false, highlight: null });
-markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
-markdown.validateLink = (url) => /^(https?:|mailto:)/i.test(url.trim());
-markdown.use(mathRules);
+/** A text that grows is parsed without footnotes: they move to its end, wherever they were written. */
+const growing = parser();
+const markdown = parser().use(footnotes).disable("footnote_inline");
+
+function parser() {
+  const made = new MarkdownIt({ html: false, linkify: true, breaks: false, typographer: false, highlight: null });
+  made.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+  made.validateLink = (url) => /^(https?:|mailto:)/i.test(url.trim());
+  return made.use(mathRules).use(taskRules);
+}
 
 const { escapeHtml } = markdown.utils;
 const LONGEST_PAINTED = 40_000;
@@ -45,7 +53,7 @@ markdown.renderer.rules.math = (tokens, index) => {
   const kind = meta.display ? "math display" : "math";
   return `<span class="${kind}">${drawn ?? `<code>${escapeHtml(content)}</code>`}</span>`;
 };
-// A picture would tell a stranger who reads what: it is a link.
+// A picture would reveal to its host what is read here, so it becomes a link.
 markdown.renderer.rules.image = (tokens, index) => {
   const token = tokens[index];
   const words = escapeHtml(token.content || "a picture");
@@ -60,6 +68,15 @@ markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, ind
 };
 markdown.renderer.rules.table_open = () => '<div class="table" tabindex="0" role="group" aria-label="Table"><table>';
 markdown.renderer.rules.table_close = () => "</table></div>";
+// The address belongs to the rooms: a mark is a button, which moves the focus (see markdown_view.js).
+markdown.renderer.rules.footnote_ref = (tokens, index) => {
+  const number = tokens[index].meta.id + 1;
+  return `<sup><button type="button" class="note" aria-label="Footnote ${number}">${number}</button></sup>`;
+};
+markdown.renderer.rules.footnote_block_open = () => '<hr><ol class="notes">';
+markdown.renderer.rules.footnote_block_close = () => "</ol>";
+markdown.renderer.rules.footnote_open = () => '<li tabindex="-1">';
+markdown.renderer.rules.footnote_anchor = () => "";
 
 const TAGS = (
   "a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong sub sup table tbody td th thead tr ul " +
@@ -89,8 +106,8 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
 
-export function parsed(text, env) {
-  return markdown.parse(text, env);
+export function parsed(text, env, isWhole) {
+  return (isWhole ? markdown : growing).parse(text, env);
 }
 
 /** Clean HTML of some tokens, as a TrustedHTML where the browser knows such. */

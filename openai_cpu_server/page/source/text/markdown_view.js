@@ -15,7 +15,7 @@ export function Markdown({ text, growing }) {
     before.current = { ...grownBlocks(from, text), painted: version };
     return before.current.blocks;
   }, [text, growing, version]);
-  return html`<div class="prose" onClick=${copyCode}>${blocks.map((block, index) => html`<${Block} key=${index} html=${block.html} />`)}</div>`;
+  return html`<div class="prose" onClick=${pressed}>${blocks.map((block, index) => html`<${Block} key=${index} html=${block.html} />`)}</div>`;
 }
 
 function Block({ html: clean }) {
@@ -27,9 +27,15 @@ function Block({ html: clean }) {
   return html`<div class="block" ref=${place}></div>`;
 }
 
-async function copyCode(event) {
-  const button = event.target.closest?.(".copy-code");
-  if (!button) return;
+/** What the buttons in the text do. */
+function pressed({ target, currentTarget }) {
+  const code = target.closest?.(".copy-code");
+  if (code) copyCode(code);
+  const note = target.closest?.(".note");
+  if (note) currentTarget.querySelector(`.notes > li:nth-child(${note.textContent})`)?.focus();
+}
+
+async function copyCode(button) {
   await copyText(button.closest(".code").querySelector("code").textContent);
   button.textContent = "Copied";
   announce("Copied");
