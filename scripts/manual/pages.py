@@ -14,6 +14,15 @@ from manual.routes import route_tables
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 _MADE = "<!-- Made from the code by scripts/docs: do not edit. -->"
 
+_INDEX = """\
+openai-cpu-server serves GGUF models on CPUs behind the OpenAI API. It is made for machines that many users
+and background jobs share. A single continuous-batching scheduler feeds every route: interactive requests go
+before batch work, a shared prompt is computed once, JSON always obeys its schema, and a crash of native
+code is a pause in the stream, not an error.
+
+![Batch jobs run; two people ask something and go first](images/priority.svg)
+"""
+
 _OPTIONS = """\
 These are the options of `openai-cpu-server serve`, and so of `scripts/serve`. `--help` prints the same texts.
 
@@ -59,6 +68,7 @@ on Linux only.
 
 def pages() -> Mapping[str, str]:
     return {
+        "index.md": _page("openai-cpu-server", _INDEX, _guide()),
         "options.md": _page(
             "Options", _OPTIONS, option_tables() + model_table() + ray_table() + alias_table()
         ),
@@ -67,6 +77,12 @@ def pages() -> Mapping[str, str]:
         "errors.md": _page("Errors", _ERRORS, error_table()),
         "metrics.md": _page("Metrics", _METRICS, metric_table()),
     }
+
+
+def _guide() -> str:
+    """Return the README's table of what to read, with links from this folder."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    return readme.partition("## Read on\n\n")[2].partition("\n\n")[0].replace("](docs/", "](")
 
 
 def _page(title: str, introduction: str, body: str) -> str:

@@ -34,7 +34,7 @@ def test_the_table_of_contents_and_the_readme_name_every_page() -> None:
     pages = sorted(page.name for page in DOCS.glob("*.md"))
     assert sorted(named(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])) == pages
     linked = {target.partition("#")[0] for target in links(README)}
-    assert {f"docs/{name}" for name in pages} - linked <= {"docs/index.md", "docs/benchmark.md"}
+    assert {f"docs/{name}" for name in pages} - linked <= {"docs/index.md"}
 
 
 def named(nav: object) -> list[str]:
