@@ -13,37 +13,35 @@ from tests.test_house import FOREIGN_WORDS
 
 GENERATED = {"options.md", "routes.md", "fields.md", "errors.md", "metrics.md"}
 """Pages made from texts of the package, which tests/test_house.py checks."""
-NOT_REWRITTEN = set(
-    [
-        "answer-cache.md",
-        "anthropic.md",
-        "architecture.md",
-        "batch-jobs.md",
-        "benchmark.md",
-        "deploy.md",
-        "embeddings.md",
-        "events.md",
-        "faults.md",
-        "gateways.md",
-        "gpu.md",
-        "llama-server.md",
-        "mcp.md",
-        "measurements.md",
-        "monitoring.md",
-        "ollama.md",
-        "operations.md",
-        "pictures.md",
-        "ray.md",
-        "reasoning.md",
-        "responses.md",
-        "scheduling.md",
-        "simulation.md",
-        "sound.md",
-        "structured-output.md",
-        "tuning.md",
-        "usage.md",
-    ]
-)
+NOT_REWRITTEN = {
+    "answer-cache.md",
+    "anthropic.md",
+    "architecture.md",
+    "batch-jobs.md",
+    "benchmark.md",
+    "deploy.md",
+    "embeddings.md",
+    "events.md",
+    "faults.md",
+    "gateways.md",
+    "gpu.md",
+    "llama-server.md",
+    "mcp.md",
+    "measurements.md",
+    "monitoring.md",
+    "ollama.md",
+    "operations.md",
+    "pictures.md",
+    "ray.md",
+    "reasoning.md",
+    "responses.md",
+    "scheduling.md",
+    "simulation.md",
+    "sound.md",
+    "structured-output.md",
+    "tuning.md",
+    "usage.md",
+}
 """Pages that still have such constructions. A page leaves this list when it is rewritten."""
 TITLES = ("heading_open", "th_open")
 CODE = "`code`"
