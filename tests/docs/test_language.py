@@ -49,7 +49,7 @@ CODE = "`code`"
 
 
 def texts(markdown: str) -> Iterator[str]:
-    """Yield paragraphs, list items and cells, without titles: headings, heads of columns and texts of links."""
+    """Yield paragraphs, list items and cells. Headings, heads of columns and texts of links are titles."""
     before = ""
     for token in MarkdownIt().enable("table").parse(markdown):
         if token.type == "inline" and before not in TITLES:
