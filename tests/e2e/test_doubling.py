@@ -71,3 +71,19 @@ def test_a_body_that_inflates_or_nests_is_refused(server: ServerProcess) -> None
     nested = '{"messages":' + "[" * 100_000 + "]" * 100_000 + "}"
     assert server.post(CHAT, content=nested).status_code == 400
     assert process.memory_info().rss - before < MOST_GROWTH
+
+
+AMBIGUOUS = "root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s | [a-z]"
+
+
+def test_a_grammar_that_is_too_ambiguous_on_its_way_is_refused_at_once_from_then_on(
+    server: ServerProcess,
+) -> None:
+    body = {"prompt": "hi", "grammar": AMBIGUOUS, "n_predict": 2000, "temperature": 0}
+    first = server.post("/completion", json=body)
+    assert first.status_code == 400, first.text
+    assert first.json()["error"]["param"] == "grammar"
+    num_computed = server.get("/metrics").text.partition("ocs_step_tokens_sum")[2].splitlines()[0]
+    assert server.post("/completion", json=body).json() == first.json()
+    assert f"ocs_step_tokens_sum{num_computed}\n" in server.get("/metrics").text
+    assert server.post("/completion", json={**body, "n_predict": 4}).status_code == 200
