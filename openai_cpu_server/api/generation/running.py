@@ -241,7 +241,7 @@ class GrammarRefusals:
         self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
 
     def check(self, call: ResolvedRequest, model: str) -> None:
-        """Raises ConstraintFailed."""
+        """Refuse a grammar that failed before. Raises ConstraintFailed."""
         if call.grammar_path is None or not len(self._refusals):
             return
         refusal = self._refusals.get(_grammar_digest(call, model))
