@@ -68,6 +68,14 @@ def missing(param: str) -> InvalidRequest:
     return InvalidRequest(message, param=param, code="missing_required_parameter")
 
 
+_MOST_SHOWN = 64
+
+
+def shown(name: str) -> str:
+    """Return the part of a client's name that an error repeats."""
+    return name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}..."
+
+
 def unknown_parameter(name: str) -> InvalidRequest:
     return InvalidRequest(f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
 
@@ -130,7 +138,7 @@ class AdapterNotFound(ServerError):
         if usable:
             there = f"it has {', '.join(sorted(usable))}"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
-        super().__init__(f"The adapter '{name}' {why}")
+        super().__init__(f"The adapter '{shown(name)}' {why}")
         self.name = name
         self.param = param
 
@@ -177,7 +185,7 @@ class ModelNotFound(ServerError):
     def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
         """`name`: None if the client named no model. `names`: models that the caller may use."""
         there_is = f" There is: {', '.join(names)}." if names else ""
-        what = "There is no model" if name is None else f"The model '{name}' does not exist"
+        what = "There is no model" if name is None else f"The model '{shown(name)}' does not exist"
         super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{there_is}")
         self.name = name
 
@@ -203,7 +211,7 @@ class RequestNotFound(ServerError):
     """No live request has this id."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"There is no live request '{name}'.")
+        super().__init__(f"There is no live request '{shown(name)}'.")
         self.name = name
 
 
@@ -211,14 +219,14 @@ class RequestEnded(ServerError):
     """The response to be controlled has ended, or is about to."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The answer '{name}' has ended.")
+        super().__init__(f"The answer '{shown(name)}' has ended.")
 
 
 class NotThinking(ServerError):
     """The response has no reasoning to end, or its text has begun."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The answer '{name}' is not thinking, or its thoughts cannot be ended.")
+        super().__init__(f"The answer '{shown(name)}' is not thinking, or its thoughts cannot be ended.")
 
 
 class McpServerNotFound(ServerError):
@@ -364,7 +372,11 @@ class GenerationFailed(ServerError):
 
 class ConstraintFailed(ServerError):
     """The output cannot be held to its grammar: the grammar is broken or too complex, or the model has no
-    end token."""
+    end token. `param` names the field with the grammar where it is known."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class RequestCancelled(ServerError):

@@ -278,6 +278,10 @@ class FakeBackend:
         self._step_s = step_s
         self._choose = choose
         self._interrupted = threading.Event()
+        self.unready: frozenset[int] = frozenset()
+
+    def unready_slots(self) -> frozenset[int]:
+        return self.unready
 
     def execute(self, step: Step) -> StepResult:
         self._interrupted.clear()

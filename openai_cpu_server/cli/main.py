@@ -66,6 +66,8 @@ def load_command(arguments: Sequence[str]) -> Callable[[], None]:
     if command.computes:
         put_in_front()
     is_help = not {"-h", "--help"}.isdisjoint(arguments)
+    if command.reads:  # the keys are read later; an ignored signal would stay ignored in child processes
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     readers = (ReaderChild(), ReaderChild()) if command.reads and not is_help else ()
     run = functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
     return functools.partial(run, readers) if readers else run

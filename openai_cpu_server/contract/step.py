@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Protocol, Union
 
@@ -234,6 +234,9 @@ class Backend(NativeModel, Protocol):
     """Owner of a model that generates. Other threads may also call `forced` and `check_adapter`."""
 
     def execute(self, step: Step) -> StepResult: ...
+
+    def unready_slots(self) -> Collection[int]:
+        """Return slots whose constraint is still being followed, so that a step with them would wait."""
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes that a token adds to the output: b"" for control tokens, or their names if

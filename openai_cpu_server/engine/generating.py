@@ -162,7 +162,9 @@ class EngineCore(Core[Step]):
         # away too, and the next newcomer waits for no long one.
         is_repeated = self._timer.was_interrupted and self.work is Priority.BATCH
         beside_interactive = sharing.beside_interactive or is_repeated
-        self._planned = self._scheduler.schedule(beside_interactive=beside_interactive)
+        self._planned = self._scheduler.schedule(
+            beside_interactive=beside_interactive, unready=self._backend.unready_slots()
+        )
         return self._planned
 
     def _members(self, planned: Step) -> messages.StepStarted:

@@ -43,6 +43,7 @@ from openai_cpu_server.http.routes import (
     routes_of,
 )
 
+_MOST_PATH = 200
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 
 
@@ -104,7 +105,7 @@ def _hint(request: Request) -> str:
 
 async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = f"{error.detail}: {request.method} {request.url.path}{_hint(request)}"
+    detail = f"{error.detail}: {request.method} {request.url.path[:_MOST_PATH]}{_hint(request)}"
     named = HTTPException(error.status_code, detail, error.headers)
     request_log = request_log_of(request.scope)
     request_log.failed(named)

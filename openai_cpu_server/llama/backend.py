@@ -122,7 +122,8 @@ class StepRunner:
             if self._info.takes_media:
                 self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
                 spans = [self._slots.placed(span) for span in spans]
-            outputs = [self._slots[span.slot].constrained for span in spans if span.sample]
+            sampled = [self._slots[span.slot] for span in spans if span.sample]
+            outputs = [slot.constrained for slot in sampled if slot.slow_mask is None]
             constrained = [output for output in outputs if output is not None]
             with self._constraints.foreseeing(constrained), self._keeping(spans, rollback or {}):
                 is_apart = bool(rollback) or self._computes_apart
@@ -364,6 +365,8 @@ class StepRunner:
         opened.is_behind = sampled.num_accepted < len(span.draft)
         if sampled.error is not None and opened.constraint is not None:
             self._constraints.give_up(opened.constraint)
+        elif opened.constrained is not None:
+            opened.slow_mask = self._constraints.compute_ahead(opened.constrained.result())
         return sampled
 
 
@@ -421,6 +424,9 @@ class LlamaBackend:
     def execute(self, step: Step) -> StepResult:
         """Execute a step. Raises `DecodeFailed` or `BadLogits`, after which the backend is unusable."""
         return self._steps.run(step)
+
+    def unready_slots(self) -> frozenset[int]:
+        return self._slots.unready()
 
     def interrupt(self) -> None:
         """End the running step early, if it may be interrupted. Any thread may call this at any time."""

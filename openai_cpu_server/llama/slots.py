@@ -71,6 +71,8 @@ class OpenSlot:
         self, opened: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
     ) -> None:
         self.constrained = constrained
+        self.slow_mask: Future[None] | None = None
+        """Set while the next mask is computed between steps."""
         self.constraint: Constraint | None = opened.constraint
         self.tokens = [*opened.prompt, *opened.output]
         self.media = opened.media
@@ -118,7 +120,7 @@ class OpenSlot:
             return len(draft)
         try:
             with contained():
-                return self.constrained.result().num_allowed(draft)
+                return self._followed(self.constrained).num_allowed(draft)
         except RequestFailed:
             return 0  # it fails again, and is reported, when a token is sampled
 
@@ -152,7 +154,7 @@ class OpenSlot:
             token = self._sampler.choose(logits)
             self._sampler.accept(token)
             return Sample(token, self._score(logits, token))
-        output = self.constrained.result()
+        output = self._followed(self.constrained)
         token = output.take_one_forced() if output.is_forced else self._choose(logits, output)
         self._sampler.accept(token)
         if self._top_logprobs is not None:
@@ -172,6 +174,12 @@ class OpenSlot:
 
     def close(self) -> None:
         self._sampler.close()
+
+    def _followed(self, constrained: Future[ConstrainedOutput]) -> ConstrainedOutput:
+        if self.slow_mask is not None:
+            self.slow_mask.result()
+            self.slow_mask = None
+        return constrained.result()
 
     def _choose(self, logits: Logits, output: ConstrainedOutput) -> int:
         allowed = output.allowed()
@@ -321,6 +329,13 @@ class SlotTable:
         self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)
         self._row_store = loaded.row_store
+
+    def unready(self) -> frozenset[int]:
+        """Slots whose next mask is computed between steps, and not done."""
+        opened = self._open_slots.items()
+        return frozenset(
+            number for number, slot in opened if slot.slow_mask is not None and not slot.slow_mask.done()
+        )
 
     def __getitem__(self, slot: int) -> OpenSlot:
         return self._open_slots[slot]

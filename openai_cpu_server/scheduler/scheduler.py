@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -295,14 +295,14 @@ class Scheduler:
 
     # -- deciding ----------------------------------------------------------------------------------------
 
-    def schedule(self, *, beside_interactive: bool = False) -> Step:
+    def schedule(self, *, beside_interactive: bool = False, unready: Collection[int] = ()) -> Step:
         """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
         interactive work of another model waits, so the step is as short as beside interactive work of this
-        one."""
+        one. `unready`: slots for which the step would wait; it leaves them out if there are others."""
         if self._experiment.continuous_batching or not self._memory.running:
             self._memory.checkpoints.advise(self._limits.state_tokens, self.costs.state_in_tokens)
             self._admission.admit()
-        spans = self._composed(beside_interactive=beside_interactive)
+        spans = self._composed(unready, beside_interactive=beside_interactive)
         prices = self.costs.prices(self._turn.key)
         if self._speculator is not None:
             limits = self._claims.draft_limits(spans)
@@ -321,9 +321,10 @@ class Scheduler:
             encode,
         )
 
-    def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
+    def _composed(self, unready: Collection[int], *, beside_interactive: bool) -> tuple[Span, ...]:
+        able = [s for s in self._admission.running_in_order() if not s.waits_for_encoder]
         self._turn = self._groups.compose(
-            [s for s in self._admission.running_in_order() if not s.waits_for_encoder],
+            [s for s in able if s.slot not in unready] or able,
             self._capacity,
             self.costs.prices,
             newcomers=self.sequences.groups_of_newcomers,

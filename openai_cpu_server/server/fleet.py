@@ -41,6 +41,8 @@ _BUDGET_SHARE = 0.8
 _LAST_CALLS_S = 2.0
 """Time for a request that has chosen a model to be submitted to it."""
 _LOOK_S = 0.05
+_LARGE_VOCABULARY = 30_000
+"""Tokens. To read so many for grammars takes a reader 0.3 seconds."""
 _LOOK_AT_FILES_S = 1.0
 """Interval of checks for changed files of sleeping models, whose requests must be tokenized for the file
 that will be loaded."""
@@ -121,6 +123,7 @@ class ModelFleet:
         if not self._is_alone:
             self._want_first()
         self._spawn(self._look_at_files())
+        self._spawn(self._prepare_grammars())
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -217,6 +220,19 @@ class ModelFleet:
 
     def _named(self, name: str) -> LoadedModel:
         return next(model for model in self._models if model.plan.name == name)
+
+    async def _prepare_grammars(self) -> None:
+        """Read a large vocabulary for grammars once the server is idle, because the first schema would wait
+        for that."""
+        model = self._models[0]
+        if model.is_broken or model.served.tokenizer.vocab_size < _LARGE_VOCABULARY:
+            return
+        while True:
+            await asyncio.sleep(_LOOK_AT_FILES_S)
+            if model.engine.status().state is EngineState.READY and not self.requests():
+                break
+        with contextlib.suppress(ServerError):  # the first schema tells its client
+            await asyncio.to_thread(model.served.grammars.of_any_object, "")
 
     async def _look_at_files(self) -> None:
         """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""

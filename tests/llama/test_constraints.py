@@ -36,6 +36,8 @@ OBJECT = schema_to_lark(
     }
 )
 AMBIGUOUS = gbnf_to_lark('root ::= x\nx ::= "" | [ab] x [ab] x')  # takes ever more time to parse
+VERY_AMBIGUOUS = gbnf_to_lark("root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s [a-z] s [a-z] s | [a-z] s | [a-z]")
+LONG = gbnf_to_lark("root ::= [a-z]{200}")
 
 
 def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) -> GenerationRequest:
@@ -254,6 +256,24 @@ def test_a_grammar_that_takes_too_much_time_fails(words: ModelTokens) -> None:
     output = ConstrainedOutput(Constraint(grammar=AMBIGUOUS), matcher, words, patience_s=0.1)
     with pytest.raises(ConstraintFailed, match="too much time"):
         output.replay([byte("a")] * 3000)
+
+
+def test_a_slow_grammar_beside_others_has_the_output_that_it_has_alone(roomy: LlamaBackend) -> None:
+    slow = asked("slow", VERY_AMBIGUOUS, max_tokens=40)
+    others = [asked(name, LONG, max_tokens=120) for name in ("a", "b")]
+    alone = {one.id: run(roomy, one).tokens for one in (slow, *others)}
+    together = answers(roomy, OPTIONS, slow, *others)
+    assert {name: told.tokens for name, told in together.items()} == alone
+    assert len(alone["slow"]) == 40
+
+
+def test_a_slow_mask_makes_the_next_one_begin_early(words: ModelTokens) -> None:
+    matcher = compile_grammar(VERY_AMBIGUOUS, words.tokenizer)
+    output = ConstrainedOutput(Constraint(grammar=VERY_AMBIGUOUS), matcher, words, patience_s=1000.0)
+    assert not output.is_slow
+    while not output.is_slow:
+        output.accept(byte("a"))
+        output.allowed()
 
 
 @pytest.mark.parametrize("begin", ["", "[a-z] "])

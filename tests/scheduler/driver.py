@@ -252,7 +252,9 @@ class Driver:
     ) -> Spans:
         self.submit(*requests)
         self.now_s += 0.1
-        step = self.scheduler.schedule(beside_interactive=beside_interactive)
+        step = self.scheduler.schedule(
+            beside_interactive=beside_interactive, unready=self.backend.unready_slots()
+        )
         names = [s.request.id for s in self.scheduler.participants(step)]
         self.predicted_ms.append(self.scheduler.predicted_ms(step))
         self.interruptible.append(step.may_be_interrupted)

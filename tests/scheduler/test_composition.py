@@ -179,6 +179,17 @@ def test_shortest_first_and_nobody_for_ever_last() -> None:
     assert driver.finished[-2:] == ["old", "new"]
 
 
+def test_a_sequence_whose_constraint_is_slow_is_left_out_unless_it_is_alone() -> None:
+    driver = Driver()
+    driver.step(request("slow", output=9), request("other", output=9))
+    slow = driver.scheduler.sequences.get("slow")
+    assert slow is not None
+    driver.backend.unready = frozenset({slow.slot})
+    assert [*driver.step()] == ["other"]
+    driver.cancel("other")
+    assert [*driver.step()] == ["slow"]
+
+
 def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
     driver = Driver(decoding=32, idle=64)
     driver.step(request("b", prompt=30, priority=BATCH))

@@ -15,6 +15,7 @@ from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
 from openai_cpu_server.http.body import in_thread, off_loop, small_body
+from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
@@ -93,8 +94,10 @@ class AdapterRoutes:
 
     @_route("GET", "/v1/adapters", answer=AdapterList)
     async def list(self, request: Request) -> Response:
-        """List the adapters of all models."""
-        cards = [_card(model, status) for model in self._models for status in model.engine.adapters()]
+        """List the adapters of all models that the key may use."""
+        allowed = context_of(request.scope).identity.allowed_models
+        models = [one for one in self._models if allowed is None or one.name in allowed]
+        cards = [_card(model, status) for model in models for status in model.engine.adapters()]
         return json_response(AdapterList(cards))
 
     @_route("DELETE", "/v1/adapters/{id:path}", answer=AdapterDeleted)
@@ -108,10 +111,9 @@ class AdapterRoutes:
         return json_response(AdapterDeleted(f"{model.name}:{name}"))
 
     async def _model(self, name: str | None, request: Request) -> ServedModel:
-        name = name or self._models.default.name
-        chosen = await chosen_model(self._models, request, name)
+        chosen = await chosen_model(self._models, request, name or None)
         if chosen.adapter is not None:
-            raise wrong(f"'{name}' is a model with an adapter; name the model itself.", "model")
+            raise wrong(f"'{chosen.name}' is a model with an adapter; name the model itself.", "model")
         return chosen.model
 
 

@@ -147,6 +147,8 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """True if the context leaves fewer output tokens than client and server allow."""
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
+    grammar_path: str | None = None
+    """Field that brought the output's grammar."""
     tool_calls: ToolCallStyle | None = None
     thinking: CallThinking | None = None
     is_cached: bool = True

@@ -24,6 +24,7 @@ from openai_cpu_server.api.generation.resolve import resolve, router_caller_of, 
 from openai_cpu_server.api.generation.resumable_streams import ResumableStreams
 from openai_cpu_server.api.generation.running import (
     CachedAnswer,
+    GrammarRefusals,
     ReplayedGeneration,
     RunningCall,
     RunningCalls,
@@ -146,6 +147,7 @@ class GenerationService:
     streams: ResumableStreams
     answer_lookup: AnswerLookup | None = None
     calls: RunningCalls = field(default_factory=RunningCalls)
+    refusals: GrammarRefusals = field(default_factory=GrammarRefusals)
 
     async def prompt_tokens(
         self, params: GenerationParams, chosen: ChosenModel, context: RequestContext
@@ -277,9 +279,14 @@ class _GenerationPipeline:
 
     async def _running(self, cached: CachedAnswer, chosen: ChosenModel) -> RunningCall | None:
         """Return None if the model was replaced meanwhile."""
-        call, model, calls, context = cached.call, chosen.model, self.service.calls, self.context
+        call, model, context = cached.call, chosen.model, self.context
+        calls, refusals = self.service.calls, self.service.refusals
+        running = partial(
+            RunningCall, call, model=model, request_log=self.request_log, calls=calls, refusals=refusals
+        )
         if cached.held is not None:
-            return RunningCall(call, cached.held, model, request_log=self.request_log, calls=calls)
+            return running(generation=cached.held)
+        refusals.check(call, model.name)
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
             generation = model.engine.generate(call.requests)
@@ -289,15 +296,7 @@ class _GenerationPipeline:
                 return None
             raise
         limit_time(generation, self.request_log, call.timeout_s, context.timeout_s)
-        return RunningCall(
-            call,
-            generation,
-            model,
-            request_log=self.request_log,
-            calls=calls,
-            reservation=context.reservation,
-            recorder=cached.recorder,
-        )
+        return running(generation=generation, reservation=context.reservation, recorder=cached.recorder)
 
     async def _attempted(
         self, target: RequestedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
@@ -333,6 +332,7 @@ class _GenerationPipeline:
             target.chosen.model,
             request_log=self.request_log,
             calls=self.service.calls,
+            refusals=self.service.refusals,
             reservation=self.context.reservation if cached.held is None else None,
         )
 

@@ -164,6 +164,8 @@ _BLANKS = r"[ \t\n\r]{0,40}"
 
 class PlannedOutput(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
+    path: str | None = None
+    """Field that brought the constraint's grammar."""
     unenforced: tuple[str, ...] = ()
     """Paths of the schemas' keywords that are not enforced."""
     tool_calls: ToolCallStyle | None = None
@@ -181,7 +183,7 @@ def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOut
     if form is None:
         return PlannedOutput()
     grammar = form.make(grammars, form.path)
-    return PlannedOutput(Constraint(grammar=grammar.lark), grammar.unenforced)
+    return PlannedOutput(Constraint(grammar=grammar.lark), form.path, grammar.unenforced)
 
 
 def check_ends(params: GenerationParams, output: PlannedOutput) -> None:
@@ -237,7 +239,7 @@ class ToolOutputs:
             custom=frozenset(each.name for each in tools.callable if each.is_custom),
         )
         constraint = Constraint(grammar=grammar, triggers=triggers)
-        return PlannedOutput(constraint, unenforced, style, is_free=is_free)
+        return PlannedOutput(constraint, field, unenforced, style, is_free=is_free)
 
     def _offers(self, tools: ToolsParam, spent: float) -> list[_OfferedFunction]:
         offers: list[_OfferedFunction] = []

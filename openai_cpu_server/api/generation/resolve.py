@@ -147,6 +147,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
         service_tier=tier,
         metadata=params.metadata,
         shown_logprobs=params.logprobs,
+        grammar_path=output.path,
         tool_calls=output.tool_calls,
         thinking=output.thinking,
         is_cached=params.cache is not False,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Union
@@ -18,11 +20,19 @@ from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProgress, QueuePlace, TokenEvent
-from openai_cpu_server.errors import DeadlineExceeded, NotThinking, RequestEnded, RequestNotFound, ServerError
+from openai_cpu_server.errors import (
+    ConstraintFailed,
+    DeadlineExceeded,
+    NotThinking,
+    RequestEnded,
+    RequestNotFound,
+    ServerError,
+)
 from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.keys import Client, Identity
 from openai_cpu_server.http.limits import Reservation
+from openai_cpu_server.models.grammars import LruCache
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
@@ -213,6 +223,48 @@ class RunningCalls:
         return running
 
 
+_REFUSALS_BYTES = 2**20
+"""Room for some 1,500 grammars."""
+
+
+class _GrammarRefusal(NamedTuple):
+    message: str
+    num_tokens: int
+    """Length of the output at which the grammar failed. Shorter outputs may succeed."""
+
+
+class GrammarRefusals:
+    """Grammars that took more than a second to fail, by client. They are refused at once from then on."""
+
+    def __init__(self, *, dear_s: float = 1.0) -> None:
+        self._dear_s = dear_s
+        self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
+
+    def check(self, call: ResolvedRequest, model: str) -> None:
+        """Refuse a grammar that failed before. Raises ConstraintFailed."""
+        if call.grammar_path is None or not len(self._refusals):
+            return
+        refusal = self._refusals.get(_grammar_digest(call, model))
+        if refusal is not None and _most_tokens(call) >= refusal.num_tokens:
+            raise ConstraintFailed(refusal.message, param=call.grammar_path)
+
+    def add(
+        self, call: ResolvedRequest, model: str, message: str, *, num_tokens: int, elapsed_s: float
+    ) -> None:
+        if call.grammar_path is not None and elapsed_s > self._dear_s:
+            refusal = _GrammarRefusal(message, min(num_tokens, _most_tokens(call)))
+            self._refusals.put(_grammar_digest(call, model), refusal, len(message))
+
+
+def _most_tokens(call: ResolvedRequest) -> int:
+    return max(request.max_tokens for request in call.requests)
+
+
+def _grammar_digest(call: ResolvedRequest, model: str) -> bytes:
+    request = call.requests[0]
+    return hashlib.sha256(msgspec.msgpack.encode((request.client, model, request.constraint))).digest()
+
+
 @dataclass(eq=False)
 class RunningCall:
     """Submitted call as a context manager. Leaving it cancels what still runs, and counts the output."""
@@ -223,6 +275,7 @@ class RunningCall:
     _: KW_ONLY
     request_log: RequestLog
     calls: RunningCalls
+    refusals: GrammarRefusals
     reservation: Reservation | None = None
     recorder: AnswerRecorder | None = None
 
@@ -278,18 +331,32 @@ class RunningCall:
         """Figures so far, complete once every request has finished."""
         return self._tally.figures(self.generation.figures)
 
+    @contextmanager
+    def _blaming_grammar(self) -> Iterator[None]:
+        """Name the field of a grammar that fails, and remember the refusal."""
+        try:
+            yield
+        except ConstraintFailed as error:
+            num_tokens, elapsed_s = self.figures.output_tokens, self._tally.elapsed_s
+            self.refusals.add(
+                self.call, self.model.name, str(error), num_tokens=num_tokens, elapsed_s=elapsed_s
+            )
+            error.param = self.call.grammar_path
+            raise
+
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
         """Yield all that a streaming client gets, as it comes. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
-        async for item in self.generation.progress():
-            if isinstance(item, TokenEvent):
-                if chunks := self._chunks(item, renderer):
-                    news.is_over = True
-                    yield chunks
-            elif news.is_due(item):
-                yield self._waits(item, renderer)
+        with self._blaming_grammar():
+            async for item in self.generation.progress():
+                if isinstance(item, TokenEvent):
+                    if chunks := self._chunks(item, renderer):
+                        news.is_over = True
+                        yield chunks
+                elif news.is_due(item):
+                    yield self._waits(item, renderer)
         if chunks := renderer.end(self.figures):
             yield chunks
 
@@ -320,18 +387,20 @@ class RunningCall:
     async def hold(self) -> list[TimedEvent]:
         """Return all events, without progress."""
         events = []
-        async for event in self.generation:
-            if event.progress is None:
-                self._note(event)
-                events.append(TimedEvent(event, self.generation.arrived_s))
+        with self._blaming_grammar():
+            async for event in self.generation:
+                if event.progress is None:
+                    self._note(event)
+                    events.append(TimedEvent(event, self.generation.arrived_s))
         return events
 
     async def gather(self) -> dict[str, GatheredAnswer]:
         """Return the whole answers by request id. Raises the call's error."""
         answers = {request.id: GatheredAnswer() for request in self.call.requests}
-        async for event in self.generation:
-            self._note(event)
-            answers[event.id].add(event)
+        with self._blaming_grammar():
+            async for event in self.generation:
+                self._note(event)
+                answers[event.id].add(event)
         return answers
 
     def _note(self, event: TokenEvent) -> None:
@@ -374,6 +443,11 @@ class Tally:
         self._first_event_s: float | None = None
         self._last_s: dict[str, float] = {}
         self._gaps = Distribution()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the first event, or since the submission before that."""
+        return time.monotonic() - (self._first_event_s or self._submitted_s)
 
     def note(self, event: TokenEvent, arrived_s: float) -> None:
         """Count an event. `arrived_s`: arrival from the engine, which a slow reader does not delay."""

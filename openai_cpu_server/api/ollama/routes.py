@@ -51,7 +51,7 @@ from openai_cpu_server.api.ollama.schema import (
 from openai_cpu_server.api.ollama.to_params import ollama_chat_params, ollama_generate_params, preset_of
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
-from openai_cpu_server.errors import Forbidden, InvalidRequest, missing
+from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
 from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
@@ -232,7 +232,8 @@ class OllamaRoutes:
     @_admin_route("GET", f"{OLLAMA}/blobs/{{digest}}")
     async def has_blob(self, request: Request) -> Response:
         """Answer 404, because the server stores no blobs."""
-        return json_response(OllamaError(f"There is no blob '{request.path_params['digest']}'."), 404)
+        digest = shown(request.path_params["digest"])
+        return json_response(OllamaError(f"There is no blob '{digest}'."), 404)
 
     @_admin_route("POST", f"{OLLAMA}/blobs/{{digest}}", errors=(400,))
     async def take_blob(self, request: Request) -> NoReturn:

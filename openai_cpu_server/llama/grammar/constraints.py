@@ -55,6 +55,8 @@ Allowed = npt.NDArray[np.bool_]
 
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times those of a long output under a large schema."""
+_SLOW_S = 0.02
+"""Other sequences do not wait for the mask behind one that took this long."""
 
 
 class ModelTokens:
@@ -105,6 +107,8 @@ class ConstrainedOutput:
         self._allowed: Allowed | None = None
         """Mask of the next token, if computed."""
         self._spent_s = 0.0
+        self._mask_s = 0.0
+        """CPU time of the last mask."""
         if self._thoughts is None:
             self._begin_answer(b"")
         elif constraint.thinking is not None:
@@ -114,6 +118,10 @@ class ConstrainedOutput:
     @property
     def is_forced(self) -> bool:
         return bool(self._forced)
+
+    @property
+    def is_slow(self) -> bool:
+        return self._mask_s > _SLOW_S
 
     def take_forced(self) -> tuple[int, ...]:
         """Return the forced tokens, which are now in the output."""
@@ -132,8 +140,10 @@ class ConstrainedOutput:
         if matcher is None:
             return None
         if self._allowed is None:
+            spent_s = self._spent_s
             with self._charged():
                 self._allowed = self._mask(matcher)
+            self._mask_s = self._spent_s - spent_s
         return self._allowed
 
     def takes(self, token: int) -> bool:
@@ -340,6 +350,7 @@ class Constraints:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Read the vocabulary in a thread. It must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
         self._tokens = self._threads.submit(lambda: ModelTokens(vocabulary, grammar_tokenizer(vocabulary)))
         self._grammars = CompiledGrammars()
 
@@ -369,18 +380,28 @@ class Constraints:
             if job is not None:
                 job.result()
 
+    def compute_ahead(self, output: ConstrainedOutput) -> Future[None] | None:
+        """Begin to compute the next mask if the output is slow, else return None. Nothing else may use the
+        output until then."""
+        return self._slow_thread.submit(_foresee_one, output) if output.is_slow else None
+
     def give_up(self, constraint: Constraint) -> None:
         if constraint.grammar is not None:
             self._grammars.forget(constraint.grammar)
 
     def close(self) -> None:
+        self._slow_thread.shutdown(cancel_futures=True)
         self._threads.shutdown(cancel_futures=True)
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:
-    """Errors occur again when the mask is used."""
     for output in outputs:
         with contextlib.suppress(RequestFailed), contained():
-            constrained = output.result()
-            if not constrained.is_forced:
-                constrained.allowed()
+            _foresee_one(output.result())
+
+
+def _foresee_one(output: ConstrainedOutput) -> None:
+    """Errors occur again when the mask is used."""
+    with contextlib.suppress(RequestFailed), contained():
+        if not output.is_forced:
+            output.allowed()

@@ -234,15 +234,15 @@ class RuleProduct(ABC, Generic[S]):
             if len(found) != 1:
                 found = self._behind(found, item)
                 continue
-            ((at, beginning),) = found.items()
+            ((at, prefix),) = found.items()
             ways = self._ways(item, at)
             if len(ways) == 1:
                 row += ways.values()
-                found = dict.fromkeys(ways, beginning)
+                found = dict.fromkeys(ways, prefix)
             else:
-                found = {after: seq(beginning, *row, expr) for after, expr in ways.items()}
+                found = {after: seq(prefix, *row, expr) for after, expr in ways.items()}
                 row = []
-        return {after: seq(beginning, *row) for after, beginning in found.items()}
+        return {after: seq(prefix, *row) for after, prefix in found.items()}
 
     def _behind(self, ways: dict[S, Expr], item: Expr) -> dict[S, Expr]:
         return merged_ways(
