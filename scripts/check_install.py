@@ -213,7 +213,7 @@ def run_command(page: str, command: str, python: Path, address: str, place: Path
 
 def start_and_stop(page: str, command: str, environment: dict[str, str], place: Path) -> None:
     """Start a server as the manual does, at a free port, until it listens."""
-    line = f"exec {command.partition('#')[0]} --port 0 --calibrate never --jobs-db none"
+    line = f"exec {command.partition('#')[0].rstrip(' &')} --port 0 --calibrate never --jobs-db none"
     log = []
     command_line = ["bash", "-c", line]
     with subprocess.Popen(
