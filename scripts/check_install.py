@@ -213,18 +213,19 @@ def run_command(page: str, command: str, python: Path, address: str, place: Path
 
 def start_and_stop(page: str, command: str, environment: dict[str, str], place: Path) -> None:
     """Start a server as the manual does, at a free port, until it listens."""
-    line = f"exec {command.partition('#')[0]} --port 0 --calibrate never --jobs-db none"
-    server = subprocess.Popen(
-        ["bash", "-c", line], cwd=place, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    assert server.stderr is not None
+    line = f"exec {command.partition('#')[0].rstrip(' &')} --port 0 --calibrate never --jobs-db none"
     log = []
-    for text in server.stderr:
-        log.append(text)
-        if "listening on" in text:
-            break
-    server.terminate()
-    server.communicate()
+    command_line = ["bash", "-c", line]
+    with subprocess.Popen(
+        command_line, cwd=place, env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        for text in server.stderr:
+            log.append(text)
+            if "listening on" in text:
+                break
+        server.terminate()
+        server.communicate()
     if not any("listening on" in text for text in log):
         raise SystemExit(f"{page}: `{line}` does not serve:\n{''.join(log)[-2000:]}")
 
