@@ -125,6 +125,11 @@ class ModelOptions(BaseModel):
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"
     )
+    json_additional: Literal["closed", "open"] = Field(
+        "closed",
+        description="properties that a JSON Schema does not declare, where it declares some and says nothing "
+        "about others; closed: the model writes none; open: any, to the letter of the standard",
+    )
     ctx_size: int | None = Field(
         None,
         ge=256,

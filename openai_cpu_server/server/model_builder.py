@@ -184,7 +184,8 @@ class ModelParts(NamedTuple):
         if kind is ModelKind.GENERATES and read.facts.template is None:
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         is_flexible = plan.options.json_whitespace == "flexible"
-        grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
+        is_open = plan.options.json_additional == "open"
+        grammars = ModelGrammars(read.grammars, is_flexible=is_flexible, is_open=is_open)
         return cls(plan, header, kind, read, options, grammars)
 
     def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
