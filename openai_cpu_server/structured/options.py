@@ -144,7 +144,7 @@ class Additional(enum.Enum):
     OPEN = "open"
     """Any others, to the letter of the standard. Used to check JSON of others."""
     CLOSED = "closed"
-    """None, because models that may invent names do so. A value of the grammar is still valid."""
+    """No others, because models that may invent names do so. A value of the grammar is still valid."""
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -90,12 +90,18 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings(
-    sampling: Sampling, request: GenerationRequest | None = None, call: ResolvedRequest | None = None
+    sampling: Sampling,
+    request: GenerationRequest | None = None,
+    call: ResolvedRequest | None = None,
+    *,
+    most_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Return the settings of an answer under llama-server's names. Unsupported ones have the value for
-    off."""
+    off. `most_tokens`: limit of requests that name none, or None for the rest of the context."""
     dry = sampling.dry or DryPenalty(multiplier=0.0)
-    most_tokens = -1 if request is None else request.max_tokens
+    if request is not None:
+        most_tokens = request.max_tokens
+    shown_limit = -1 if most_tokens is None else most_tokens
     return {
         "seed": sampling.seed,
         "temperature": sampling.temperature,
@@ -123,8 +129,8 @@ def settings(
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
         "stop": () if request is None else request.stop,
-        "max_tokens": most_tokens,
-        "n_predict": most_tokens,
+        "max_tokens": shown_limit,
+        "n_predict": shown_limit,
         "n_keep": 0,
         "n_discard": 0,
         "ignore_eos": sampling.ignore_eos,

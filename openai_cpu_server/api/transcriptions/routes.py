@@ -129,6 +129,7 @@ def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationP
     return msgspec.structs.replace(
         params,
         sampling=msgspec.structs.replace(params.sampling, temperature=body.temperature or 0.0),
+        sent=params.sent | {"temperature"},
         recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
         max_tokens=LimitParam(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None

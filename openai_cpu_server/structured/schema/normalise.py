@@ -340,9 +340,9 @@ class Normaliser:
     def _writes_rest(self, schema: Schema) -> bool | None:
         if not self._readers.closes_objects:
             return None
-        said = [schema[k] for k in ("additionalProperties", "unevaluatedProperties") if k in schema]
-        if said:
-            return None if False in said else True
+        explicit = [schema[k] for k in ("additionalProperties", "unevaluatedProperties") if k in schema]
+        if explicit:
+            return None if False in explicit else True
         return False if "properties" in schema else None
 
     def _rest(self, schema: Schema, path: str, additional: str, kind: JsonKind) -> int:

@@ -150,8 +150,8 @@ class ObjectShapes:
     # Names that are not listed
 
     def _others(self, facts: list[nodes.Properties], names: list[str], language: Expr) -> list[Others]:
-        said = {fact.writes_rest for fact in facts}
-        is_closed = False in said and True not in said
+        choices = {fact.writes_rest for fact in facts}
+        is_closed = False in choices and True not in choices
         # A pattern that allows what is allowed anyway does not separate names.
         telling = (p for f in facts for p, v in f.patterns if is_closed or not v == f.rest == TRUE)
         patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
