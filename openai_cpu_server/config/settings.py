@@ -357,6 +357,11 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         description="largest output limit that a request may name, larger ones get 400, and the longest "
         "output of a choice without one; default: the context",
     )
+    end_loops: bool = Field(
+        True,
+        description="end a free answer that has repeated the same tokens for a thousand tokens, as if its "
+        "limit were reached; off: it goes on to its limit",
+    )
     request_timeout: float | None = of_servers(
         None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
     )

@@ -54,6 +54,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int | None = None
     output_token_cap: int | None = None
     """Limit for one sequence, whatever its request names."""
+    end_loops: bool = True
+    """End free answers that repeat the same tokens without an end."""
     request_timeout_s: float | None = None
     """Limit for a call, waiting included."""
     read_timeout_s: float = 30.0

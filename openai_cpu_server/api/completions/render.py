@@ -6,10 +6,19 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
 from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
-from openai_cpu_server.api.generation.renderer import GatheredAnswer, finish_reason, json_text, shown
+from openai_cpu_server.api.generation.renderer import (
+    REPETITION,
+    EndedBy,
+    GatheredAnswer,
+    ended_by,
+    finish_reason,
+    json_text,
+    shown,
+)
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
@@ -99,6 +108,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     index: int
     logprobs: LegacyLogprobs | None
     finish_reason: str
+    ended_by: EndedBy = UNSET
 
 
 class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
@@ -122,7 +132,7 @@ class CompletionRenderer:
                 if prompt.echo is not None:
                     logprobs = prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + logprobs
             text, reason = echo + answer.text, finish_reason(answer.ended)
-            choices.append(TextChoice(text, position, logprobs, reason))
+            choices.append(TextChoice(text, position, logprobs, reason, ended_by(answer.ended)))
         return completion(TextCompletion, call, choices, figures)
 
     def stream(self, call: ResolvedRequest, pieces: ShownPieces) -> ChunkStream:
@@ -158,7 +168,10 @@ class _EchoingChoice:
         if event.text or event.logprobs:
             parts.append(self._part(event.text, logprobs))
         if event.finish is not None:
-            parts.append(self._part("", None, finish_reason(event.finish)))
+            last = self._part("", None, finish_reason(event.finish))
+            if event.finish.is_loop:
+                last = b'%b,"ended_by":"%b"}' % (last[:-1], REPETITION.encode())
+            parts.append(last)
         return parts
 
     def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:

@@ -7,9 +7,10 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Union
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.contract.figures import Figures
@@ -215,6 +216,16 @@ class ProgressChunk(msgspec.Struct, frozen=True):
 
 def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
     return b'"prompt_progress":' + msgspec.json.encode(ProgressChunk.of(progress, figures))
+
+
+ENDED_BY = "x-ended-by"
+REPETITION = "repetition"
+EndedBy = Union[str, UnsetType]
+"""Reason of an end that is called `length` although no limit was reached."""
+
+
+def ended_by(finish: Finish) -> EndedBy:
+    return REPETITION if finish.is_loop else UNSET
 
 
 def finish_reason(finish: Finish) -> str:

@@ -167,6 +167,7 @@ def _request(
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, caller = context.sender.identity, caller_of(params, context.sender)
     key = identity.digest if context.options.isolate_by_key else None
+    is_free = output.constraint is None or output.constraint.grammar is None
     return GenerationRequest(
         id="",
         tokens=(),
@@ -178,6 +179,7 @@ def _request(
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
         tells_progress=params.details.progress,
+        ends_loops=context.options.end_loops and is_free and not sampling.ignore_eos,
         client=caller.client,
         account=caller.account,
         group=caller.group,

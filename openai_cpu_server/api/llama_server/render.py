@@ -11,9 +11,11 @@ from msgspec import UNSET, UnsetType
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
+    EndedBy,
     GatheredAnswer,
     ProgressChunk,
     Renderer,
+    ended_by,
     finish_reason,
     one_line,
     shown,
@@ -82,6 +84,7 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """True if the context has ended the answer."""
     stop_type: str
     """`eos`, `word` or `limit`."""
+    ended_by: EndedBy = UNSET
     stopping_word: str
     tokens_cached: int
     """Tokens of prompt and answer, with which the next prompt may begin."""
@@ -204,8 +207,9 @@ def _completion(
         generation_settings=settings(request.sampling, request, call),
         prompt=call.prompt_of(at).echo or "",
         has_new_line=has_new_line,
-        truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it,
+        truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it and not finish.is_loop,
         stop_type="limit" if finish_reason(finish) == "length" else end_type,
+        ended_by=ended_by(finish),
         stopping_word=finish.stop_string or "",
         tokens_cached=request.num_tokens + finish.output_tokens,
         timings=timings(own),

@@ -8,6 +8,7 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import EndedBy
 from openai_cpu_server.api.generation.resolve import served_tier
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.parts import ListPage
@@ -62,6 +63,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: str
+    ended_by: EndedBy = msgspec.UNSET
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True):
@@ -150,14 +152,15 @@ def ended(
     *,
     is_whole: bool,
     now_s: int,
+    ended_by: EndedBy = msgspec.UNSET,
 ) -> ResponseObject:
-    """`is_whole`: the response was not cut by a limit of tokens."""
+    """`is_whole`: the response was not cut by a limit of tokens. `ended_by`: reason of another end."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
     return msgspec.structs.replace(
         response,
         status=status.value,
         completed_at=now_s if is_whole else None,
-        incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS),
+        incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS, ended_by),
         output=tuple(output),
         usage=usage,
     )

@@ -203,7 +203,7 @@ class RecordingRoutes:
             stream = renderer.stream(running.call, running.model.pieces)
             return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
         body = await whole_answer(running, renderer, watching)
-        return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
+        return Response(body, media_type=renderer.media_type, headers=dict(running.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
         async with form_of(request, most_fields=_MOST_FIELDS) as form:
