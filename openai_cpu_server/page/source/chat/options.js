@@ -1,6 +1,7 @@
 // All that a request can say of how its answer is made: one table, which the panel shows and requests are made by.
 
-/** `kind`: number (with a slider), integer, text, lines (a text each), json, switch, choice. Absent: the server's default. */
+/** `kind`: number (with a slider), integer, text, lines (a text each), json, switch, choice. Absent: the model's own value, which its card has
+ * in `sampling` under the option's name or `own`, else `usual`. */
 export const OPTIONS = [
   { group: "Sampling", name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, step: 0.05, usual: 1,
     help: "0 always takes the likeliest token; above 1 gets wild." },
@@ -20,7 +21,7 @@ export const OPTIONS = [
     help: "Above 0: what was said once gets less likely." },
   { group: "Repetition", name: "frequency_penalty", label: "Frequency penalty", kind: "number", min: -2, max: 2, step: 0.1, usual: 0,
     help: "Above 0: less likely with each time that it was said." },
-  { group: "Length", name: "max_tokens", label: "Most tokens", kind: "integer", min: 1, help: "The answer is cut there, thoughts included." },
+  { group: "Length", name: "max_tokens", own: "max_output_tokens", label: "Most tokens", kind: "integer", min: 1, help: "The answer is cut there, thoughts included." },
   { group: "Length", name: "stop", label: "Stop at", kind: "lines", help: "One text a line; the answer ends before any of them. Not beside a schema." },
   { group: "Length", name: "ignore_eos", label: "Go on behind the end", kind: "switch", help: "The model's end mark does not end the answer." },
   { group: "Length", name: "timeout", label: "Time limit", kind: "number", min: 1, help: "Seconds, waiting included." },

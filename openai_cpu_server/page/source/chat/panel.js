@@ -4,6 +4,7 @@ import { Button, Field, IconButton } from "../base/controls.js";
 import { mcpServers } from "../api/server.js";
 import { changeSettings, current } from "./conversations.js";
 import { McpPanel } from "./mcp_panel.js";
+import { chosenModel } from "./model_picker.js";
 import { OPTIONS, problem } from "./options.js";
 import { usedServers } from "./request.js";
 import { SchemaEditor } from "./schema_editor.js";
@@ -19,6 +20,7 @@ export function Panel({ onClose }) {
   const servers = mcpServers.value;
   const numServers = usedServers(settings, servers).length;
   const numSet = Object.keys(settings.options).length;
+  const own = chosenModel()?.sampling;
   return html`<aside class="panel" aria-label="Settings of this conversation">
     <header class="panel-head"><h2>Settings</h2><${IconButton} icon="close" label="Close the settings" onClick=${onClose} /></header>
     <${Section} title="System prompt" open=${true}>
@@ -31,7 +33,7 @@ export function Panel({ onClose }) {
       const options = OPTIONS.filter((option) => option.group === group);
       const some = options.filter((option) => option.name in settings.options).length;
       return html`<${Section} key=${group} title=${group} open=${group === "Sampling"} mark=${some ? String(some) : ""}>
-        ${options.map((option) => html`<${Option} key=${option.name} option=${option} value=${settings.options[option.name]} set=${set} />`)}
+        ${options.map((option) => html`<${Option} key=${option.name} option=${{ ...option, usual: own?.[option.own ?? option.name] ?? option.usual }} value=${settings.options[option.name]} set=${set} />`)}
       </${Section}>`;
     })}
     ${numSet > 0 && html`<${Button} icon="again" onClick=${() => changeSettings({ options: {} })}>The server's own settings</${Button}>`}
