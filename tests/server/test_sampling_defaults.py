@@ -26,7 +26,8 @@ IN_FILE = {
     "penalty_last_n": 256,
 }
 SMOLLM2 = "SmolLM2-135M-Instruct-Q8_0.gguf"
-"""A name whose makers recommend temperature 0.2 and top_p 0.9."""
+MAKERS = {"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.05}
+"""Recommended values of that name."""
 
 
 def defaults(
@@ -81,11 +82,11 @@ def test_each_field_comes_from_the_first_that_names_it(tmp_path: Path) -> None:
     found = defaults(
         tmp_path, *options, name=SMOLLM2, file={"top_p": 0.7, "min_p": 0.1}, table="min_p = 0.3\n"
     )
-    assert found.values == {"temperature": 0.2, "top_p": 0.7, "top_k": 7, "min_p": 0.3}
+    assert found.values == {**MAKERS, "top_p": 0.7, "top_k": 7, "min_p": 0.3}
 
 
 def test_the_makers_values_are_those_of_any_quantisation(tmp_path: Path) -> None:
-    assert defaults(tmp_path, name=SMOLLM2).values == {"temperature": 0.2, "top_p": 0.9}
+    assert defaults(tmp_path, name=SMOLLM2).values == MAKERS
     assert defaults(tmp_path, name="SmolLM2-360M-Instruct-Q8_0.gguf").values == {}
 
 
