@@ -126,39 +126,44 @@ class ModelOptions(BaseModel):
     temperature: float | None = _sampling(
         ge=TEMPERATURE.least,
         le=TEMPERATURE.most,
-        description="where neither a request nor the model says; 0: always the likeliest token; default: 1",
+        description="default of requests, below the model's own; 0: always the likeliest token; default: 1",
     )
     top_p: float | None = _sampling(
-        ge=SHARE.least, le=SHARE.most, description="likewise: share of the likeliest tokens; default: 1, all"
+        ge=SHARE.least,
+        le=SHARE.most,
+        description="default of requests: share of the likeliest tokens; default: 1, all",
     )
     top_k: int | None = Field(
-        None, ge=-1, le=TOP_K.most, description="likewise: number of the likeliest tokens; default: 0, all"
+        None,
+        ge=-1,
+        le=TOP_K.most,
+        description="default of requests: number of the likeliest tokens; default: 0, all",
     )
     min_p: float | None = _sampling(
         ge=SHARE.least,
         le=SHARE.most,
-        description="likewise: least probability, as a share of the likeliest token's; default: 0.05",
+        description="default of requests: least share of the likeliest token's probability; default: 0.05",
     )
     repeat_penalty: float | None = _sampling(
         ge=REPEAT_PENALTY.least,
         le=REPEAT_PENALTY.most,
-        description="likewise: divisor of the logits of recent tokens; default: 1, off",
+        description="default of requests: divisor of the logits of recent tokens; default: 1, off",
     )
     repeat_last_n: int | None = Field(
         None,
         ge=-1,
         le=COUNT.most,
-        description="likewise: tokens that --repeat-penalty looks back at; -1: all; default: 64",
+        description="default of requests: tokens that --repeat-penalty looks back at; -1: all; default: 64",
     )
     presence_penalty: float | None = _sampling(
         ge=USAGE_PENALTY.least,
         le=USAGE_PENALTY.most,
-        description="likewise: subtracted from the logit of each token of the answer; default: 0",
+        description="default of requests: subtracted from the logit of each token of the answer; default: 0",
     )
     frequency_penalty: float | None = _sampling(
         ge=USAGE_PENALTY.least,
         le=USAGE_PENALTY.most,
-        description="likewise: the same for each time that the token occurs; default: 0",
+        description="default of requests: the same for each time that the token occurs; default: 0",
     )
     sampling_defaults: Literal["auto", "openai"] = Field(
         "auto",

@@ -15,6 +15,7 @@ from openai_cpu_server.model_source.aliases import ALIASES
 
 _GROUPS = {
     "config": "Models",
+    "temperature": "A model: defaults of requests",
     "chat_template": "A model: answers",
     "ctx_size": "A model: memory and threads",
     "speculation": "A model: speculation",
