@@ -112,22 +112,6 @@ def test_an_answer_obeys_its_schema_and_one_that_is_refused_is_told(visit: Visit
     visit.complaints.clear()  # the browser's own of a status of 400
 
 
-def test_the_settings_begin_with_the_models_own_sampling(visit: Visit) -> None:
-    page = visit.page
-    sampling, length = settings(page, "Sampling"), settings(page, "Length")
-    sliders = {
-        name: sampling.get_by_role("slider", name=f"{name}, slider") for name in ("Temperature", "Min p")
-    }
-    expect(sliders["Temperature"]).to_have_value("1")
-    expect(sliders["Min p"]).to_have_value("0.05")
-    most = length.get_by_role("textbox", name="Maximum length (tokens)")
-    expect(most).to_have_attribute("placeholder", "4096")
-    sampling.get_by_role("textbox", name="Min p").fill("0.2")
-    expect(sliders["Min p"]).to_have_value("0.2")
-    sampling.get_by_role("button", name="reset Min p").click()
-    expect(sliders["Min p"]).to_have_value("0.05")
-
-
 def test_a_tool_call_goes_round(visit: Visit) -> None:
     page = visit.page
     part = settings(page, "Tools")
