@@ -25,23 +25,36 @@ from check_server import ask, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Each command of a ```console block runs, unless one of these has a reason against it; the first counts.
+# Each command of a console or sh block runs, unless one of these has a reason against it; the first counts.
 EXCLUDED = (
-    (r"^(scripts/|\.venv/bin/|for )", "is for a checkout, not for an installed package"),
+    (r"^(scripts/(?!serve )|\.venv/bin/|for )", "is for a checkout, not for an installed package"),
     (r"openai-cpu-server (run|chat) ", "talks to a model: tests/cli/test_chat.py has it"),
+    (r"^scripts/serve --(gpu|with) ", "sets up a checkout"),
     (r"^(export|claude\b)", "sets up a client that this machine does not have"),
     (r"^(pip|CMAKE_ARGS=.* pip|uvx|pipx) ", "installs: that is the rest of this script"),
     (r"^(tar|cmake) ", "builds llama-server to compare with"),
-    (r"hf:OWNER/REPO|^openai-cpu-server (pull|rm) ", "fetches a model from a hub, or removes it"),
-    (r"localhost:11434|--port 11434", "tests/e2e/test_from_ollama.py runs these, beside Ollama's client"),
-    (r"PATH\.gguf|~/models", "starts a server of a model of the reader's"),
+    (r"^openai-cpu-server (pull|rm) ", "fetches a model from a hub, or removes it"),
+    (r"localhost:11434|--allow-pull --port 11434", "tests/e2e/test_from_ollama.py runs these"),
     (r"qwen3-moe\.gguf", "reads a model that scripts/benchmark.py makes, 1 GB"),
-    (r"/v1/(embeddings|rerank)", "needs a model that embeds: run with the extra minilm below"),
+    (r"/v1/(embeddings|rerank)|--model minilm", "needs a model that embeds: run with the extra minilm below"),
+    (r"/audio/", "needs a model that takes sound: tests/e2e/test_sounds.py has it"),
+    (r"legal", "needs adapters: tests/e2e/test_adapters.py has these"),
+    (r"/v1/events", "does not end: tests/api/test_events.py reads this stream"),
+    (r"^(docker|helm|kubectl|cd deploy|\./make-secrets)\b|secrets/api_key", "needs Docker or Kubernetes"),
+    (r"^(python3 -m venv /opt|/opt/|install |cp |systemctl )", "changes the system"),
+    (r"^smg |--host 10\.", "needs several machines"),
+    (r"^openai-cpu-server ray |^serve ", "starts a cluster: tests/replicas has it"),
 )
 # What the manual leaves to the reader.
 FILLED_IN = {
+    "scripts/serve ": "openai-cpu-server serve ",
     "[...]": '[{"role": "user", "content": "Hi"}]',
     "mistral-7b": "demo",
+    "smollm2": "demo",
+    "hf:OWNER/REPO:Q4_K_M": "demo",
+    "PATH.gguf": "model_assets/demo.gguf",
+    "~/models": "models",
+    "~/.codex/": "",
     "curl ": "curl -sS --fail-with-body ",
 }
 FILES = {
@@ -49,6 +62,7 @@ FILES = {
     "review.json": '{"type": "object", "properties": {"stars": {"enum": [1, 2, 3, 4, 5]}}}',
     "answer.json": '{\n  "stars": 6}',
 }
+SERVES = re.compile("openai-cpu-server (serve |--)")
 # A check that finds something ends with 1.
 EXPECTED_STATUS = {"openai-cpu-server grammar review.json --check answer.json": 1}
 
@@ -144,41 +158,75 @@ def read_encrypted_pdf(python: Path, address: str) -> None:
 
 def commands() -> Iterator[tuple[str, str]]:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-            for command in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE):
+        text = page.read_text()
+        for kind, block in re.findall(r"^```(console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            prompt = r"\$ " if kind == "console" else ""
+            for command in re.findall(rf"^{prompt}((?:.*\\\n)*.+)$", block, re.MULTILINE):
                 yield page.name, command
 
 
+def reason_against(command: str) -> str | None:
+    return next((reason for pattern, reason in EXCLUDED if re.search(pattern, command)), None)
+
+
 def run_manual(python: Path, address: str, place: Path) -> None:
-    for name, text in FILES.items():
-        (place / name).write_text(text)
-    (place / "model_assets").symlink_to(ROOT / "model_assets")
+    prepare(place)
     num_run = 0
     for page, command in commands():
-        reason = next((reason for pattern, reason in EXCLUDED if re.search(pattern, command)), None)
+        reason = reason_against(command)
         if reason is None:
             run_command(page, command, python, address, place)
             num_run += 1
         else:
             print(f"check_install: {page}: not run ({reason}): {command.splitlines()[0][:60]}")
-    assert num_run >= 8, "the manual's commands are not found any more"
+    assert num_run >= 15, "the manual's commands are not found any more"
+
+
+def prepare(place: Path) -> None:
+    """Write the files that the commands read."""
+    for name, text in FILES.items():
+        (place / name).write_text(text)
+    (place / "model_assets").symlink_to(ROOT / "model_assets")
+    (place / "models").mkdir()
+    shutil.copy(ROOT / "model_assets/demo.gguf", place / "models")
 
 
 def run_command(page: str, command: str, python: Path, address: str, place: Path) -> None:
-    filled_in = re.sub(r"(http://)?(127\.0\.0\.1|localhost):8000", address, command)
+    filled_in = re.sub(r"(http://)?(127\.0\.0\.1|localhost|HOST):8000", address, command)
     for text, to in FILLED_IN.items():
         filled_in = filled_in.replace(text, to)
-    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    if SERVES.match(filled_in):
+        start_and_stop(page, re.sub(r"--port \d+", "", filled_in), environment, place)
+        return
     done = subprocess.run(
         ["bash", "-c", filled_in],
         cwd=place,
-        env={**os.environ, "PATH": path},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     if done.returncode != EXPECTED_STATUS.get(command, 0):
         raise SystemExit(f"{page}: `{filled_in}` ended with {done.returncode}:\n{done.stdout[-2000:]}")
+
+
+def start_and_stop(page: str, command: str, environment: dict[str, str], place: Path) -> None:
+    """Start a server as the manual does, at a free port, until it listens."""
+    line = f"exec {command.partition('#')[0]} --port 0 --calibrate never --jobs-db none"
+    server = subprocess.Popen(
+        ["bash", "-c", line], cwd=place, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert server.stderr is not None
+    log = []
+    for text in server.stderr:
+        log.append(text)
+        if "listening on" in text:
+            break
+    server.terminate()
+    server.communicate()
+    if not any("listening on" in text for text in log):
+        raise SystemExit(f"{page}: `{line}` does not serve:\n{''.join(log)[-2000:]}")
 
 
 def try_extra(extra: str, user: Path, folder: Path) -> None:

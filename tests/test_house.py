@@ -55,7 +55,7 @@ def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_rai
 
 FOREIGN_WORDS = re.compile(
     r"(?<!here )\b(is|are|was|were) no (?!longer\b|more\b|fewer\b|less\b)"
-    r"|\b(nobody|somebody)\b"
+    r"|\b([Nn]obody|[Ss]omebody)\b"
     r"|(?:^|(?<=[.;:] ))(Who|What)\b(?!.*\?)"
 )
 """Such as "is no number" for "is not a number", and persons where a program or a request is meant."""

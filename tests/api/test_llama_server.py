@@ -43,7 +43,7 @@ async def ask(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
 
 def documented() -> Iterator[tuple[str, str, str, int]]:
     """The method, path, body and status of each line of the pages that people come to from other servers."""
-    pages = (DOCS / f"{name}.md" for name in ("llama-server", "vllm", "openvino"))
+    pages = (DOCS / f"{name}.md" for name in ("llama-server", "vllm"))
     for line in (line for page in pages for line in page.read_text("utf-8").splitlines()):
         if found := re.match(r"\| `(GET|POST) (/\S*) ?(.*?)` \| (\d+) \|", line):
             method, path, body, status = found.groups()

@@ -1,0 +1,99 @@
+"""The README and the manual use plain English: constructions of other languages are found by their form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from tests.docs.markdown import PAGES
+from tests.test_house import FOREIGN_WORDS
+
+GENERATED = {"options.md", "routes.md", "fields.md", "errors.md", "metrics.md"}
+"""Pages made from texts of the package, which tests/test_house.py checks."""
+NOT_REWRITTEN = {
+    "answer-cache.md",
+    "anthropic.md",
+    "architecture.md",
+    "batch-jobs.md",
+    "benchmark.md",
+    "deploy.md",
+    "embeddings.md",
+    "events.md",
+    "faults.md",
+    "gateways.md",
+    "gpu.md",
+    "llama-server.md",
+    "mcp.md",
+    "measurements.md",
+    "monitoring.md",
+    "ollama.md",
+    "operations.md",
+    "pictures.md",
+    "ray.md",
+    "reasoning.md",
+    "responses.md",
+    "scheduling.md",
+    "simulation.md",
+    "sound.md",
+    "structured-output.md",
+    "tuning.md",
+    "usage.md",
+}
+"""Pages that still have such constructions. A page leaves this list when it is rewritten."""
+TITLES = ("heading_open", "th_open")
+CODE = "`code`"
+
+
+def texts(markdown: str) -> Iterator[str]:
+    """Yield paragraphs, list items and cells. Headings, heads of columns and texts of links are titles."""
+    before = ""
+    for token in MarkdownIt().enable("table").parse(markdown):
+        if token.type == "inline" and before not in TITLES:
+            yield " ".join("".join(words(token.children or ())).split())
+        before = token.type
+
+
+def words(parts: Iterable[Token]) -> Iterator[str]:
+    is_link = False
+    for part in parts:
+        if part.type in {"link_open", "link_close"}:
+            is_link = part.type == "link_open"
+            yield "link" if is_link else ""
+        elif not is_link:
+            yield CODE if part.type == "code_inline" else part.content or " "
+
+
+def foreign(markdown: str) -> list[str]:
+    found = ((text, FOREIGN_WORDS.search(text)) for text in texts(markdown))
+    return [text[max(0, match.start() - 30) : match.end() + 50] for text, match in found if match is not None]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_sentence_has_a_noun_as_its_subject_and_says_is_not_a(page: Path) -> None:
+    if page.name not in GENERATED | NOT_REWRITTEN:
+        assert foreign(page.read_text("utf-8")) == []
+
+
+def test_constructions_are_found_in_sentences_and_cells_and_not_in_titles_and_questions() -> None:
+    refused = (
+        "A page is no book.",
+        "It ends. Who\nstays pays.",
+        "- **What it costs**: much.",
+        "Nobody reads `x`.",
+    )
+    assert [text for text in refused if not foreign(text)] == []
+    assert foreign("| Page |\n| --- |\n| What a page has |") != []
+    allowed = (
+        "There is no book.",
+        "It is no longer one.",
+        "## What it is",
+        "Who is it for?",
+        "`is no`",
+        "[What it is](x.md)",
+    )
+    assert [text for text in (*allowed, "| What |\n| --- |\n| a page |") if foreign(text)] == []
+    assert {page.name for page in PAGES} >= GENERATED | NOT_REWRITTEN
