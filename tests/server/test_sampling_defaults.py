@@ -131,7 +131,7 @@ def test_a_file_with_a_value_out_of_range_is_refused_unless_its_table_has_anothe
         (("--min-p", "nan"), "", "", "--min-p: Input should be a finite number"),
         (("--top-k", "-2"), "", "", "--top-k: Input should be greater than or equal to -1"),
         ((), "", "top_p = 1.5\n", "[models.m] top_p: Input should be less than or equal to 1"),
-        ((), "", "temprature = 1\n", "[models.m] temprature: Extra inputs are not permitted"),
+        ((), "", "temprature = 1\n", "[models.m] temprature: unknown option; did you mean temperature?"),
         ((), "max_output_tokens = -1", "", "--max-output-tokens: Input should be greater than or equal to 0"),
         (("--sampling-defaults", "vllm"), "", "", "--sampling-defaults: "),
         (
