@@ -42,6 +42,7 @@ EXCLUDED = (
     (r"/v1/events", "does not end: tests/api/test_events.py reads this stream"),
     (r"^(docker|helm|kubectl|cd deploy|\./make-secrets)\b|secrets/api_key", "needs Docker or Kubernetes"),
     (r"^(python3 -m venv /opt|/opt/|install |cp |systemctl )", "changes the system"),
+    (r"--otel-endpoint|--config server.toml", "needs an extra"),
     (r"^smg |--host 10\.", "needs several machines"),
     (r"^openai-cpu-server ray |^serve ", "starts a cluster: tests/replicas has it"),
 )

@@ -27,6 +27,7 @@ def model_read_here(
     template: ChatTemplate | None = None,
     check_grammar: Callable[[str], object] = known_check,
     is_flexible: bool = False,
+    is_open: bool = False,
     thinking: ModelThinking | None = None,
     **more: Any,
 ) -> ServedModel:
@@ -41,7 +42,7 @@ def model_read_here(
         tokenizer=tokenizer,
         prompts=ChatPrompts(template, tokenizer, tool_format, control, reasoning),
         tool_format=tool_format,
-        grammars=ModelGrammars(grammar_maker(check_grammar), is_flexible=is_flexible),
+        grammars=ModelGrammars(grammar_maker(check_grammar), is_flexible=is_flexible, is_open=is_open),
         rerank=TemplatePrompts(rerank, tokenizer, control) if rerank is not None else None,
         thinking=thinking,
         write_template=write_template,

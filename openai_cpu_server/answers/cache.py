@@ -41,7 +41,8 @@ class CorruptAnswer(Exception):
 
 def is_good(finish: Finish, *, asked_tokens: int) -> bool:
     """Return True if the answer may be served again: the model ended it, or the limit that the client set."""
-    return finish.reason is FinishReason.STOP or (finish.reason is FinishReason.LENGTH and asked_tokens > 0)
+    is_full = finish.reason is FinishReason.LENGTH and asked_tokens > 0 and not finish.is_loop
+    return finish.reason is FinishReason.STOP or is_full
 
 
 def packed_answer(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) -> bytes:

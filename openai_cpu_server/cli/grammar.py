@@ -19,7 +19,13 @@ from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
-from openai_cpu_server.structured.options import InvalidGrammar, Options, PropertyOrder, Whitespace
+from openai_cpu_server.structured.options import (
+    Additional,
+    InvalidGrammar,
+    Options,
+    PropertyOrder,
+    Whitespace,
+)
 from openai_cpu_server.structured.schema.document import Json
 
 _STDIN = "-"
@@ -49,6 +55,12 @@ def grammar(arguments: Sequence[str]) -> None:
         help="between JSON tokens (default: compact, as the server has it; flexible with --check)",
     )
     parser.add_argument(
+        "--json-additional",
+        choices=[a.value for a in Additional],
+        help="properties that a schema neither declares nor mentions (default: closed, as the server has it;"
+        " open with --check)",
+    )
+    parser.add_argument(
         "--order",
         choices=[o.value for o in PropertyOrder],
         default=Options().order.value,
@@ -60,7 +72,11 @@ def grammar(arguments: Sequence[str]) -> None:
     whitespace = Whitespace.FLEXIBLE if options.check else Options().whitespace
     if options.json_whitespace:
         whitespace = Whitespace(options.json_whitespace)
-    source = _Source(options.schema, Options(whitespace=whitespace, order=PropertyOrder(options.order)))
+    additional = Additional.OPEN if options.check else Additional.CLOSED
+    if options.json_additional:
+        additional = Additional(options.json_additional)
+    order = PropertyOrder(options.order)
+    source = _Source(options.schema, Options(whitespace=whitespace, order=order, additional=additional))
     if not options.check:
         print(source.shown(), end="")
         return

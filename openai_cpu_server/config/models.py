@@ -25,6 +25,14 @@ from openai_cpu_server.config.routers import RouterTable, Table
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
+from openai_cpu_server.contract.request import (
+    COUNT,
+    REPEAT_PENALTY,
+    SHARE,
+    TEMPERATURE,
+    TOP_K,
+    USAGE_PENALTY,
+)
 
 
 class PriceTable(Table):
@@ -99,8 +107,76 @@ def _tensor_place(text: str) -> str:
     return text
 
 
+SAMPLING_OPTIONS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_sampling = partial(Field, None, allow_inf_nan=False)
+
+
 class ModelOptions(BaseModel):
     """Options of a model. Those of the server are the defaults of all models."""
+
+    temperature: float | None = _sampling(
+        ge=TEMPERATURE.least,
+        le=TEMPERATURE.most,
+        description="default of requests, below the model's own; 0: always the likeliest token; default: 1",
+    )
+    top_p: float | None = _sampling(
+        ge=SHARE.least,
+        le=SHARE.most,
+        description="default of requests: share of the likeliest tokens; default: 1, all",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=-1,
+        le=TOP_K.most,
+        description="default of requests: number of the likeliest tokens; default: 0, all",
+    )
+    min_p: float | None = _sampling(
+        ge=SHARE.least,
+        le=SHARE.most,
+        description="default of requests: least share of the likeliest token's probability; default: 0.05",
+    )
+    repeat_penalty: float | None = _sampling(
+        ge=REPEAT_PENALTY.least,
+        le=REPEAT_PENALTY.most,
+        description="default of requests: divisor of the logits of recent tokens; default: 1, off",
+    )
+    repeat_last_n: int | None = Field(
+        None,
+        ge=-1,
+        le=COUNT.most,
+        description="default of requests: tokens that --repeat-penalty looks back at; -1: all; default: 64",
+    )
+    presence_penalty: float | None = _sampling(
+        ge=USAGE_PENALTY.least,
+        le=USAGE_PENALTY.most,
+        description="default of requests: subtracted from the logit of each token of the answer; default: 0",
+    )
+    frequency_penalty: float | None = _sampling(
+        ge=USAGE_PENALTY.least,
+        le=USAGE_PENALTY.most,
+        description="default of requests: the same for each time that the token occurs; default: 0",
+    )
+    sampling_defaults: Literal["auto", "openai"] = Field(
+        "auto",
+        description="values of the options above where nothing names them; auto: the model's own, from its "
+        "file or its makers, else min_p 0.05; openai: temperature 1, top_p 1, and nothing is cut",
+    )
+    max_output_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=COUNT.most,
+        description="output limit of answers whose request names none; 0: the rest of the context; default: "
+        "4096, or 16384 for models that reason",
+    )
 
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
     tool_format: ToolFormatName = Field(
@@ -124,6 +200,11 @@ class ModelOptions(BaseModel):
     )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"
+    )
+    json_additional: Literal["closed", "open"] = Field(
+        "closed",
+        description="properties that a JSON Schema does not declare, where it declares some and says nothing "
+        "about others; closed: the model writes none; open: any, to the letter of the standard",
     )
     ctx_size: int | None = Field(
         None,
@@ -222,6 +303,23 @@ class ModelOptions(BaseModel):
         [],
         description="compute the prompt in this file at start and never evict it; may be given several times",
     )
+
+    @model_validator(mode="after")
+    def _has_one_source_of_defaults(self) -> ModelOptions:
+        named = [name for name in SAMPLING_OPTIONS if getattr(self, name) is not None]
+        if self.sampling_defaults == "openai" and named:
+            raise ValueError(
+                f"sampling_defaults is 'openai', which contradicts {named[0]!r}: drop one of them"
+            )
+        return self
+
+    @property
+    def sampling(self) -> dict[str, int | float]:
+        """Return the sampling parameters that are set, by the contract's names."""
+        found = {name: getattr(self, name) for name in SAMPLING_OPTIONS}
+        found = {name: value for name, value in found.items() if value is not None}
+        without_limit = {"top_k": 0, "repeat_last_n": COUNT.most}
+        return {**found, **{name: most for name, most in without_limit.items() if found.get(name) == -1}}
 
     @property
     def engine_fields(self) -> dict[str, object]:

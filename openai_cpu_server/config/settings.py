@@ -351,10 +351,16 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="longest prompt, longer ones get 400; default: the context"
     )
-    max_output_tokens: int | None = Field(
+    output_token_cap: int | None = Field(
         None,
         ge=1,
-        description="longest output of a choice, also of one that names no max_tokens; default: the context",
+        description="largest output limit that a request may name, larger ones get 400, and the longest "
+        "output of a choice without one; default: the context",
+    )
+    end_loops: bool = Field(
+        True,
+        description="end a free answer that has repeated the same tokens for a thousand tokens, as if its "
+        "limit were reached; off: it goes on to its limit",
     )
     request_timeout: float | None = of_servers(
         None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
@@ -443,6 +449,13 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         "default: OTEL_EXPORTER_OTLP_ENDPOINT, else none",
     )
 
+    @model_validator(mode="after")
+    def _keeps_its_cap(self) -> Settings:
+        usual = [self.max_output_tokens, *(table.max_output_tokens for table in self.models.values())]
+        if self.output_token_cap is not None and max(filter(None, usual), default=0) > self.output_token_cap:
+            raise ValueError("--max-output-tokens, or that of a model, is above --output-token-cap")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -526,6 +539,7 @@ ignored there."""
 
 OPTION_GROUPS = {
     "config": "Models",
+    "temperature": "A model: defaults of requests",
     "chat_template": "A model: answers",
     "ctx_size": "A model: memory and threads",
     "speculation": "A model: speculation",

@@ -270,6 +270,8 @@ class Finish(SequenceFigures, frozen=True, kw_only=True):
     error: str | None = None
     is_own_fault: bool = False
     """The error is the grammar's, so it returns wherever the request is sent."""
+    is_loop: bool = False
+    """The limit is not reached, but the output repeats itself without an end."""
 
     @property
     def is_good(self) -> bool:

@@ -326,6 +326,8 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     show_control_tokens: bool = False
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
     reports_progress: bool = False
+    ends_loops: bool = False
+    """End the output as at its limit if it repeats the same tokens without an end."""
     pin: bool = False
 
     @property

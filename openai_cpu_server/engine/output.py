@@ -15,6 +15,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
+from openai_cpu_server.engine.loops import LoopDetector
 from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer, overlap
 from openai_cpu_server.scheduler.admission import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take_over
@@ -143,6 +144,11 @@ class SequenceOutput:
         self._gained = _NOTHING
         self._scores: list[TokenLogprob] = []
         self._progress_sent = sequence.request.num_tokens if num_released else -1
+        self._loops = LoopDetector() if sequence.request.ends_loops else None
+        self.is_loop = False
+        """True if the output has ended because it repeats itself."""
+        for token in sequence.output[:num_released]:
+            self._look_for_loop(token)
         released = [piece(token) for token in sequence.output[:num_released]]
         for one in released:
             self._follow(one)
@@ -221,10 +227,15 @@ class SequenceOutput:
         self._gain(release)
         if release.stopped:
             return FinishReason.STOP
-        if self._num_tokens >= self._sequence.request.max_tokens:
+        self._look_for_loop(token.number)
+        if self._num_tokens >= self._sequence.request.max_tokens or self.is_loop:
             self._gain(self._text.flush())
             return FinishReason.LENGTH
         return None
+
+    def _look_for_loop(self, token: int) -> None:
+        is_free = self._num_tokens > self._sequence.request.sampling.min_tokens
+        self.is_loop = self._loops is not None and self._loops.read(token) and is_free
 
     def _follow(self, piece: bytes) -> None:
         """Stop strings count from the token after the reasoning, and after headers behind it."""
@@ -256,6 +267,7 @@ class SequenceOutput:
         return Finish(
             reason=reason,
             stop_string=self._gained.stop,
+            is_loop=self.is_loop,
             output_tokens=self._num_tokens,
             forced_tokens=self._num_forced,
             cached_tokens=sequence.cached_tokens or 0,
@@ -312,7 +324,7 @@ class LiveOutputs:
             num_released=len(output),
             first_token_ms=self.first_token_ms,
         )
-        if output and len(output) >= request.max_tokens:
+        if output and (len(output) >= request.max_tokens or self._outputs[request.id].is_loop):
             self.end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
             return
         events = self._outputs[request.id].begin(beginning)

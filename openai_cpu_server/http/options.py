@@ -52,8 +52,10 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_file_bytes: int = 200 * 1024 * 1024
     max_choices: int = 64
     max_prompt_tokens: int | None = None
-    max_output_tokens: int | None = None
-    """Limit for one sequence, and the default of requests without a number."""
+    output_token_cap: int | None = None
+    """Limit for one sequence, whatever its request names."""
+    end_loops: bool = True
+    """End free answers that repeat the same tokens without an end."""
     request_timeout_s: float | None = None
     """Limit for a call, waiting included."""
     read_timeout_s: float = 30.0

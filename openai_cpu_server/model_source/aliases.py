@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.model_source.names import name_words, parse_hub_name
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,12 +24,29 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Format of tool calls, or None if there is none or it is unknown."""
     thoughts: str | None = None
     """Format of thoughts, or None if there is none or it is unknown."""
+    sampling: Mapping[str, int | float] = {}
+    """Recommendation of the model's makers, by the contract's names. Its source stands in a comment."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words of its files' names, which are those of the repository if the alias names no file."""
+        if self.source is None:
+            return ()
+        name = parse_hub_name(self.source)
+        return name_words(name.file or name.repo.rpartition("/")[2].removesuffix("-GGUF"))
 
 
 KNOWN_MODELS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, KnownModel]
 )
 ALIASES = {alias: model.source for alias, model in KNOWN_MODELS.items() if model.source is not None}
+
+
+def recommended_sampling(path: Path) -> Mapping[str, int | float]:
+    """Return what the makers of a well-known model recommend, which its file's name identifies in any
+    quantisation."""
+    found = name_words(path.name)
+    return next((model.sampling for model in KNOWN_MODELS.values() if model.words == found), {})
 
 
 def without_tag(name: str) -> str:

@@ -126,10 +126,17 @@ class ModelGrammars:
     """Grammars for one model. Thread-safe. `param` is the field that an error names."""
 
     def __init__(
-        self, make: GrammarMaker, *, is_flexible: bool = False, remembered_bytes: int = _REMEMBERED_BYTES
+        self,
+        make: GrammarMaker,
+        *,
+        is_flexible: bool = False,
+        is_open: bool = False,
+        remembered_bytes: int = _REMEMBERED_BYTES,
     ) -> None:
-        """`is_flexible`: JSON may have whitespace between its tokens."""
+        """`is_flexible`: JSON may have whitespace between its tokens. `is_open`: objects may have undeclared
+        properties where their schema says nothing about them."""
         self.is_flexible = is_flexible
+        self._is_open = is_open
         self._make = make
         self._cache: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
 
@@ -200,6 +207,7 @@ class ModelGrammars:
             pointer=pointer,
             is_strict=strict,
             is_flexible=self.is_flexible,
+            is_open=self._is_open,
             text_end=text_end,
             parts=parts,
         )
@@ -211,7 +219,7 @@ class ModelGrammars:
 
 
 def _digest(order: GrammarOrder) -> bytes:
-    kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {len(order.text)} "
+    kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {order.is_open} {len(order.text)} "
     found = hashlib.sha256(
         (kind + order.text + order.pointer + order.text_end).encode(errors="surrogatepass")
     )

@@ -20,6 +20,7 @@ from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.media import BLIND, DEAF, Picture, Sound
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import EngineUnavailable, InvalidRequest, wrong
+from openai_cpu_server.models.defaults import NO_DEFAULTS, ModelDefaults
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker, RerankPrompts
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
@@ -117,6 +118,7 @@ class ServedModel:
     """Type that its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
     """Reasoning, or None if the model has none or shows it as part of its text."""
+    defaults: ModelDefaults = NO_DEFAULTS
     template_source: str | None = None
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     open_picture: Callable[[bytes, int, int], Picture] = _NO_PICTURES

@@ -30,6 +30,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, mode
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
 from openai_cpu_server.model_source import hold, hub_cache
 from openai_cpu_server.model_source.folder import ModelFolder
+from openai_cpu_server.models.defaults import ModelDefaults
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
@@ -41,7 +42,7 @@ from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
-from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
+from openai_cpu_server.server.options import cache_bytes, engine_options, model_defaults, read_text
 from openai_cpu_server.server.plans import MemoryShare, ModelPlan, estimate_model, models_folder
 from openai_cpu_server.server.prefix_files import PrefixFiles
 
@@ -154,6 +155,7 @@ class ModelParts(NamedTuple):
     read: ReadModel
     options: EngineOptions
     grammars: ModelGrammars
+    defaults: ModelDefaults
 
     @classmethod
     def open(
@@ -175,6 +177,9 @@ class ModelParts(NamedTuple):
         )
         read = ReadModel(readers, source)
         try:
+            chat = read.facts.template
+            thinks = chat is not None and chat.reasoning is not None
+            defaults = model_defaults(settings, plan, header, thinks=thinks)
             options = engine_options(
                 settings, plan, read.tokenizer, readers, cache_bytes=cache_bytes(plan, share)
             )
@@ -184,8 +189,9 @@ class ModelParts(NamedTuple):
         if kind is ModelKind.GENERATES and read.facts.template is None:
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         is_flexible = plan.options.json_whitespace == "flexible"
-        grammars = ModelGrammars(read.make_grammar, is_flexible=is_flexible)
-        return cls(plan, header, kind, read, options, grammars)
+        is_open = plan.options.json_additional == "open"
+        grammars = ModelGrammars(read.make_grammar, is_flexible=is_flexible, is_open=is_open)
+        return cls(plan, header, kind, read, options, grammars, defaults)
 
     def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
         """Return the parts with a file for the prefix cache, if there can be one."""
@@ -215,6 +221,7 @@ class ModelParts(NamedTuple):
             may_retry=may_retry,
             quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
             thinking=_thinking(options, chat.reasoning if chat else None),
+            defaults=self.defaults,
             open_picture=self.read.picture,
             open_sound=self.read.sound,
             read_document=self.read.document,

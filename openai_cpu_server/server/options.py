@@ -18,8 +18,12 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.keys import is_loopback
 from openai_cpu_server.http.options import ApiOptions, MediaOptions, SchedulingOptions
 from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.sampling import sampling_in_file
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source import AdapterFiles, resolve_model
+from openai_cpu_server.model_source.aliases import recommended_sampling
+from openai_cpu_server.models.defaults import MOST_TOKENS, MOST_TOKENS_WITH_REASONING, ModelDefaults
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.reader.model import profiled
 from openai_cpu_server.reader.pool import ReaderPool
@@ -125,6 +129,20 @@ def engine_options(
     if profile.found is not None:
         logger.info("using the profile that was tuned for this model here: %s", profile.found)
     return profile.options
+
+
+def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, thinks: bool) -> ModelDefaults:
+    """Merge the defaults of the server, the model's makers, its file and its table. Raises StartupError for a
+    file with a value out of range."""
+    own, is_bare = plan.of_table.sampling, plan.options.sampling_defaults == "openai"
+    values = own
+    if not is_bare:
+        in_file = sampling_in_file(header, but=own)
+        values = {**settings.sampling, **recommended_sampling(plan.path), **in_file, **own}
+    most = plan.options.max_output_tokens
+    if most is None:
+        most = MOST_TOKENS_WITH_REASONING if thinks else MOST_TOKENS
+    return ModelDefaults(values=values, is_bare=is_bare, max_output_tokens=most or None)
 
 
 def adapter_files(settings: Settings) -> AdapterFiles:

@@ -68,6 +68,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     """Memory limit of this model."""
     adapters: tuple[AdapterSource, ...] = ()
+    of_table: ModelOptions = NO_TABLE
+    """Options of its own table."""
     waits_for_requests: bool = False
     """True if the default model is not loaded at the start."""
 
@@ -293,6 +295,7 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
         is_pinned=table.pinned,
         memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
         adapters=adapters,
+        of_table=table,
     )
 
 

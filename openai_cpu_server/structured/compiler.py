@@ -30,6 +30,7 @@ from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
 from openai_cpu_server.structured.options import (
+    Additional,
     Budget,
     GrammarTooLarge,
     InvalidGrammar,
@@ -95,7 +96,9 @@ class _Compiler:
     def __init__(self, schema: Json, options: Options) -> None:
         self._budget = budget = Budget(options.limits)
         self._report = UnenforcedReport(options.strict)
-        self._readers = SchemaReaders(schema, budget, self._report)
+        self._readers = SchemaReaders(
+            schema, budget, self._report, closes_objects=options.additional is Additional.CLOSED
+        )
         self._normaliser = self._readers.root
         self._table = self._readers.table
         self._goals = Goals(self._table, self._readers.at, budget, self._report)
@@ -305,7 +308,8 @@ _INPUT_NAMES = {
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     """`unknown`: characters that cannot be written, except as escapes in JSON."""
     whitespace = Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT
-    options = Options(whitespace=whitespace, strict=order.is_strict)
+    additional = Additional.OPEN if order.is_open else Additional.CLOSED
+    options = Options(whitespace=whitespace, additional=additional, strict=order.is_strict)
     match order.source:
         case GrammarSource.SCHEMA:
             return compile_schema(json.loads(order.text), options, order.pointer)

@@ -138,6 +138,15 @@ class PropertyOrder(enum.Enum):
     Additional ones may stand anywhere. Used to check JSON of others, not to write."""
 
 
+class Additional(enum.Enum):
+    """Properties of an object that declares `properties` and says nothing about additional ones."""
+
+    OPEN = "open"
+    """Any others, to the letter of the standard. Used to check JSON of others."""
+    CLOSED = "closed"
+    """No others, because models that may invent names do so. A value of the grammar is still valid."""
+
+
 class Limits(msgspec.Struct, frozen=True):
     """Limits are counted, not timed, so that a schema passes or fails on every machine."""
 
@@ -169,6 +178,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True):
     whitespace: Whitespace = Whitespace.COMPACT
     order: PropertyOrder = PropertyOrder.SCHEMA
+    additional: Additional = Additional.OPEN
     strict: bool = True
     """True rejects keywords that cannot be enforced; False reports them."""
     limits: Limits = msgspec.field(default_factory=Limits)

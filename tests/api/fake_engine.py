@@ -24,6 +24,7 @@ from openai_cpu_server.contract.model_info import (
 )
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.engine.loops import LoopDetector
 from openai_cpu_server.engine.parts import OutputParts
 from openai_cpu_server.engine_client.calls import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.live import names_of
@@ -189,7 +190,8 @@ class FakeEngine:
         key = self.named[request.adapter].adapter.key if request.adapter is not None else None
         parts = OutputParts(request.marks, FakeTokenizer().piece) if request.marks is not None else None
         told = None if self.says is None else [*(byte + 2 for byte in self.says.encode()), END_TOKEN]
-        while num_output < request.max_tokens and reason is FinishReason.LENGTH:
+        loops, is_loop = LoopDetector(), False
+        while num_output < request.max_tokens and reason is FinishReason.LENGTH and not is_loop:
             await checkpoint()
             await self.goes_on.wait()
             if request.id not in self._live:
@@ -205,8 +207,9 @@ class FakeEngine:
                 reason = FinishReason.STOP
             else:
                 _push(generation, _event(request, tokens[-1]), parts)
+                is_loop = request.ends_loops and loops.read(tokens[-1])
         self._leave(request.id)
-        finish = Finish(reason=reason, output_tokens=num_output, cached_tokens=0)
+        finish = Finish(reason=reason, output_tokens=num_output, cached_tokens=0, is_loop=is_loop)
         _push(generation, TokenEvent(id=request.id, finish=finish), parts)
 
 

@@ -122,7 +122,7 @@ async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: http
 
 
 async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
-    """By the client, by a time limit, or by the end of the context."""
+    """By the client, by a time limit, by the end of the context, or in a loop."""
     cached.engine.goes_on.clear()
     body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "stream": True}
     async with exchange(cached.app, "/v1/chat/completions", body) as left:
@@ -135,6 +135,9 @@ async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient)
     cut = await chat(http, messages=long, max_tokens=None, ignore_eos=True)
     assert cut.json()["choices"][0]["finish_reason"] == "length"
     cached.engine.says = "x" * 8000
+    loop = await chat(http, messages=[{"role": "user", "content": "again"}], max_tokens=2000)
+    assert loop.json()["choices"][0]["ended_by"] == "repetition"
+    cached.engine.says = " ".join(map(str, range(2000)))
     beyond = {
         "model": "fake",
         "temperature": 0,

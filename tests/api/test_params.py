@@ -52,7 +52,7 @@ def test_what_all_say_alike_is_one_ask(family: Any) -> None:
 async def test_an_engine_is_told_where_other_prompts_part_from_a_conversation(path: str) -> None:
     """Behind `<|user|>` and `<|assistant|>`; and a row of a batch says the same."""
     engine = FakeEngine(STATEFUL_INFO, says="Hi")
-    made = create_api(served(engine), ApiOptions(max_output_tokens=2))
+    made = create_api(served(engine), ApiOptions(output_token_cap=2))
     async with client(made.app) as http:
         assert (await http.post(path, json=BODIES[path])).status_code == 200
     (request,) = engine.submitted

@@ -41,7 +41,7 @@ async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
     embedder = embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder")
     cross = embedding_model(FakeEngine(FAKE_RERANKER), "cross")
     models = ModelRegistry([served(engine).default, embedder, cross])
-    options = ApiOptions(max_output_tokens=50, max_sequences=4)
+    options = ApiOptions(output_token_cap=50, max_sequences=4)
     async with client(create_api(models, options, jobs=jobs, find_adapter=find).app) as one:
         yield one
 

@@ -131,7 +131,8 @@ def costly(number: int) -> dict[str, object]:
         f"p{i}": {"type": "string", "pattern": f"^(a|b{number}){{1,50}}x[0-9]{{1,{i + 2}}}y.*{i}z$"}
         for i in range(60)
     }
-    return {"type": "function", "function": {"name": f"f{number}", "parameters": {"properties": patterns}}}
+    schema = {"properties": patterns, "additionalProperties": True}
+    return {"type": "function", "function": {"name": f"f{number}", "parameters": schema}}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])

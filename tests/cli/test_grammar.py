@@ -43,6 +43,18 @@ def test_a_schema_is_printed_as_the_server_has_it(place, capsys):
     assert capsys.readouterr().out != schema_to_gbnf(SCHEMA)
 
 
+def test_undeclared_properties_are_checked_as_the_standard_has_them(place, capsys):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    (place / "silent.json").write_text(json.dumps(schema))
+    (place / "more.json").write_text('{"a":1,"b":2}')
+    assert status("silent.json") == 0
+    assert capsys.readouterr().out == schema_to_gbnf({**schema, "additionalProperties": False})
+    assert status("silent.json", "--json-additional", "open") == 0
+    assert capsys.readouterr().out == schema_to_gbnf(schema)
+    assert status("silent.json", "--check", "more.json") == 0
+    assert status("silent.json", "--json-additional", "closed", "--check", "more.json") == 1
+
+
 def test_instances_fit_or_not(place, capsys):
     (place / "good.json").write_text('{"rating": 4, "text": "ü"}\n')
     (place / "bad.json").write_text('{\n  "rating": 6\n}\n')

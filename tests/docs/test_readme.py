@@ -29,9 +29,6 @@ weight-format with worker-overload-token-usage worker-urls
 """
 """Options of Docker, Helm, gateways and others, and of the scripts of bash."""
 
-AWAITED = {"scripts/install", "--uninstall", "--with", "--url", "tests/cli/test_chat.py"}
-"""Names in start.md and the table of its commands that exist once w-cli is merged."""
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
@@ -66,9 +63,9 @@ def test_its_programs_and_the_manuals_work(server: ServerProcess, tmp_path: Path
 def test_scripts_and_options_that_are_named_exist(page: Path) -> None:
     texts = list(code(page))
     named = {name for text in texts for name in re.findall(r"(?<![\w/.])scripts/[\w./]+", text)}
-    assert [name for name in named - AWAITED if not (ROOT / name.rstrip(".")).exists()] == []
+    assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
     commands = [name for text in texts for name in re.findall(r"^\$ (scripts/\S+)", text, re.M)]
-    assert all(os.access(ROOT / command, os.X_OK) for command in {*commands} - AWAITED)
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
     options = {option for text in texts for option in _OPTION.findall(text)}
     peers = peer_options()
     others = {*peers.same, *peers.instead, *(f"--{name}" for name in _OF_OTHERS.split())}
@@ -81,4 +78,4 @@ def options_of_ours() -> set[str]:
     sources = [*ROOT.glob("openai_cpu_server/**/*.py"), *ROOT.glob("scripts/**/*.py")]
     written = {option for source in sources for option in re.findall(r'"(--[a-z-]+)"', source.read_text())}
     kebabs = [name.replace("_", "-") for name in Settings.model_fields]
-    return {*(f"--{kebab}" for kebab in kebabs), *(f"--no-{kebab}" for kebab in kebabs), *written, *AWAITED}
+    return {*(f"--{kebab}" for kebab in kebabs), *(f"--no-{kebab}" for kebab in kebabs), *written}

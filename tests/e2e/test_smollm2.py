@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,27 @@ def test_it_calls_the_tool_that_fits_though_its_template_knows_no_tools(client: 
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
     told = answer(client, [*asked, choice.message, result], tools=TOOLS, tool_choice="none")
     assert "sunny" in told.choices[0].message.content
+
+
+QUESTIONS = (
+    "What is the capital of France?", "Hello!", "Who wrote Romeo and Juliet?", "What is 2 + 2?",
+    "Name three colours.", "What is the secret word?", "Tell me a short story about a cat.",
+    "How do I boil an egg?", "What is the sun?", "Why is the sky blue?", "Give me a tip for sleeping better.",
+    "What is a dog?", "How many days are in a week?", "Write a sentence about rain.", "What is Python?",
+    "Translate 'good morning' to French.", "What do bees make?", "Recommend a book.",
+    "Explain gravity in one sentence.", "What should I cook tonight?",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "question", [*QUESTIONS[:2], *(pytest.param(q, marks=pytest.mark.slow) for q in QUESTIONS[2:])]
+)
+def test_a_first_question_with_nothing_set_is_answered_in_plain_words(
+    client: openai.OpenAI, question: str
+) -> None:
+    """Plain words are of letters, numbers and the marks of a text. The seed makes the answer the same."""
+    choice = client.chat.completions.create(model="smollm2", messages=said(question), seed=1).choices[0]
+    assert choice.finish_reason in ("stop", "length")
+    text = choice.message.content or ""
+    odd = re.findall(r"[^\w\s.,:;!?'\"()*$%&#/+=°’“”–—-]|[a-z][A-Z]{2}|\w{25}", text)
+    assert (bool(text.strip()), odd) == (True, [])

@@ -27,7 +27,7 @@ schemathesis, checks = Lazy("schemathesis"), Lazy("schemathesis.specs.openapi.ch
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
 AT_ONCE = 8
-OPTIONS = ("--ctx-size", "4096", "--max-output-tokens", "16", "--max-choices", "8", "--request-timeout", "20")
+OPTIONS = ("--ctx-size", "4096", "--output-token-cap", "16", "--max-choices", "8", "--request-timeout", "20")
 
 
 @pytest.fixture(scope="module")

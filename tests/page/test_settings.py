@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from tests.page.browser import Visit
 from tests.page.talking import composer, endless, say, settings, whole_answer
@@ -57,27 +57,23 @@ def test_a_model_shows_its_size_and_what_it_is_good_for(media_visit: Visit) -> N
     expect(cards.filter(has_text="resting")).to_have_text(re.compile(r"asleep: [a-z ]+f32 · .*[kM]B file$"))
 
 
-def test_the_sliders_begin_with_the_model_s_own_sampling(visit: Visit) -> None:
+def test_the_settings_begin_with_the_model_s_own_sampling(visit: Visit) -> None:
     page = visit.page
-    page.route("**/v1/models", with_sampling)
-    page.reload()
-    own = settings(page, "Sampling")
-    expect(own.get_by_role("textbox", name="Temperature")).to_have_attribute("placeholder", "0.2")
-    expect(own.get_by_role("slider", name="Temperature")).to_have_value("0.2")
-    expect(own.get_by_role("slider", name="Top k")).to_have_value("40")
-    length = settings(page, "Length").get_by_role("textbox", name="Maximum length")
-    expect(length).to_have_attribute("placeholder", "4096")
-    page.unroute("**/v1/models")
+    sampling, length = settings(page, "Sampling"), settings(page, "Length")
+    sliders = {
+        name: sampling.get_by_role("slider", name=f"{name}, slider") for name in ("Temperature", "Min p")
+    }
+    expect(sliders["Temperature"]).to_have_value("1")
+    expect(sliders["Min p"]).to_have_value("0.05")
+    expect(sampling.get_by_role("textbox", name="Min p")).to_have_attribute("placeholder", "0.05")
+    most = length.get_by_role("textbox", name="Maximum length")
+    expect(most).to_have_attribute("placeholder", "4096")
+    sampling.get_by_role("textbox", name="Min p").fill("0.2")
+    expect(sliders["Min p"]).to_have_value("0.2")
+    sampling.get_by_role("button", name="reset Min p").click()
+    expect(sliders["Min p"]).to_have_value("0.05")
     body = posted(page)
-    assert not body.keys() & {"temperature", "top_k", "max_tokens"}, "the server knows them"
-
-
-def with_sampling(route: Route) -> None:
-    answer = route.fetch()
-    cards = answer.json()
-    for card in cards["data"]:
-        card["sampling"] = {"temperature": 0.2, "top_k": 40, "max_output_tokens": 4096}
-    route.fulfill(response=answer, json=cards)
+    assert not body.keys() & {"temperature", "min_p", "max_tokens"}, "the server knows them"
 
 
 def posted(page: Page) -> dict[str, object]:

@@ -19,6 +19,7 @@ from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_sourc
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, response_of
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
 from openai_cpu_server.http.body import small_body
 from openai_cpu_server.http.context import context_of, request_log_of
@@ -27,7 +28,8 @@ from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
-from openai_cpu_server.models.registry import AvailableModel, ChosenModel, available_models
+from openai_cpu_server.models.defaults import with_values
+from openai_cpu_server.models.registry import AvailableModel, ChosenModel, Preset, available_models
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -52,6 +54,22 @@ class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     quantisation: str | None
     """Statement of the file, such as `q4_k_m`."""
+
+
+class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Values that apply where a request of OpenAI's or Anthropic's API names none."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    """0 for all tokens."""
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    max_output_tokens: int | None
+    """Output limit, or None for the rest of the context."""
 
 
 class Modalities(msgspec.Struct, frozen=True):
@@ -82,6 +100,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the process, or None without one."""
     meta: ModelMeta | None
     """Unknown (None) for a router, while the only model is loading, or if the file cannot be read."""
+    sampling: DefaultSampling | None = None
+    """Default parameters, or None if it does not generate or its file has not been read."""
     architecture: Modalities = Modalities(("text",))
     routes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Routers only: model by route."""
@@ -333,7 +353,19 @@ def model_card(chosen: ChosenModel) -> ModelCard:
         )
         if info
         else None,
+        sampling=_default_sampling(chosen) if model.kind is ModelKind.GENERATES else None,
         architecture=Modalities(input_modalities(model)),
+    )
+
+
+def _default_sampling(chosen: ChosenModel) -> DefaultSampling:
+    defaults, preset = chosen.model.defaults, chosen.preset or Preset(base=chosen.name)
+    sampling = with_values(Sampling(seed=0), {**defaults.over(None), **preset.parameters})
+    return response_of(
+        DefaultSampling,
+        sampling,
+        top_k=sampling.top_k or 0,
+        max_output_tokens=preset.max_tokens or defaults.max_output_tokens,
     )
 
 

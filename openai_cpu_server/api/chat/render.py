@@ -10,16 +10,19 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest, ToolCallStyle
 from openai_cpu_server.api.generation.renderer import (
+    REPETITION,
     ChatLogprobs,
     ChoiceStream,
     ChunkStream,
     Completion,
     ContentScores,
+    EndedBy,
     GatheredAnswer,
     NewId,
     chat_logprobs,
     completion,
     content_of,
+    ended_by,
     finish_reason,
     json_text,
     new_tool_call_id,
@@ -95,6 +98,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    ended_by: EndedBy = UNSET
 
 
 class ChatCompletion(Completion[ChatChoice], frozen=True, kw_only=True):
@@ -135,7 +139,8 @@ class ChatRenderer:
         reader = call.reader()
         parts = answer.parts(reader)
         reason = _reason(answer.ended, reader, call.tool_calls)
-        return ChatChoice(index, self._message(parts, call.tool_calls), logprobs, reason)
+        message = self._message(parts, call.tool_calls)
+        return ChatChoice(index, message, logprobs, reason, ended_by(answer.ended))
 
     def _message(self, parts: Sequence[Part], style: ToolCallStyle | None) -> AssistantMessage:
         content, functions, thoughts = content_of(parts), called_functions(parts), reasoning_of(parts)
@@ -173,8 +178,14 @@ class _TextChoice:
             content = b'{"content":' + json_text(event.text) + b"}"
             parts.append(self._delta(content, self._logprobs(event.logprobs)))
         if event.finish is not None:
-            parts.append(self._delta(b"{}", reason=f'"{finish_reason(event.finish)}"'.encode()))
+            parts.append(self._last(event.finish, finish_reason(event.finish)))
         return parts
+
+    def _last(self, finish: Finish, reason: str, logprobs: bytes = _NO_LOGPROBS) -> bytes:
+        quoted = b'"%b"' % reason.encode()
+        if finish.is_loop:
+            quoted += b',"ended_by":"%b"' % REPETITION.encode()
+        return self._delta(b"{}", logprobs, quoted)
 
     def _delta(self, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
         head = b'{"index":%d,"delta":' % self._index
@@ -209,7 +220,7 @@ class _PartsChoice(_TextChoice):
         choices += [self._shown(part) for part in parts]
         if event.finish is not None:
             reason = _reason(event.finish, self._reader, self._style)
-            choices.append(self._delta(b"{}", self._released_logprobs(), f'"{reason}"'.encode()))
+            choices.append(self._last(event.finish, reason, self._released_logprobs()))
         return choices
 
     def _shown(self, part: Part) -> bytes:

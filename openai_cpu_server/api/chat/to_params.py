@@ -32,7 +32,7 @@ from openai_cpu_server.api.generation.params import (
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.generation.sampling import ignored_samplers, with_samplers
+from openai_cpu_server.api.generation.sampling import ignored_samplers
 from openai_cpu_server.api.generation.schema import ForeignKind, words_in
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,
@@ -57,7 +57,7 @@ def chat_params(body: ChatBody) -> GenerationParams:
     return msgspec.structs.replace(
         params,
         ignored=adapted_names(names, messages),
-        sampling=with_samplers(params.sampling, body.samplers),
+        samplers=body.samplers,
         logprobs=_logprobs(body),
         details=details_param(body),
         last_tokens=body.truncate_prompt_tokens,

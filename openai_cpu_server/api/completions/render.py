@@ -6,13 +6,17 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
+    REPETITION,
     ChunkStream,
     Completion,
+    EndedBy,
     GatheredAnswer,
     completion,
+    ended_by,
     finish_reason,
     json_text,
     shown_answers,
@@ -106,6 +110,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     index: int
     logprobs: LegacyLogprobs | None
     finish_reason: str
+    ended_by: EndedBy = UNSET
 
 
 class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
@@ -129,7 +134,7 @@ class CompletionRenderer:
                 if prompt.echo is not None:
                     logprobs = prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + logprobs
             text, reason = echo + answer.text, finish_reason(answer.ended)
-            choices.append(TextChoice(text, position, logprobs, reason))
+            choices.append(TextChoice(text, position, logprobs, reason, ended_by(answer.ended)))
         return completion(TextCompletion, call, choices, figures)
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
@@ -165,7 +170,10 @@ class _EchoingChoice:
         if event.text or event.logprobs:
             parts.append(self._part(event.text, logprobs))
         if event.finish is not None:
-            parts.append(self._part("", None, finish_reason(event.finish)))
+            last = self._part("", None, finish_reason(event.finish))
+            if event.finish.is_loop:
+                last = b'%b,"ended_by":"%b"}' % (last[:-1], REPETITION.encode())
+            parts.append(last)
         return parts
 
     def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
-from openai_cpu_server.api.generation.sampling import ignored_samplers, with_samplers
+from openai_cpu_server.api.generation.sampling import ignored_samplers
 from openai_cpu_server.api.generation.schema import (
     GenerationBody,
     LastTokens,
@@ -53,7 +53,7 @@ def completion_params(body: CompletionBody) -> GenerationParams:
     params = generation_params(body, prompt, id_prefix="cmpl-")
     return msgspec.structs.replace(
         params,
-        sampling=with_samplers(params.sampling, body.samplers),
+        samplers=body.samplers,
         ignored=Ignored(ignored_samplers(body.samplers)),
         best_of=body.best_of,
         details=details_param(body),

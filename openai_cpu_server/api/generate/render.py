@@ -11,9 +11,11 @@ from msgspec import UNSET, UnsetType
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
+    EndedBy,
     GatheredAnswer,
     Renderer,
     content_of,
+    ended_by,
     finish_reason,
     json_text,
     progress_field,
@@ -61,6 +63,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Text as JSON, or null if not requested or cut."""
     reasoning: Union[str, UnsetType] = UNSET
     finish_reason: str
+    ended_by: EndedBy = UNSET
     metrics: GenerateMetrics
 
 
@@ -75,6 +78,7 @@ class BatchedGeneration(msgspec.Struct, frozen=True, kw_only=True):
     structured_data: Union[msgspec.Raw, UnsetType] = UNSET
     reasoning: Union[str, UnsetType] = UNSET
     finish_reason: Union[str, UnsetType] = UNSET
+    ended_by: EndedBy = UNSET
     metrics: Union[GenerateMetrics, UnsetType] = UNSET
 
 
@@ -93,6 +97,7 @@ def _generated(call: ResolvedRequest, text: str, finish: Finish, figures: Figure
         text=text,
         structured_data=_as_json(text) if call.details.as_json else NO_JSON,
         finish_reason=finish_reason(finish),
+        ended_by=ended_by(finish),
         metrics=GenerateMetrics.of(figures),
     )
 

@@ -143,6 +143,9 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     max_output_tokens: int = 0
     """Limit of all sequences together, or 0 if the client has named none."""
+    default_limit: int | None = None
+    """Output limit that applies because the client has named none, or None for the client's own and for the
+    rest of the context."""
     context_ends_it: bool = False
     """True if the context leaves fewer output tokens than client and server allow."""
     service_tier: str | None = None

@@ -31,6 +31,7 @@ from openai_cpu_server.api.generation.running import (
     TimedEvent,
     limit_time,
 )
+from openai_cpu_server.api.generation.sampling import with_defaults
 from openai_cpu_server.contract.messages import Finish
 from openai_cpu_server.errors import (
     ConstraintFailed,
@@ -76,7 +77,7 @@ def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
     holder = Client.of(identity, None).label
     # Users of one key with a name are several, for a router.
     nameless = Identity(None, identity.digest, identity.address)
-    prompt, given_tokens = params.prompt, 0
+    prompt, given_tokens, limit = params.prompt, 0, params.max_tokens
     if isinstance(prompt, PromptsParam):
         texts = tuple(text for text in prompt.prompts if isinstance(text, str))
         request = texts[-1] if texts else ""
@@ -90,7 +91,7 @@ def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
         texts=texts,
         request=request,
         given_tokens=given_tokens,
-        max_tokens=None if params.max_tokens is None else params.max_tokens.tokens,
+        max_tokens=None if limit is None or limit.is_ours else limit.tokens,
         has_tools=params.tools is not None,
         has_schema=params.form is not None,
         stream=params.stream,
@@ -153,7 +154,7 @@ class GenerationService:
         self, params: GenerationParams, chosen: ChosenModel, context: RequestContext
     ) -> CountedPrompt:
         """Count the prompt's tokens. Raises InvalidRequest, EngineUnavailable."""
-        params, model = _with_preset(params, chosen), chosen.model
+        params, model = _with_defaults(params, chosen), chosen.model
         params = await self.attachments.resolve(params, model, context.owner)
         tokens = await in_thread(partial(tokens_of, params, model), is_slow=params.is_slow)
         return CountedPrompt(len(tokens), params.ignored)
@@ -169,15 +170,14 @@ class GenerationService:
 _PRESET_PATH = "model"
 
 
-def _with_preset(params: GenerationParams, chosen: ChosenModel) -> GenerationParams:
-    if (preset := chosen.preset) is None:
-        return params
-    parameters = {name: value for name, value in preset.parameters.items() if name not in params.sent}
+def _with_defaults(params: GenerationParams, chosen: ChosenModel) -> GenerationParams:
+    """Fill in what the client has left to the model and to its derived name."""
+    preset = chosen.preset or Preset(base=chosen.name)
     limit = LimitParam(preset.max_tokens, _PRESET_PATH, is_ceiling=True) if preset.max_tokens else None
     return msgspec.structs.replace(
         params,
-        sampling=msgspec.structs.replace(params.sampling, **parameters),
-        is_seeded=params.is_seeded or "seed" in parameters,
+        sampling=with_defaults(params, chosen.model.defaults, preset.parameters),
+        is_seeded=params.is_seeded or "seed" in preset.parameters,
         max_tokens=params.max_tokens or limit,
         stop=params.stop or preset.stop,
         prompt=_with_turns(params.prompt, preset),
@@ -264,7 +264,7 @@ class _GenerationPipeline:
         chosen, routed = target
         model = chosen.model
         context = ResolveContext(chosen, model.loaded(), self.context.caller, self.service.options)
-        params = _with_preset(self.params, chosen)
+        params = _with_defaults(self.params, chosen)
         if params.attached or params.recording is not None:
             params = await self.service.attachments.resolve(params, model, self.context.owner)
         call = await in_thread(partial(resolve, params, context), is_slow=params.is_slow)

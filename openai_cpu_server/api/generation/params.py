@@ -19,8 +19,9 @@ from pydantic import JsonValue
 
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.media import MediaItem, MediaShape
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.request import COUNT, Sampling
 from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.models.defaults import SamplingValues
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.template import MEDIA_MARK, joined_texts
 
@@ -35,7 +36,13 @@ class LimitParam(msgspec.Struct, frozen=True):
     is_ceiling: bool = False
     """True if a smaller rest of the context is acceptable. Otherwise all tokens must fit."""
     is_ours: bool = False
-    """True if the client has named none. Nothing is then reserved from its key's limits."""
+    """True if the client has named none, or all that the context leaves. Nothing is then reserved from its
+    key's limits."""
+
+    @classmethod
+    def of_context(cls, path: str) -> LimitParam:
+        """Return the limit of a client that wants all that the context leaves."""
+        return cls(COUNT.most, path, is_ceiling=True, is_ours=True)
 
 
 class FormParam(msgspec.Struct, frozen=True):
@@ -269,6 +276,10 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     """Number of last prompt tokens to keep, -1 for as many as fit, or None for all."""
     sent: frozenset[str] = frozenset()
     """Sampling fields that the client has sent, by the contract's names."""
+    defaults: SamplingValues | None = None
+    """Values that the family's clients rely on for fields that neither they nor the model have."""
+    samplers: tuple[str, ...] | None = None
+    """Samplers to apply, or None for all."""
     call_id: str | None = None
     """Id of the call that goes on, or None for a new one."""
     num_bytes: int = 0

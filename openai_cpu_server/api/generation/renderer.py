@@ -221,6 +221,16 @@ def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
     return b'"prompt_progress":' + msgspec.json.encode(ProgressChunk.of(progress, figures))
 
 
+ENDED_BY = "x-ended-by"
+REPETITION = "repetition"
+EndedBy = Union[str, UnsetType]
+"""Reason of an end that is called `length` although no limit was reached."""
+
+
+def ended_by(finish: Finish) -> EndedBy:
+    return REPETITION if finish.is_loop else UNSET
+
+
 def finish_reason(finish: Finish) -> str:
     """Return OpenAI's finish reason. Raises GenerationFailed for an end without a result."""
     reason = _REASONS.get(finish.reason)

@@ -108,7 +108,10 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
     is_ranked = choices.made > choices.shown and params.logprobs is None
     common = _request(params, context, output, top_logprobs=0 if is_ranked else params.logprobs)
     call_id = params.call_id or params.id_prefix + secrets.token_hex(12)
-    budgets = [output_budget(params, len(prompt.tokens), context.info, context.options) for prompt in prompts]
+    usual = context.chosen.model.defaults.max_output_tokens
+    budgets = [
+        output_budget(params, len(prompt.tokens), context.info, context.options, usual) for prompt in prompts
+    ]
     requests = tuple(
         msgspec.structs.replace(
             common,
@@ -143,6 +146,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
         include_usage=params.include_usage,
         timeout_s=params.timeout_s,
         max_output_tokens=max_output_tokens,
+        default_limit=budgets[0].tokens if limit is None and usual is not None else None,
         context_ends_it=any(budget.context_ends_it for budget in budgets),
         service_tier=tier,
         metadata=params.metadata,
@@ -164,6 +168,7 @@ def _request(
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
+    is_free = output.constraint is None or output.constraint.grammar is None
     return GenerationRequest(
         id="",
         tokens=(),
@@ -175,6 +180,7 @@ def _request(
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
         reports_progress=params.details.progress,
+        ends_loops=context.options.end_loops and is_free and not sampling.ignore_eos,
         client=router_caller.client,
         account=router_caller.account,
         group=router_caller.group,
@@ -443,7 +449,8 @@ def _shorter(params: GenerationParams, context: ResolveContext) -> GenerationPar
 
 def _prompt_room(params: GenerationParams, context: ResolveContext) -> int:
     limit = context.info.context_limit
-    answer_room = params.max_tokens.tokens if params.max_tokens else min(_ANSWER_ROOM, limit // 4)
+    wanted = params.max_tokens
+    answer_room = min(_ANSWER_ROOM, limit // 4) if wanted is None or wanted.is_ours else wanted.tokens
     return max(1, min(limit - answer_room, context.options.max_prompt_tokens or limit))
 
 

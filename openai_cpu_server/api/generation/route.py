@@ -248,7 +248,7 @@ class GenerationRoute:
         if running.call.stream:
             return EventStream(running, self.renderer(running), keep_alive_s=self.options.keep_alive_s)
         body = await self.whole(running, disconnect_guard)
-        return Response(body, media_type="application/json", headers=dict(running.call.headers))
+        return Response(body, media_type="application/json", headers=dict(running.headers))
 
     async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
         """Begin a stream that outlives this request, with a log entry of its own."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
@@ -15,7 +15,13 @@ from typing import Any, NamedTuple, Protocol, Union
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer
+from openai_cpu_server.api.generation.renderer import (
+    ENDED_BY,
+    REPETITION,
+    Chunk,
+    GatheredAnswer,
+    Renderer,
+)
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
@@ -307,6 +313,12 @@ class RunningCall:
     def client(self) -> Client:
         return Client.of_label(self.call.requests[0].client)
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of a whole answer."""
+        more = {ENDED_BY: REPETITION} if self._tally.has_loop else {}
+        return {**self.call.headers, **more}
+
     def cancel(self) -> None:
         """Cancel the call, so that its reader gets RequestCancelled."""
         self.model.engine.cancel(self.call.id)
@@ -462,6 +474,10 @@ class Tally:
             self._released[event.id] += num_tokens
         if event.finish is not None:
             self._finishes[event.id] = event.finish
+
+    @property
+    def has_loop(self) -> bool:
+        return any(finish.is_loop for finish in self._finishes.values())
 
     def figures(self, engine_figures: Figures) -> Figures:
         return msgspec.structs.replace(

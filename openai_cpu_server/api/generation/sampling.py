@@ -18,6 +18,7 @@ from openai_cpu_server.contract.request import COUNT, DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body
+from openai_cpu_server.models.defaults import ModelDefaults, SamplingValues, with_values
 
 _SEEDS = 2**63
 
@@ -72,7 +73,20 @@ def sampling_of(body: Body) -> Sampling:
 
 
 def sampling_sent(body: Body) -> frozenset[str]:
-    return frozenset(name for name in (*_AS_SENT, *_OTHERWISE) if getattr(body, name, None) is not None)
+    sent = {name for name in (*_AS_SENT, *_OTHERWISE) if getattr(body, name, None) is not None}
+    if "repetition_penalty" in sent:
+        sent |= {"repeat_penalty", "repeat_last_n"}
+    return frozenset(sent)
+
+
+def with_defaults(params: GenerationParams, model: ModelDefaults, preset: SamplingValues) -> Sampling:
+    """Fill in fields that the client has not sent. Greedy requests get no penalties but those of a derived
+    name (`preset`), because they would change the output."""
+    usual = model.over(params.defaults)
+    if "temperature" in params.sent and params.sampling.temperature == 0:
+        usual = {name: value for name, value in usual.items() if not name.endswith("_penalty")}
+    unsent = {name: value for name, value in {**usual, **preset}.items() if name not in params.sent}
+    return with_samplers(with_values(params.sampling, unsent), params.samplers)
 
 
 def _dry(body: Body) -> DryPenalty | None:
@@ -133,11 +147,11 @@ class OutputBudget(NamedTuple):
 
 
 def output_budget(
-    params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions
+    params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions, usual: int | None
 ) -> OutputBudget:
-    """Return the limit of a choice, by default the rest of the context. Raises InvalidRequest beyond the
-    server's limits, PromptTooLong beyond the context."""
-    context, max_output = info.context_limit, options.max_output_tokens
+    """Return the limit of a choice. `usual`: limit for requests that name none, or None for the rest of the
+    context. Raises InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
+    context, max_output = info.context_limit, options.output_token_cap
     limit, path = params.max_tokens, params.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
         raise InvalidRequest(
@@ -153,6 +167,7 @@ def output_budget(
     else:
         most = max(1, context - prompt_tokens)
         most = most if max_output is None else min(most, max_output)
+        most = most if limit is not None or usual is None else min(most, usual)
     if prompt_tokens + most > context:
         raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=most, limit=context, param=path)
     if limit is None or not limit.is_ceiling:

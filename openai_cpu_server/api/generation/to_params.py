@@ -226,7 +226,11 @@ def generation_params(
 
 def prediction_limit(body: PredictionBody) -> LimitParam | None:
     limit = body.n_predict
-    return None if limit is None or limit < 0 else LimitParam(limit, "n_predict", is_ceiling=True)
+    if limit is None:
+        return None
+    return (
+        LimitParam.of_context("n_predict") if limit < 0 else LimitParam(limit, "n_predict", is_ceiling=True)
+    )
 
 
 def details_param(body: PredictionBody) -> DetailsParam:

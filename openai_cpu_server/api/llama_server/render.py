@@ -11,9 +11,11 @@ from msgspec import UNSET, UnsetType
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
+    EndedBy,
     GatheredAnswer,
     ProgressChunk,
     Renderer,
+    ended_by,
     escaped_line_ends,
     finish_reason,
     shown_answers,
@@ -82,6 +84,7 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """True if the context has ended the answer."""
     stop_type: str
     """`eos`, `word` or `limit`."""
+    ended_by: EndedBy = UNSET
     stopping_word: str
     tokens_cached: int
     """Tokens of prompt and answer, with which the next prompt may begin."""
@@ -90,12 +93,18 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings(
-    sampling: Sampling, request: GenerationRequest | None = None, call: ResolvedRequest | None = None
+    sampling: Sampling,
+    request: GenerationRequest | None = None,
+    call: ResolvedRequest | None = None,
+    *,
+    most_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Return the settings of an answer under llama-server's names. Unsupported ones have the value for
-    off."""
+    off. `most_tokens`: limit of requests that name none, or None for the rest of the context."""
     dry = sampling.dry or DryPenalty(multiplier=0.0)
-    most_tokens = -1 if request is None else request.max_tokens
+    if request is not None:
+        most_tokens = request.max_tokens
+    shown_limit = -1 if most_tokens is None else most_tokens
     return {
         "seed": sampling.seed,
         "temperature": sampling.temperature,
@@ -123,8 +132,8 @@ def settings(
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
         "stop": () if request is None else request.stop,
-        "max_tokens": most_tokens,
-        "n_predict": most_tokens,
+        "max_tokens": shown_limit,
+        "n_predict": shown_limit,
         "n_keep": 0,
         "n_discard": 0,
         "ignore_eos": sampling.ignore_eos,
@@ -198,8 +207,9 @@ def _completion(
         generation_settings=settings(request.sampling, request, call),
         prompt=call.prompt_of(at).echo or "",
         has_new_line=has_new_line,
-        truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it,
+        truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it and not finish.is_loop,
         stop_type="limit" if finish_reason(finish) == "length" else end_type,
+        ended_by=ended_by(finish),
         stopping_word=finish.stop_string or "",
         tokens_cached=request.num_tokens + finish.output_tokens,
         timings=timings(own),

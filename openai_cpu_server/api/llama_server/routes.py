@@ -31,6 +31,8 @@ from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, json_response, numbered_at
 from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES, Client, Identity
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter, JsonSchema
+from openai_cpu_server.models.defaults import with_values
+from openai_cpu_server.models.registry import Preset
 
 
 class DefaultSettings(msgspec.Struct, frozen=True):
@@ -126,7 +128,10 @@ class LlamaServerRoutes:
         """Describe a model and its default parameters."""
         chosen = await chosen_model(self._models, request, request.query_params.get("model"))
         model, info = chosen.model, chosen.model.loaded()
-        defaults = settings(Sampling(seed=ANY_SEED, **DEFAULTS))
+        preset = chosen.preset or Preset(base=chosen.name)
+        values = {**model.defaults.over(DEFAULTS), **preset.parameters}
+        most_tokens = preset.max_tokens or model.defaults.max_output_tokens
+        defaults = settings(with_values(Sampling(seed=ANY_SEED), values), most_tokens=most_tokens)
         props = Props(
             default_generation_settings=DefaultSettings(defaults, info.context_limit),
             total_slots=info.max_seqs,

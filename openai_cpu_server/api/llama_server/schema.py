@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Union
+from typing import Annotated, ClassVar, NamedTuple, Union
 
 from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -36,6 +36,7 @@ from openai_cpu_server.http.ignored_params import (
     UnsupportedParam,
 )
 from openai_cpu_server.json_size import MOST_TOKENS
+from openai_cpu_server.models.defaults import SamplingValues
 
 MOST_PROBS = 100
 """Log-probabilities per token. Editors and studios show ten."""
@@ -95,8 +96,8 @@ WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), IntegralFloat]
 
 ANY_SEED = 2**32 - 1
 """Placeholder for any seed. Reported seeds are below it, so that any client can send them again."""
-DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""llama-server's values for absent fields."""
+DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama-server's values for fields that neither a request nor the model has."""
 
 
 class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
@@ -137,10 +138,10 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
 
     @property
     def limit(self) -> tuple[str, int] | None:
-        """Field name and value of the client's token limit, or None."""
+        """Field name and value of the client's token limit, negative for the rest of the context, or None."""
         names = ("n_predict", "max_completion_tokens", "max_tokens")
         limits = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
-        return limits[0] if limits and limits[0][1] >= 0 else None
+        return limits[0] if limits else None
 
 
 class LlamaCompletionBody(LlamaServerBody):

@@ -7,7 +7,7 @@ import secrets
 import msgspec
 
 from openai_cpu_server.api.generation.params import FileParam, GenerationParams, LimitParam, PromptsParam
-from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent, with_samplers
+from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     details_param,
@@ -41,7 +41,7 @@ def llama_infill_params(body: LlamaInfillBody) -> GenerationParams:
         suffix=body.input_suffix,
         suffix_path="input_suffix",
         files=tuple(files),
-        answer_room=256 if limit is None else limit[1],
+        answer_room=256 if limit is None or limit[1] < 0 else limit[1],
         echo=True,
     )
     return llama_server_params(body, prompt)
@@ -49,29 +49,33 @@ def llama_infill_params(body: LlamaInfillBody) -> GenerationParams:
 
 def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     """Convert the shared fields. Raises InvalidRequest."""
-    defaults = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
     biases = body.logit_bias
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
     seed = None if body.seed == ANY_SEED else body.seed
-    completed = body.model_copy(update={**defaults, "logit_bias": ids, "seed": seed})
+    completed = body.model_copy(update={"logit_bias": ids, "seed": seed})
     forms = list(shared_forms(body))
     if body.json_schema is not None:
         path = "json_schema"
         forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
     params = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
-    sampling = with_samplers(params.sampling, body.samplers)
+    sampling = params.sampling
     if not params.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
     limit = body.limit
+    max_tokens = None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True)
+    if limit is not None and limit[1] < 0:
+        max_tokens = LimitParam.of_context(limit[0])
     return msgspec.structs.replace(
         params,
         sampling=sampling,
         sent=sampling_sent(body),
+        defaults=DEFAULTS,
+        samplers=body.samplers,
         ignored=Ignored(ignored_samplers(body.samplers)),
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        max_tokens=None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True),
+        max_tokens=max_tokens,
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
             details_param(body),

@@ -15,9 +15,11 @@ from starlette.responses import Response
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
+    EndedBy,
     GatheredAnswer,
     NewId,
     Renderer,
+    ended_by,
     finish_reason,
     json_text,
     progress_field,
@@ -160,12 +162,14 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     content: list[MessageBlock]
     stop_reason: str | None
     stop_sequence: str | None
+    ended_by: EndedBy = UNSET
     usage: MessagesUsage
 
 
 class _Ending(msgspec.Struct, frozen=True):
     stop_reason: str
     stop_sequence: str | None
+    ended_by: EndedBy = UNSET
 
 
 class MessagesRenderer:
@@ -189,6 +193,7 @@ class MessagesRenderer:
             content=list(_blocks(parts, self._new_id)),
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
+            ended_by=ending.ended_by,
             usage=MessagesUsage.of(figures),
         )
         return msgspec.json.encode(message)
@@ -199,6 +204,8 @@ class MessagesRenderer:
 
 def _ending(call: ResolvedRequest, reader: PartsReader, finish: Finish) -> _Ending:
     finish_reason(finish)
+    if finish.is_loop:
+        return _Ending("max_tokens", None, ended_by(finish))
     if finish.reason is FinishReason.LENGTH:
         return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)
     if reader.has_calls and not reader.is_cut:

@@ -15,12 +15,14 @@ from starlette.types import Receive, Scope, Send
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
+    EndedBy,
     GatheredAnswer,
     ProgressChunk,
     Renderer,
     TokenEntry,
     chat_logprobs,
     content_of,
+    ended_by,
     escaped_line_ends,
     finish_reason,
     new_tool_call_id,
@@ -99,6 +101,7 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     done: bool
     done_reason: str = ""
     """`stop` or `length`, or `load` or `unload` for an empty request."""
+    ended_by: EndedBy = msgspec.UNSET
     total_duration: int | None = None
     load_duration: int | None = None
     """Wait for the model and in the queue, as in Ollama."""
@@ -119,6 +122,7 @@ def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
         line,
         done=True,
         done_reason=finish_reason(finish),
+        ended_by=ended_by(finish),
         total_duration=_nanoseconds(figures.latency_ms),
         load_duration=_nanoseconds(figures.queue_ms),
         prompt_eval_count=figures.prompt_tokens,

@@ -98,7 +98,7 @@ class OllamaGeneration(Generic[B]):
             lines = lines_of(call, self._route.renderer(call))
             return JsonLines(lines, call.call.headers, call)
         whole = await self._route.whole(call, disconnect_guard)
-        return Response(whole, media_type="application/json", headers=dict(call.call.headers))
+        return Response(whole, media_type="application/json", headers=dict(call.headers))
 
     async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""

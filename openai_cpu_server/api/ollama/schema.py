@@ -29,11 +29,17 @@ from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.json_size import MOST_TOKENS
+from openai_cpu_server.models.defaults import SamplingValues
 
 MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's own options decide it, for all requests alike")
 _NO_MIROSTAT = "this sampler is not built"
+
+
+OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Ollama's values for fields that neither a request nor the model has. Its `repeat_penalty` is 1 by now
+(docs/modelfile)."""
 
 
 class OllamaOptions(OpenBody):

@@ -24,6 +24,7 @@ from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, samp
 from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, reasoning_param, schema_form
 from openai_cpu_server.api.ollama.schema import (
+    OLLAMA_DEFAULTS,
     OllamaBody,
     OllamaChatBody,
     OllamaCreateBody,
@@ -106,7 +107,10 @@ def _params(
 ) -> GenerationParams:
     options = body.options or OllamaOptions()
     messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
-    stop, limit = options.stop or (), options.num_predict or 0
+    stop, limit, max_tokens = options.stop or (), options.num_predict, None
+    if limit is not None:
+        path = "options.num_predict"
+        max_tokens = LimitParam(limit, path, is_ceiling=True) if limit > 0 else LimitParam.of_context(path)
     match body.think:
         case None:
             thinking = ReasoningParam()
@@ -119,11 +123,12 @@ def _params(
         prompt=prompt,
         sampling=sampling_of(options),
         sent=sampling_sent(options),
+        defaults=OLLAMA_DEFAULTS,
         is_seeded=is_seed(options.seed),
         ignored=adapted_names((), messages),
         model=body.model,
         stream=body.stream is not False,
-        max_tokens=LimitParam(limit, "options.num_predict", is_ceiling=True) if limit > 0 else None,
+        max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_path="options.stop",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -219,7 +224,7 @@ def preset_of(body: OllamaCreateBody) -> Preset:
         system=body.system or "",
         template=body.template or "",
         messages=tuple(PresetMessage(message.role, message.content or "") for message in messages),
-        parameters={name: number for name, number in numbers.items() if number is not None},
+        parameters={name: number or 0 for name, number in numbers.items()},
         max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )

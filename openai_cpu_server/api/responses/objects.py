@@ -8,6 +8,7 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.renderer import EndedBy
 from openai_cpu_server.api.generation.resolve import served_tier
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.responses import schema
@@ -62,6 +63,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: str
+    ended_by: EndedBy = msgspec.UNSET
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True):
@@ -150,14 +152,15 @@ def ended(
     *,
     is_whole: bool,
     now_s: int,
+    ended_by: EndedBy = msgspec.UNSET,
 ) -> ResponseObject:
-    """`is_whole`: the response was not cut by a limit of tokens."""
+    """`is_whole`: the response was not cut by a limit of tokens. `ended_by`: reason of another end."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
     return msgspec.structs.replace(
         response,
         status=status.value,
         completed_at=now_s if is_whole else None,
-        incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS),
+        incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS, ended_by),
         output=tuple(output),
         usage=usage,
     )
@@ -195,7 +198,7 @@ def new_response(
         background=bool(body.background),
         conversation=ConversationRef(named) if (named := body.conversation_id) else msgspec.UNSET,
         instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
+        max_output_tokens=body.max_output_tokens or call.default_limit,
         max_tool_calls=body.max_tool_calls,
         model=call.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -205,12 +208,12 @@ def new_response(
         safety_identifier=body.safety_identifier,
         service_tier="default" if tier is None or tier == "auto" else served_tier(tier, call.priority),
         store=is_stored,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=call.requests[0].sampling.temperature,
         text=TextSettings(text_format, (text.verbosity if text else None) or "medium"),
         tool_choice=chosen,
         tools=tuple(_tool(tool) for tool in body.tools or () if not isinstance(tool, ForeignKind)),
         top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=call.requests[0].sampling.top_p,
         truncation=body.truncation or "disabled",
         user=body.user,
         metadata=body.metadata or {},

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from openai_cpu_server.api.generation.generation import CascadeAttempt
+from openai_cpu_server.api.generation.renderer import ENDED_BY
 from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
 from openai_cpu_server.api.responses.objects import (
@@ -79,7 +80,10 @@ class ResponsesRoutes:
             keep_alive_s = self._options.keep_alive_s
             return EventStream(running.call, running.stream, keep_alive_s=keep_alive_s, items=running.items())
         body = await while_connected(request.receive, running.whole)
-        return Response(body, media_type="application/json", headers=dict(running.call.call.headers))
+        headers, details = dict(running.call.call.headers), running.response.incomplete_details
+        if details is not None and details.ended_by:
+            headers[ENDED_BY] = details.ended_by
+        return Response(body, media_type="application/json", headers=headers)
 
     @_route(WEBSOCKET, "/v1/responses", access=INFERENCE)
     async def socket(self, websocket: WebSocket) -> None:

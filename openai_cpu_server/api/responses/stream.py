@@ -15,10 +15,12 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     ContentScores,
+    EndedBy,
     NewId,
     Renderer,
     TokenEntry,
     chat_logprobs,
+    ended_by,
     escaped_line_ends,
     finish_reason,
     json_text,
@@ -474,6 +476,7 @@ class ResponseStream(Renderer):
         self._num_rounds = 1
         self.is_whole = False
         """True if the last generation ended by itself."""
+        self._ended_by: EndedBy = msgspec.UNSET
         self._stage = StreamStage.CREATED
 
     @property
@@ -535,6 +538,7 @@ class ResponseStream(Renderer):
         if event.finish is not None:
             finish_reason(event.finish)  # raises for reasons that are no result
             self.is_whole = event.finish.reason is FinishReason.STOP
+            self._ended_by = ended_by(event.finish)
         for part in self._reader.read(event):
             self._has_reasoned |= isinstance(part, ThinkingText)
             scores = self._content_scores.take()
@@ -558,7 +562,9 @@ class ResponseStream(Renderer):
         if self._summary is not None:
             figures = of_rounds([self._summary.figures, figures])
         usage = ResponseUsage.of(figures)
-        self.response = ended(self.response, items, usage, is_whole=self.is_whole, now_s=now_s)
+        self.response = ended(
+            self.response, items, usage, is_whole=self.is_whole, now_s=now_s, ended_by=self._ended_by
+        )
         return [*chunks, self._about(f"response.{self.response.status}")]
 
     def warmed(self, figures: Figures) -> Sequence[Chunk]:

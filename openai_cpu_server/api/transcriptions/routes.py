@@ -129,6 +129,7 @@ def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationP
     return msgspec.structs.replace(
         params,
         sampling=msgspec.structs.replace(params.sampling, temperature=body.temperature or 0.0),
+        sent=params.sent | {"temperature"},
         recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
         max_tokens=LimitParam(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
@@ -202,7 +203,7 @@ class RecordingRoutes:
             stream = renderer.stream(running.call, running.model.pieces)
             return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
         body = await whole_answer(running, renderer, disconnect_guard)
-        return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
+        return Response(body, media_type=renderer.media_type, headers=dict(running.headers))
 
     async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
         async with form_of(request, most_fields=_MOST_FIELDS) as form:

@@ -295,11 +295,19 @@ class Goals:
 
 
 def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:
-    """Branches with all facts of another branch add no values."""
+    """Branches with all facts of another branch add no values, unless they declare more properties."""
     if len(branches) > _MOST_COMPARED:
         return tuple(branches)
     sets = [frozenset(b) for b in branches]
-    return tuple(b for b, s in zip(branches, sets, strict=True) if not any(other < s for other in sets))
+    return tuple(
+        b
+        for b, s in zip(branches, sets, strict=True)
+        if not any(other < s and not any(map(_tells_names, s - other)) for other in sets)
+    )
+
+
+def _tells_names(fact: Fact) -> bool:
+    return isinstance(fact.node, nodes.Properties) and fact.node.writes_rest is not None
 
 
 ANYTHING: Goal = ()

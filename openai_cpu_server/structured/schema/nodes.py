@@ -87,6 +87,9 @@ class Properties(msgspec.Struct, frozen=True):
     patterns: tuple[tuple[str, int], ...]
     rest: int
     """For properties that are neither named nor match a pattern."""
+    writes_rest: bool | None = None
+    """False: the schema declares names and says nothing about others, so that none are written. True: it
+    allows others explicitly. None: it has no say."""
 
 
 class Required(msgspec.Struct, frozen=True):

@@ -41,7 +41,8 @@ _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 class SchemaReaders:
     """One reader for each dynamic scope; most documents have one."""
 
-    def __init__(self, root: Json, budget: Budget, report: UnenforcedReport) -> None:
+    def __init__(self, root: Json, budget: Budget, report: UnenforcedReport, *, closes_objects: bool) -> None:
+        self.closes_objects = closes_objects
         self.table = NodeTable()
         self.budget = budget
         self.report = report
@@ -331,9 +332,18 @@ class Normaliser:
         rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
         # A name may match the patterns that are left out, or not.
         rest = self.table.any(rest, *(value for p, value in patterns if read[p] in left_out))
-        found = nodes.Properties(tuple(named), read_patterns, rest)
+        writes_rest = None if left_out else self._writes_rest(schema)
+        found = nodes.Properties(tuple(named), read_patterns, rest, writes_rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
         return self.table.all(self.table.add(found, path, keyword), *left_out)
+
+    def _writes_rest(self, schema: Schema) -> bool | None:
+        if not self._readers.closes_objects:
+            return None
+        explicit = [schema[k] for k in ("additionalProperties", "unevaluatedProperties") if k in schema]
+        if explicit:
+            return None if False in explicit else True
+        return False if "properties" in schema else None
 
     def _rest(self, schema: Schema, path: str, additional: str, kind: JsonKind) -> int:
         if additional in schema:

@@ -43,6 +43,8 @@ class Others(msgspec.Struct, frozen=True):
 
     names: Expr
     value: Goal
+    is_declared: bool = True
+    """False if no schema declares the names, and one that declares others says nothing about them."""
 
 
 class ObjectShape(msgspec.Struct, frozen=True):
@@ -60,6 +62,12 @@ class ObjectShape(msgspec.Struct, frozen=True):
 
     def without_low(self) -> ObjectShape:
         return msgspec.structs.replace(self, low=0)
+
+    def without_undeclared(self) -> ObjectShape:
+        """Leave out undeclared properties, unless the least number of properties needs them."""
+        declared = tuple(each for each in self.others if each.is_declared)
+        is_enough = self.low <= len(self.members) + bool(declared)
+        return msgspec.structs.replace(self, others=declared) if is_enough else self
 
 
 class _Class(msgspec.Struct, frozen=True):
@@ -83,7 +91,7 @@ class ObjectShapes:
         for fact in branch:
             if isinstance(fact.node, nodes.SomeProperty):
                 shapes = [x for shape in shapes for x in self._with_witness(shape, fact.node, fact.number)]
-        return shapes
+        return [shape.without_undeclared() for shape in shapes]
 
     def _shape(self, branch: Branch) -> ObjectShape | None:
         every = [f.node for f in branch]
@@ -142,19 +150,23 @@ class ObjectShapes:
     # Names that are not listed
 
     def _others(self, facts: list[nodes.Properties], names: list[str], language: Expr) -> list[Others]:
+        choices = {fact.writes_rest for fact in facts}
+        is_closed = False in choices and True not in choices
         # A pattern that allows what is allowed anyway does not separate names.
-        telling = (p for f in facts for p, v in f.patterns if not v == f.rest == TRUE)
+        telling = (p for f in facts for p, v in f.patterns if is_closed or not v == f.rest == TRUE)
         patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
         classes = [_Class(language, frozenset())]
         for pattern in patterns:
             classes = [part for each in classes for part in self._split(each, pattern, names)]
-        found: dict[Goal, list[Expr]] = {}
+        found: dict[tuple[Goal, bool], list[Expr]] = {}
         for each in classes:
             goal = join(*(_class_value(each, fact) for fact in facts))
             if self._goals.satisfiable(goal):
-                found.setdefault(goal, []).append(each.names)
+                is_declared = not is_closed or bool(each.matched)
+                found.setdefault((goal, is_declared), []).append(each.names)
         return [
-            Others(ALL if ALL in languages else alt(*languages), goal) for goal, languages in found.items()
+            Others(ALL if ALL in languages else alt(*languages), goal, is_declared)
+            for (goal, is_declared), languages in found.items()
         ]
 
     def _split(self, outer: _Class, pattern: str, names: list[str]) -> list[_Class]:

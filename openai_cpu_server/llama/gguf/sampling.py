@@ -1,0 +1,60 @@
+"""Sampling values that the makers of a GGUF file have stored in it, under llama.cpp's keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from openai_cpu_server.contract.request import (
+    COUNT,
+    REPEAT_PENALTY,
+    SHARE,
+    TEMPERATURE,
+    Bounds,
+    WholeBounds,
+)
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "general.sampling."
+_NUMBERS: Mapping[str, tuple[str, Bounds]] = {
+    "temp": ("temperature", TEMPERATURE),
+    "top_p": ("top_p", SHARE),
+    "min_p": ("min_p", SHARE),
+    "xtc_probability": ("xtc_probability", SHARE),
+    "xtc_threshold": ("xtc_threshold", SHARE),
+    "penalty_repeat": ("repeat_penalty", REPEAT_PENALTY),
+}
+_COUNTS: Mapping[str, tuple[str, WholeBounds]] = {
+    "top_k": ("top_k", COUNT),
+    "penalty_last_n": ("repeat_last_n", COUNT),
+}
+_ALL = {"top_k": 0, "repeat_last_n": COUNT.most}
+"""Meaning of -1."""
+
+
+def sampling_in_file(header: GgufHeader, *, but: Collection[str] = ()) -> dict[str, int | float]:
+    """Return the values by the contract's names, but those that are set elsewhere. Raises StartupError for a
+    value out of range."""
+    values: dict[str, int | float] = {}
+    for key, (name, bounds) in _NUMBERS.items():
+        if name not in but and (number := header.get_float(_PREFIX + key)) is not None:
+            values[name] = number = float(f"{number:.6g}")  # float32 has no more digits
+            _check(header, key, name, bounds, number)
+    for key, (name, counts) in _COUNTS.items():
+        if name not in but and (count := header.get_int(_PREFIX + key)) is not None:
+            values[name] = _ALL[name] if count == -1 else count
+            _check(header, key, name, counts, values[name])
+    if header.get_int(f"{_PREFIX}mirostat"):
+        logger.warning("%s asks for mirostat, a sampler that is not supported", header.path.name)
+    return values
+
+
+def _check(header: GgufHeader, key: str, name: str, bounds: Bounds | WholeBounds, number: float) -> None:
+    if not bounds.least <= number <= bounds.most:
+        raise StartupError(
+            f"{header.path}: {_PREFIX}{key} is {number}, which is not between {bounds.least} and "
+            f"{bounds.most}: set '{name}' in the model's table [models.NAME]"
+        )

@@ -1,0 +1,43 @@
+"""Values of sampling fields and of the output limit that requests leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Union
+
+import msgspec
+
+from openai_cpu_server.contract.request import Sampling
+
+SamplingValues = Mapping[str, Union[int, float]]
+"""Sampling parameters by the contract's names. `top_k` is 0 for all tokens."""
+CUT_TAIL: SamplingValues = {"min_p": 0.05}
+"""Last step. Tokens below a twentieth of the likeliest one's probability are a small model's noise."""
+MOST_TOKENS = 4096
+"""Default output limit: some 3,000 words. At 12 tokens a second it ends within the 600 s of common SDKs."""
+MOST_TOKENS_WITH_REASONING = 16_384
+
+
+class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    values: SamplingValues = {}
+    """Values of the operator, the file and the model's makers, merged."""
+    is_bare: bool = False
+    """True if nothing is cut where no value is known."""
+    max_output_tokens: int | None = None
+    """Limit of a choice, or None for the rest of the context."""
+
+    def over(self, family: SamplingValues | None) -> SamplingValues:
+        """Return all values. `family`: those that an API's clients rely on, or None for the last step."""
+        if family is None:
+            family = {} if self.is_bare else CUT_TAIL
+        return {**family, **self.values}
+
+
+NO_DEFAULTS = ModelDefaults()
+
+
+def with_values(sampling: Sampling, values: SamplingValues) -> Sampling:
+    fields: dict[str, int | float | None] = {**values}
+    if fields.get("top_k") == 0:
+        fields["top_k"] = None
+    return msgspec.structs.replace(sampling, **fields)

@@ -1,0 +1,221 @@
+"""Values that requests leave out: what each route sends to the engine, and where clients see it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.ollama.schema import OllamaCreateBody
+from openai_cpu_server.api.ollama.to_params import preset_of
+from openai_cpu_server.http.parse import parse
+from openai_cpu_server.models.defaults import ModelDefaults
+from openai_cpu_server.models.registry import Preset
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, client, served
+from tests.api.talking import MESSAGES
+from tests.fakes import FAKE_INFO
+
+pytestmark = pytest.mark.anyio
+Json = dict[str, Any]
+
+OWN = ModelDefaults(
+    values={"temperature": 0.6, "top_k": 20, "repeat_penalty": 1.1, "presence_penalty": 0.5},
+    max_output_tokens=30,
+)
+NOTHING, BARE = ModelDefaults(), ModelDefaults(is_bare=True)
+BODIES: dict[str, Json] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+    "/v1/responses": {"input": "hi"},
+    "/v1/generate": {"prompt": "hi"},
+    "/completion": {"prompt": "hi"},
+    "/api/chat": {"model": "fake", "messages": MESSAGES, "stream": False},
+    "/api/generate": {"model": "fake", "prompt": "hi", "stream": False},
+}
+OURS = [path for path in BODIES if path.startswith("/v1/")]
+OLLAMA = ("/api/chat", "/api/generate")
+FIELDS = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty")
+
+
+def asking(engine: FakeEngine, defaults: ModelDefaults) -> httpx.AsyncClient:
+    models = served(engine)
+    models.default.defaults = defaults
+    models.derive("derived", Preset(base="fake", parameters={"temperature": 0.9, "top_k": 0}, max_tokens=7))
+    return client(create_api(models, OPTIONS).app)
+
+
+async def sampled(path: str, defaults: ModelDefaults, **fields: object) -> tuple[object, ...]:
+    engine = FakeEngine()
+    if path in OLLAMA:
+        model = fields.pop("model", "fake")
+        fields = {"model": model, "options": fields}
+    async with asking(engine, defaults) as http:
+        answer = await http.post(path, json={**BODIES[path], **fields})
+    assert answer.status_code == 200, answer.text
+    (request,) = engine.submitted
+    return tuple(getattr(request.sampling, name) for name in FIELDS)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_values_of_the_model_stand_below_those_of_the_request(path: str) -> None:
+    values = await sampled(path, OWN)
+    assert (values[0], values[2:3], values[4:]) == (0.6, (20,), (1.1, 0.5))
+    values = await sampled(path, OWN, temperature=1.5, top_k=3)
+    assert (values[0], values[2]) == (1.5, 3)
+
+
+@pytest.mark.parametrize("path", OURS)
+async def test_the_last_step_cuts_the_tail_unless_the_defaults_are_bare(path: str) -> None:
+    assert await sampled(path, NOTHING) == (1.0, 1.0, None, 0.05, 1.0, 0.0)
+    if path != "/v1/messages":
+        assert await sampled(path, NOTHING, min_p=0) == (1.0, 1.0, None, 0.0, 1.0, 0.0)
+    assert await sampled(path, BARE) == (1.0, 1.0, None, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("path", OLLAMA)
+@pytest.mark.parametrize("defaults", [NOTHING, BARE])
+async def test_ollamas_clients_get_ollamas_last_step(path: str, defaults: ModelDefaults) -> None:
+    assert await sampled(path, defaults) == (0.8, 0.9, 40, 0.0, 1.0, 0.0)
+
+
+async def test_llama_servers_clients_get_llama_servers_last_step() -> None:
+    assert await sampled("/completion", NOTHING) == (0.8, 0.95, 40, 0.05, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_greedy_output_depends_on_the_request_alone(path: str) -> None:
+    """Penalties would change it; what cuts the distribution has no effect."""
+    values = await sampled(path, OWN, temperature=0)
+    assert (values[0], values[4:]) == (0.0, (1.0, 0.0))
+    if path != "/v1/messages":
+        values = await sampled(path, OWN, temperature=0, presence_penalty=1)
+        assert values[4:] == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_vllms_name_of_a_penalty_stands_above_the_models(path: str) -> None:
+    assert (await sampled(path, OWN, repetition_penalty=1.3))[4] == 1.3
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/completion"])
+async def test_a_derived_name_stands_above_the_model_and_below_the_request(path: str) -> None:
+    values = await sampled(path, OWN, model="derived")
+    assert (values[0], values[2], values[4]) == (0.9, None, 1.1)
+    assert (await sampled(path, OWN, model="derived", temperature=0.1))[0] == 0.1
+
+
+async def test_samplers_that_a_client_leaves_out_are_off_though_the_model_has_values() -> None:
+    values = await sampled("/v1/chat/completions", OWN, samplers=["temperature"])
+    assert values == (0.6, 1.0, None, 0.0, 1.0, 0.0)
+
+
+# -- the end of an answer ----------------------------------------------------------------------------------
+
+
+async def limit_of(path: str, defaults: ModelDefaults, **fields: object) -> int:
+    engine = FakeEngine()
+    async with asking(engine, defaults) as http:
+        answer = await http.post(path, json={**BODIES[path], **fields})
+    assert answer.status_code == 200, answer.text
+    (request,) = engine.submitted
+    return request.max_tokens
+
+
+WITHOUT_LIMIT = [path for path in BODIES if path != "/v1/messages"]
+
+
+@pytest.mark.parametrize("path", WITHOUT_LIMIT)
+async def test_an_answer_without_a_limit_has_the_models(path: str) -> None:
+    assert await limit_of(path, OWN) == 30
+    assert await limit_of(path, NOTHING) > 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 500}),
+        ("/v1/chat/completions", {"max_completion_tokens": 500}),
+        ("/v1/chat/completions", {"n_predict": 500}),
+        ("/v1/completions", {"max_tokens": 500}),
+        ("/v1/messages", {"max_tokens": 500}),
+        ("/v1/responses", {"max_output_tokens": 500}),
+        ("/v1/generate", {"max_tokens": 500}),
+        ("/completion", {"n_predict": 500}),
+        ("/api/chat", {"options": {"num_predict": 500}}),
+    ],
+)
+async def test_a_requests_own_limit_wins(path: str, fields: Json) -> None:
+    assert await limit_of(path, OWN, **fields) == 500
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"n_predict": -1}),
+        ("/v1/completions", {"n_predict": -1}),
+        ("/completion", {"n_predict": -1}),
+        ("/api/generate", {"options": {"num_predict": -1}}),
+        ("/api/generate", {"options": {"num_predict": -2}}),
+    ],
+)
+async def test_a_client_may_ask_for_the_rest_of_the_context(path: str, fields: Json) -> None:
+    assert 3000 < await limit_of(path, OWN, **fields) < FAKE_INFO.context_limit
+
+
+async def test_a_conversation_that_may_forget_leaves_room_for_an_answer_of_any_length() -> None:
+    long = [{"role": "user", "content": "x" * 1500}, {"role": "assistant", "content": "y" * 1500}] * 3
+    messages = [*long, {"role": "user", "content": "z" * 100}]
+    fields: Json = {"messages": messages, "options": {"num_predict": -1}}
+    assert await limit_of("/api/chat", OWN, **fields) > 1000
+
+
+# -- where clients see it ----------------------------------------------------------------------------------
+
+
+async def test_the_list_of_models_shows_the_values_of_openais_routes() -> None:
+    shown = {
+        "temperature": 0.6,
+        "top_p": 1.0,
+        "top_k": 20,
+        "min_p": 0.05,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": 64,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.0,
+        "max_output_tokens": 30,
+    }
+    async with asking(FakeEngine(), OWN) as http:
+        cards = {card["id"]: card["sampling"] for card in (await http.get("/v1/models")).json()["data"]}
+        assert (await http.get("/v1/models/fake")).json()["sampling"] == shown
+    assert cards["fake"] == shown
+    assert cards["derived"] == {**shown, "temperature": 0.9, "top_k": 0, "max_output_tokens": 7}
+
+
+async def test_props_shows_the_values_of_llama_servers_routes() -> None:
+    async with asking(FakeEngine(), OWN) as http:
+        props = (await http.get("/props")).json()["default_generation_settings"]["params"]
+        derived = (await http.get("/props?model=derived")).json()["default_generation_settings"]["params"]
+    assert (props["temperature"], props["top_p"], props["top_k"]) == (0.6, 0.95, 20)
+    assert (props["repeat_penalty"], props["n_predict"], props["max_tokens"]) == (1.1, 30, 30)
+    assert (derived["temperature"], derived["top_k"], derived["n_predict"]) == (0.9, 0, 7)
+
+
+async def test_a_response_shows_what_applies_to_it() -> None:
+    async with asking(FakeEngine(), OWN) as http:
+        shown = (await http.post("/v1/responses", json={"input": "hi"})).json()
+        own = (
+            await http.post("/v1/responses", json={"input": "hi", "top_p": 0.5, "max_output_tokens": 9})
+        ).json()
+    assert (shown["temperature"], shown["top_p"], shown["max_output_tokens"]) == (0.6, 1.0, 30)
+    assert (own["top_p"], own["max_output_tokens"]) == (0.5, 9)
+
+
+def test_a_modelfile_may_switch_a_sampler_of_the_model_off() -> None:
+    body = {"model": "mine", "from": "fake", "parameters": {"top_k": 0, "temperature": 0}}
+    create, _ = parse(OllamaCreateBody, json.dumps(body).encode(), lenient=False)
+    assert preset_of(create).parameters == {"top_k": 0, "temperature": 0}
