@@ -96,3 +96,13 @@ def test_a_conversation_that_is_deleted_while_the_list_is_read_stays_deleted(
     other.wait_for_function("window.heard")
     other.evaluate("goOn()")
     titles(other, "Kept")
+
+
+def test_an_answer_that_repeated_itself_says_why_it_ended(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    talk = conversation("Loop", "Hi", "so and so and so")
+    talk["messages"][1]["finish"] = "repetition"
+    import_file(page, tmp_path / "in.json", talk)
+    open_conversation(page, "Loop")
+    expect(answers(page)).to_contain_text("because it repeated itself")
+    expect(answers(page).get_by_role("button", name="Try again")).to_be_visible()

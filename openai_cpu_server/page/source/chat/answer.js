@@ -40,7 +40,7 @@ function take(message, chunk) {
   if (delta.reasoning_content) message.reasoning += delta.reasoning_content;
   for (const call of delta.tool_calls ?? []) message.toolCalls = withCall(message.toolCalls, call);
   if (delta.content || delta.reasoning_content || delta.tool_calls) message.firstTokenMs ??= Date.now() - message.begun;
-  if (choice.finish_reason) message.finish = choice.finish_reason;
+  if (choice.finish_reason) message.finish = choice.ended_by ?? choice.finish_reason;
 }
 
 /** For what it waits: its place in the line, or how far its prompt is read. */

@@ -148,6 +148,7 @@ function Ending({ message, abandoned, isLast }) {
   }
   if (abandoned || message.status === "cut") return html`<div class="ending"><${Icon} name="info" /><p>This answer was interrupted because its tab was closed.</p>${further || again}</div>`;
   if (message.status === "stopped") return html`<div class="ending"><${Icon} name="stop" /><p>Stopped.</p>${further}</div>`;
+  if (message.finish === "repetition") return html`<div class="ending"><${Icon} name="info" /><p>The server ended this answer because it repeated itself.</p>${again}</div>`;
   if (message.finish === "length") return html`<div class="ending"><${Icon} name="info" /><p>The maximum length was reached.</p>${further}</div>`;
   if (message.status === "done" && !message.content && !message.toolCalls?.length && !isWaitingForApproval(message)) return html`<div class="ending"><p class="soft">The answer is empty.</p></div>`;
   return null;

@@ -51,7 +51,7 @@ function take(message, event) {
     case "response.completed":
     case "response.incomplete":
       message.usage = summed(message.usage, usageOf(event.response.usage));
-      message.finish = event.type === "response.completed" ? "stop" : "length";
+      message.finish = event.type === "response.completed" ? "stop" : (event.response.incomplete_details?.ended_by ?? "length");
   }
 }
 
