@@ -80,8 +80,8 @@ def test_the_language(template: str, expected: str) -> None:
         ("{{ .Prompt.Length }}", "no field '.Length'"),
         ("{{ $x }}", "no variable '$x'"),
         *(("{{ . . }}", "a value was expected"), ("{{ | len }}", "a value was expected")),
-        *(("{{ (.Prompt }}", "bracket"), ("{{ .Prompt ) }}", "not expected"), ('{{ "\\q" }}', "no text")),
-        ('{{ "\\ud800" }}', "no text"),
+        *(("{{ (.Prompt }}", "bracket"), ("{{ .Prompt ) }}", "not expected"), ('{{ "\\q" }}', "not a text")),
+        ('{{ "\\ud800" }}', "not a text"),
         *(("{{ .Prompt & }}", "not understood"), ("{{ range .Prompt }}{{ end }}", "wants a list")),
         *(
             (f"{{{{ {call} }}}}", "other values")
