@@ -210,7 +210,7 @@ class TestOllamasClient:
         own = [{"role": "system", "content": "Be."}, *ASKED]
         assert client.chat("pirate", own, options={"num_predict": 2}).eval_count == 2
         shown = client.show("pirate")
-        assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0.0\n")
+        assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0\n")
         assert "stop" in shown.parameters
         assert {"pirate", "corsair"} <= {*names(server)}
         body = {"model": "pirate", "max_tokens": 6, "messages": ASKED}
