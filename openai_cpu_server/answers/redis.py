@@ -91,9 +91,7 @@ return {redis.call('ZCARD', KEYS[1]), total}
 )
 
 
-def _failing_by_kind(
-    work: Callable[P, Coroutine[Any, Any, T]],
-) -> Callable[P, Coroutine[Any, Any, T]]:
+def _failing_by_kind(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Report errors by their class, because their messages may hold the URL and its password."""
 
     @wraps(work)

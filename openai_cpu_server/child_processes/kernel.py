@@ -260,9 +260,7 @@ def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
     for numbers in _SIGNALS:
         yield from _where(numbers[at], 0, _Step(_IS, itself, if_so=1), _Step(_RETURN, _FORBID))
     yield from _where(
-        _PRLIMIT[at],
-        0,
-        *(_Step(_IS, 0, if_so=2), _Step(_IS, itself, if_so=1), _Step(_RETURN, _FORBID)),
+        _PRLIMIT[at], 0, *(_Step(_IS, 0, if_so=2), _Step(_IS, itself, if_so=1), _Step(_RETURN, _FORBID))
     )
     yield _Step(_RETURN, _ALLOW)
 

@@ -73,10 +73,7 @@ def spawn_options(theirs: socket.socket) -> SpawnOptions:
     """Options for a child with this end of a socket pair, a session of its own (Ctrl-C is for the parent),
     and no secrets. Its command names the file descriptor."""
     return SpawnOptions(
-        pass_fds=(theirs.fileno(),),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        env=child_environment(),
+        pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True, env=child_environment()
     )
 
 

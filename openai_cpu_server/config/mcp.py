@@ -40,8 +40,7 @@ class McpServerTable(Table):
     command: str | None = Field(None, min_length=1, description="a program that speaks MCP over its pipes")
     args: list[str] = Field([], description="its arguments")
     env: Filled = Field(
-        {},
-        description="variables that it gets beside what all children get; ${NAME} is one of this server",
+        {}, description="variables that it gets beside what all children get; ${NAME} is one of this server"
     )
     cwd: Path | None = Field(None, description="its working directory")
     url: str | None = Field(
@@ -96,9 +95,7 @@ class McpOptions(BaseModel):
         description="generations of one response after which it calls no tools of MCP servers any more",
     )
     mcp_seconds: float = of_servers(
-        _DEFAULTS.seconds,
-        gt=0,
-        description="seconds that an MCP server has for one call, its start included",
+        _DEFAULTS.seconds, gt=0, description="seconds that an MCP server has for one call, its start included"
     )
     mcp_result_kb: int = of_servers(
         _DEFAULTS.result_bytes // 1024,

@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_settings import NoDecode
 
 from openai_cpu_server.config.adapters import AdapterSource, adapters_of_table
@@ -25,14 +18,7 @@ from openai_cpu_server.config.routers import RouterTable, Table
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
-from openai_cpu_server.contract.request import (
-    COUNT,
-    REPEAT_PENALTY,
-    SHARE,
-    TEMPERATURE,
-    TOP_K,
-    USAGE_PENALTY,
-)
+from openai_cpu_server.contract.request import COUNT, REPEAT_PENALTY, SHARE, TEMPERATURE, TOP_K, USAGE_PENALTY
 
 
 class PriceTable(Table):

@@ -71,6 +71,10 @@ _REPLACED = {
 """Removed options and their replacements."""
 
 
+_OF_PYDANTIC = "Value error, "
+"""Beginning that pydantic gives to the messages of validators."""
+
+
 class _SettingsParser(CommandParser):
     """Parser of the options of `serve`. Guesses include the other options of the command that takes them."""
 
@@ -109,7 +113,9 @@ def read_settings(
     except ValidationError as error:
         problems = (
             (_unknown_key if e["type"] == "extra_forbidden" else _problem)(
-                e["loc"], e["msg"], option_source(str(e["loc"][0]), arguments, config) if e["loc"] else ""
+                e["loc"],
+                e["msg"].removeprefix(_OF_PYDANTIC),
+                option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "",
             )
             for e in error.errors()
         )

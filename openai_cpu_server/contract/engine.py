@@ -174,10 +174,7 @@ class ComputedCall(Protocol):
         """Return the counts so far. The API adds those of the prompt's media."""
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
     def fail_in(self, seconds: float, error: ServerError) -> None:

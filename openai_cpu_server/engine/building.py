@@ -11,15 +11,8 @@ from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.model_info import CostCurve, ModelInfo
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import (
-    POOL_BLOCK_TOKENS,
-    Backend,
-    Drop,
-    Step,
-)
-from openai_cpu_server.engine.base import (
-    scheduling_on,
-)
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Step
+from openai_cpu_server.engine.base import scheduling_on
 from openai_cpu_server.engine.generating import EngineCore, Measure
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts

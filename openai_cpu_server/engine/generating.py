@@ -214,10 +214,7 @@ class EngineCore(Core[Step]):
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
         return msgspec.structs.replace(
-            figures,
-            encodes=encoded_kind,
-            threads=threads,
-            is_throttled=self._cores.is_throttled,
+            figures, encodes=encoded_kind, threads=threads, is_throttled=self._cores.is_throttled
         )
 
     def _note(

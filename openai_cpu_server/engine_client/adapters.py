@@ -186,12 +186,7 @@ class AdapterControl:
             del self._statuses[key]
 
     def _settle(
-        self,
-        key: str,
-        state: AdapterState,
-        *,
-        loaded: LoadedAdapter | None = None,
-        reason: str | None = None,
+        self, key: str, state: AdapterState, *, loaded: LoadedAdapter | None = None, reason: str | None = None
     ) -> None:
         self._being_loaded = None
         status = self._statuses.get(key)

@@ -15,13 +15,7 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus, Request
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.engine_client.child import EngineProcess, HangLimits, Watchdog, resident_bytes
-from openai_cpu_server.engine_client.deaths import (
-    Death,
-    DeathKind,
-    DeathRecord,
-    MemoryKiller,
-    SearchProgress,
-)
+from openai_cpu_server.engine_client.deaths import Death, DeathKind, DeathRecord, MemoryKiller, SearchProgress
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
 from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver

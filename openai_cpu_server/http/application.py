@@ -35,13 +35,7 @@ from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body
-from openai_cpu_server.http.routes import (
-    WEBSOCKET,
-    ApiRoute,
-    JsonSchema,
-    ServedRoute,
-    routes_of,
-)
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, JsonSchema, ServedRoute, routes_of
 
 _MOST_PATH = 200
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")

@@ -232,10 +232,7 @@ def headers_of(error: Exception) -> dict[str, str]:
     if not failure_of(error).may_retry:
         return {"x-should-retry": "false"}
     retry_after_s = getattr(error, "retry_after_s", None) if isinstance(error, errors.ServerError) else None
-    return {
-        **({} if retry_after_s is None else _retry_after(retry_after_s)),
-        **_ALWAYS.get(type(error), {}),
-    }
+    return {**({} if retry_after_s is None else _retry_after(retry_after_s)), **_ALWAYS.get(type(error), {})}
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

@@ -113,11 +113,9 @@ GENERATION_REFUSALS: Refusals = {
     "include_stop_str_in_output": UnsupportedParam("stop strings are never shown", (False,)),
 }
 
-STREAM_HINTS: Hints = {
-    "include_obfuscation": IgnoredParam("chunks carry no random padding", (False,)),
-}
+STREAM_HINTS: Hints = {"include_obfuscation": IgnoredParam("chunks carry no random padding", (False,))}
 STREAM_REFUSALS: Refusals = {
-    "continuous_usage_stats": UnsupportedParam("usage comes once, in the last chunk", (False,)),
+    "continuous_usage_stats": UnsupportedParam("usage comes once, in the last chunk", (False,))
 }
 
 RESPONSES_HINTS: Hints = {
@@ -158,10 +156,7 @@ EMBEDDING_REFUSALS: Refusals = {
     "late_chunking": UnsupportedParam("each input is embedded by itself", (False,)),
 }
 
-RERANK_HINTS: Hints = {
-    **TIER_HINT,
-    "max_chunks_per_doc": IgnoredParam("documents are not cut into chunks"),
-}
+RERANK_HINTS: Hints = {**TIER_HINT, "max_chunks_per_doc": IgnoredParam("documents are not cut into chunks")}
 RERANK_REFUSALS: Refusals = {
     "max_tokens_per_doc": UnsupportedParam("'truncate' cuts documents to what the model takes"),
     "rank_fields": UnsupportedParam("only 'text' of a document is read", (["text"],)),

@@ -9,12 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
-from openai_cpu_server.jobs.records import (
-    ConversationItem,
-    ConversationRecord,
-    ConversationTurn,
-    PageQuery,
-)
+from openai_cpu_server.jobs.records import ConversationItem, ConversationRecord, ConversationTurn, PageQuery
 from openai_cpu_server.jobs.store.database import (
     ItemTable,
     OwnedTable,

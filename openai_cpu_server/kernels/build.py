@@ -29,10 +29,7 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
         "avxvnni": ("-march=x86-64-v3", "-mavxvnni"),
         "avx2": ("-march=x86-64-v3",),
     },
-    "aarch64": {
-        "neon-dotprod": ("-march=armv8.2-a+dotprod",),
-        "neon": ("-march=armv8-a",),
-    },
+    "aarch64": {"neon-dotprod": ("-march=armv8.2-a+dotprod",), "neon": ("-march=armv8-a",)},
 }
 """Architecture -> CPU levels, best first -> compiler flags. The levels are the code paths of
 `native/cpu.hpp`."""

@@ -100,9 +100,7 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
         weights = random_weights(kind, 100, 512, random)
         cases = [
             ProductCase(
-                weights=weights,
-                activations=random.standard_normal((rows, 512), np.float32),
-                weight_type=kind,
+                weights=weights, activations=random.standard_normal((rows, 512), np.float32), weight_type=kind
             )
             for rows in (1, 7)
         ]

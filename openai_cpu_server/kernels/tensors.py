@@ -199,8 +199,4 @@ class GgmlTensors:
 
 
 class _InitParams(ctypes.Structure):
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))

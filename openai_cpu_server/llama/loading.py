@@ -128,11 +128,7 @@ class _Loader:
     """Loads a model with its draft model and its projector, each of which `undo` closes."""
 
     def __init__(
-        self,
-        options: EngineOptions,
-        on_progress: Callable[[float], None],
-        machine: Machine,
-        undo: ExitStack,
+        self, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine, undo: ExitStack
     ) -> None:
         self._options = options
         self._on_progress = on_progress

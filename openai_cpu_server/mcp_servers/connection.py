@@ -62,12 +62,7 @@ class McpConnection:
     """`McpServer` whose methods belong to one event loop's thread."""
 
     def __init__(
-        self,
-        name: str,
-        options: McpServerOptions,
-        limits: McpLimits,
-        *,
-        is_public_only: bool = False,
+        self, name: str, options: McpServerOptions, limits: McpLimits, *, is_public_only: bool = False
     ) -> None:
         """`is_public_only`: True if a client named the URL."""
         self.name = name

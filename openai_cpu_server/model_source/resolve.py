@@ -238,11 +238,7 @@ def _only_model(folder: Path) -> Path:
 
 
 def projector_of(
-    model: Path,
-    source: str,
-    hub: HubName | None = None,
-    *,
-    find: Callable[[str], Path] = resolve_model,
+    model: Path, source: str, hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
     """Return a projector, downloaded if needed, or None for text only. Raises StartupError for a named one
     that is missing or unsupported. `source`: `off`, a name, or `auto` for one whose rows have the model's

@@ -98,9 +98,7 @@ _OF_ENGINES = (
         lambda one: one.status.engine_rss_bytes,
     ),
     _engine_gauge(
-        "ocs_engine_threads",
-        "Threads that compute where each gets its core.",
-        lambda one: one.status.threads,
+        "ocs_engine_threads", "Threads that compute where each gets its core.", lambda one: one.status.threads
     ),
     _engine_gauge(
         "ocs_engine_threads_computing",

@@ -24,13 +24,7 @@ from prometheus_client.registry import Collector
 from openai_cpu_server import __version__
 from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.contract.messages import StepFigures
-from openai_cpu_server.observe.ended import (
-    BOUNDS_S,
-    Distribution,
-    EndedCall,
-    EndedRequest,
-    RequestOrigin,
-)
+from openai_cpu_server.observe.ended import BOUNDS_S, Distribution, EndedCall, EndedRequest, RequestOrigin
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -90,9 +84,7 @@ _FAMILIES = {
         ("router", "model", "why"),
     ),
     "sequences": _Family(
-        Counter,
-        "Choices by how they ended: stop, length, cancelled or unfinished.",
-        ("priority", "reason"),
+        Counter, "Choices by how they ended: stop, length, cancelled or unfinished.", ("priority", "reason")
     ),
     "prompt_tokens": _Family(Counter, "Tokens of the prompts of ended requests.", ("priority",)),
     "cached_tokens": _Family(
@@ -130,8 +122,7 @@ _FAMILIES = {
         ("result",),
     ),
     "answer_cache_output_tokens": _Family(
-        Counter,
-        "Output tokens that came from it and were not computed; ocs_output_tokens counts them too.",
+        Counter, "Output tokens that came from it and were not computed; ocs_output_tokens counts them too."
     ),
     "answer_cache_stores": _Family(Counter, "Answers that this server has put into it."),
     "answer_cache_entries": _Family(Gauge, "Answers in it when it was last written."),
@@ -193,8 +184,7 @@ _FAMILIES = {
     "sampled_tokens": _Family(Counter, "Output tokens, counted when they are sampled."),
     "forced_tokens": _Family(Counter, "Output tokens that a constraint left no alternative to."),
     "drafted_tokens": _Family(
-        Counter,
-        "Tokens computed ahead, in the hope that they are what comes; part of the computed ones.",
+        Counter, "Tokens computed ahead, in the hope that they are what comes; part of the computed ones."
     ),
     "accepted_draft_tokens": _Family(Counter, "Draft tokens that came; part of the sampled and forced ones."),
     "preemptions": _Family(Counter, "Times that a sequence gave up its cells for another."),

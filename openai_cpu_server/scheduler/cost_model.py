@@ -10,15 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
-from openai_cpu_server.contract.step import (
-    Restore,
-    RestoreState,
-    Save,
-    SaveState,
-    Step,
-    StepResult,
-    Verb,
-)
+from openai_cpu_server.contract.step import Restore, RestoreState, Save, SaveState, Step, StepResult, Verb
 from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98

@@ -342,11 +342,7 @@ def find_reuse(
 
 
 def _longest_reuse(
-    newcomer: Sequence,
-    running: Seq[Sequence],
-    cache: SavedPrefixes,
-    policy: PriorityPolicy,
-    limit: int,
+    newcomer: Sequence, running: Seq[Sequence], cache: SavedPrefixes, policy: PriorityPolicy, limit: int
 ) -> PrefixReuse | None:
     """The sequence waits while a running sequence of the same or a better lane computes a longer common
     prefix of at least `WORTH_WAITING` tokens. With states, that sequence gets a checkpoint there or

@@ -19,13 +19,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
-from openai_cpu_server.llama.gguf.header import (
-    GgufHeader,
-    description,
-    model_files,
-    model_kind,
-    total_bytes,
-)
+from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import (

@@ -110,9 +110,7 @@ _CLOSE_CONNECTIONS_S = 1
 
 
 def run_server(
-    settings: Settings,
-    readers: Sequence[ReaderChild] = (),
-    on_listening: Callable[[str], None] | None = None,
+    settings: Settings, readers: Sequence[ReaderChild] = (), on_listening: Callable[[str], None] | None = None
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
     line."""

@@ -69,10 +69,7 @@ _LIMITS = {
         "alternatives made by merging",
         "put fewer 'anyOf', 'oneOf' and 'not' beside each other, or list the whole alternatives once",
     ),
-    "unfolded": (
-        "steps of merging",
-        "put fewer 'allOf', 'anyOf', 'oneOf' and 'not' beside each other",
-    ),
+    "unfolded": ("steps of merging", "put fewer 'allOf', 'anyOf', 'oneOf' and 'not' beside each other"),
     "regex_states": (
         "states of an automaton",
         "use smaller counts in 'pattern', 'maxLength' and 'multipleOf', and fewer of them at once",

@@ -12,13 +12,7 @@ from openai_cpu_server.api.generation.params import MessageParam
 from openai_cpu_server.api.responses.conversation import to_messages
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.api.responses.to_params import ignored_tools, new_items, to_params, unsupported_names
-from openai_cpu_server.prompt.tool_formats import (
-    TOOL_FORMATS,
-    CallBegin,
-    CallText,
-    Content,
-    WrittenCall,
-)
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallBegin, CallText, Content, WrittenCall
 from tests.api.following import Follower
 from tests.api.resolving import chat
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH

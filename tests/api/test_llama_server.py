@@ -97,10 +97,7 @@ async def test_openais_routes_take_its_fields_too(
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "dynatemp_range")
 
 
-async def test_biases_of_texts_are_those_of_their_tokens(
-    http: httpx.AsyncClient,
-    engine: FakeEngine,
-) -> None:
+async def test_biases_of_texts_are_those_of_their_tokens(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     await ask(http, logit_bias=[["ab", -1000], [70, 2], ["c", False], [71, False]])
     (asked,) = engine.submitted
     a, b, c = (b"abc"[at] + 2 for at in range(3))

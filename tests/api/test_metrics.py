@@ -108,9 +108,7 @@ async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(
         assert now.sum("ocs_sequences_total", reason="unfinished") == now.sum("ocs_sequences_total") == 1
 
 
-async def test_a_message_without_a_request_counts_as_a_refused_post(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_message_without_a_request_counts_as_a_refused_post(caplog: pytest.LogCaptureFixture) -> None:
     """Who closes the socket has left, and was not refused."""
     caplog.set_level(logging.INFO, "openai_cpu_server.requests")
     async with cancel_on_disconnect("step_s=0.02") as one:

@@ -181,9 +181,7 @@ async def test_of_many_at_once_no_more_pass_than_may() -> None:
     assert passed == 10
 
 
-async def test_while_the_storage_is_down_this_process_counts(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_while_the_storage_is_down_this_process_counts(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     limits = RateLimits(Meter.open(f"redis://:hunter2@127.0.0.1:{port}/0"))

@@ -174,9 +174,7 @@ async def test_a_server_without_keys_has_one_sum_for_all(tmp_path: Path) -> None
         assert (row["key"], row["model"], row["requests"]) == ("", "fake", 1)
 
 
-async def test_refused_calls_count_nothing_and_abandoned_ones_no_tokens(
-    house: House,
-) -> None:
+async def test_refused_calls_count_nothing_and_abandoned_ones_no_tokens(house: House) -> None:
     async with house.ask("ann") as http:
         await chat(http, temperature=9)
         await chat(http, model="nobody")

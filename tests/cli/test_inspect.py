@@ -384,8 +384,7 @@ def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("on_the_device", "expected"),
-    [(0, {"f16": 10, "q8_0": 20}), (60, {"f16": 25}), (100, {})],
+    ("on_the_device", "expected"), [(0, {"f16": 10, "q8_0": 20}), (60, {"f16": 25}), (100, {})]
 )
 def test_cells_on_a_device_take_none_of_the_machines_memory(
     on_the_device: int, expected: dict[str, int]

@@ -326,9 +326,7 @@ def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
         assert is_left_behind(other, 100.0, 99.0) == is_free, other
 
 
-async def test_batches_of_other_models_are_left_until_they_only_have_to_be_ended(
-    stores: Stores,
-) -> None:
+async def test_batches_of_other_models_are_left_until_they_only_have_to_be_ended(stores: Stores) -> None:
     book, batches = stores.ledger(), stores.batches
     await store_file(stores.files, a_file())
     for number in (0, 1):

@@ -20,12 +20,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.model_info import (
-    Adapter,
-    AdapterState,
-    AdapterStatus,
-    LoadedAdapter,
-)
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.replicas.wire import (

@@ -144,7 +144,7 @@ def test_a_file_with_a_value_out_of_range_is_refused_unless_its_table_has_anothe
             (),
             "",
             'sampling_defaults = "openai"\ntop_k = 3\n',
-            "[models.m]: Value error, sampling_defaults is 'openai', which contradicts 'top_k'",
+            "[models.m]: sampling_defaults is 'openai', which contradicts 'top_k'",
         ),
         (("--output-token-cap", "9", "--max-output-tokens", "10"), "", "", "--output-token-cap"),
     ],

@@ -18,11 +18,7 @@ from openai_cpu_server.answers.store import AnswerEntry, StoreBounds
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.llama.cells.block_store import read_cache_file, write_cache_file
-from openai_cpu_server.llama.measure.measurements import (
-    Measured,
-    Profile,
-    ProfileKey,
-)
+from openai_cpu_server.llama.measure.measurements import Measured, Profile, ProfileKey
 from openai_cpu_server.storage.private_files import (
     ForeignFile,
     SoleWriter,

@@ -162,11 +162,7 @@ def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
     nodes = {
         name: response_of(
-            NodeHealth,
-            node,
-            state=node.state.value,
-            queue=queue_sizes(node),
-            rss_bytes=node.engine_rss_bytes,
+            NodeHealth, node, state=node.state.value, queue=queue_sizes(node), rss_bytes=node.engine_rss_bytes
         )
         for name, node in status.nodes.items()
     }

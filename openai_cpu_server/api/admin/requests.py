@@ -171,13 +171,7 @@ class RequestRoutes:
             model.engine.cancel(name)
         return json_response(Cancelled(name))
 
-    @_route(
-        "POST",
-        "/v1/chat/completions/{id}/control",
-        body=ControlBody,
-        answer=Controlled,
-        errors=(409,),
-    )
+    @_route("POST", "/v1/chat/completions/{id}/control", body=ControlBody, answer=Controlled, errors=(409,))
     async def control(self, request: Request) -> Response:
         """End a running answer, or only its reasoning."""
         body, ignored = parse(ControlBody, await streamed_body(request), lenient=self._lenient)

@@ -76,10 +76,7 @@ class UsageRoutes:
             "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
             "end": {"type": "string", "format": "date", "description": "the last day"},
             "model": {"type": "string", "description": "only this one; may be given several times"},
-            "key": {
-                "type": "string",
-                "description": "only the key of this name; may be given several times",
-            },
+            "key": {"type": "string", "description": "only the key of this name; may be given several times"},
             "group_by": {
                 "type": "string",
                 "default": ",".join(GROUPS),

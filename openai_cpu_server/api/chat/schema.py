@@ -146,10 +146,7 @@ ToolChoice = Annotated[
 FunctionCall = Annotated[
     Union[Annotated[Literal["none", "auto"], Tag("<text>")], Annotated[FunctionName, Tag("<object>")]],
     by_value(
-        "function_call",
-        "Input should be 'none', 'auto' or an object with a 'name'",
-        text=str,
-        object=dict,
+        "function_call", "Input should be 'none', 'auto' or an object with a 'name'", text=str, object=dict
     ),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -15,13 +15,7 @@ from typing import Any, NamedTuple, Protocol, Union
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    ENDED_BY,
-    REPETITION,
-    Chunk,
-    GatheredAnswer,
-    Renderer,
-)
+from openai_cpu_server.api.generation.renderer import ENDED_BY, REPETITION, Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound

@@ -16,12 +16,7 @@ from starlette.types import ASGIApp
 from openai_cpu_server import __version__
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer, settings
-from openai_cpu_server.api.llama_server.schema import (
-    ANY_SEED,
-    DEFAULTS,
-    LlamaCompletionBody,
-    LlamaInfillBody,
-)
+from openai_cpu_server.api.llama_server.schema import ANY_SEED, DEFAULTS, LlamaCompletionBody, LlamaInfillBody
 from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
@@ -147,12 +142,7 @@ class LlamaServerRoutes:
         )
         return json_response(props)
 
-    @_fact(
-        "/slots",
-        query={**_MODEL, "fail_on_no_slot": {"type": "string"}},
-        answer=Slot,
-        lists=(True,),
-    )
+    @_fact("/slots", query={**_MODEL, "fail_on_no_slot": {"type": "string"}}, answer=Slot, lists=(True,))
     async def slots(self, request: Request) -> Response:
         """List the slots of a model. With `fail_on_no_slot`, answer 503 if none is free."""
         chosen = await chosen_model(self._models, request, request.query_params.get("model"))

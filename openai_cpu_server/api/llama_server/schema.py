@@ -84,8 +84,7 @@ def _wrong_bias() -> PydanticCustomError:
 
 
 TokenBias = Annotated[
-    Biases,
-    PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]]),
+    Biases, PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]])
 ]
 _NonEmptyStops = BeforeValidator(
     lambda value: [each for each in value if each != ""] if isinstance(value, list) else value or None

@@ -78,8 +78,6 @@ def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> Generati
         max_tokens=max_tokens,
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
-            details_param(body),
-            tokens=bool(body.return_tokens),
-            fields=tuple(body.response_fields or ()),
+            details_param(body), tokens=bool(body.return_tokens), fields=tuple(body.response_fields or ())
         ),
     )

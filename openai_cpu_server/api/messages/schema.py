@@ -97,8 +97,7 @@ Block = Annotated[
     by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 OnlyText = Annotated[
-    Union[Annotated[TextBlock, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
-    by_type("text"),
+    Union[Annotated[TextBlock, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]], by_type("text")
 ]
 ResultContent = TextOrList[ListOf[OnlyText]]
 Content = TextOrList[ListOf[Block]]

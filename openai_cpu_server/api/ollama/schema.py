@@ -105,7 +105,7 @@ class OllamaBody(ProgressBody, OpenBody):
         )
     }
     refusals: ClassVar[Refusals] = {
-        "shift": UnsupportedParam("an answer ends where the context does", (False,)),
+        "shift": UnsupportedParam("an answer ends where the context does", (False,))
     }
 
     model: str

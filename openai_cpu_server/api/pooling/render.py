@@ -93,13 +93,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def embedding_list(
-    rows: Rows,
-    figures: Figures,
-    *,
-    model: str,
-    prompt_tokens: int,
-    is_base64: bool,
-    dimensions: int | None,
+    rows: Rows, figures: Figures, *, model: str, prompt_tokens: int, is_base64: bool, dimensions: int | None
 ) -> bytes:
     """Format the response in pieces that are joined once, because the whole may have 10 MB."""
     vectors = normalised(checked(rows)[:, :dimensions])

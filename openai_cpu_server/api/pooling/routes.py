@@ -173,10 +173,7 @@ class PoolingRoutes:
         self._ollama_old = PoolingRoute(state, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
 
     @_route(
-        "/v1/embeddings",
-        body=EmbeddingBody,
-        answer=EmbeddingList,
-        batched=lambda at: at.embedding.answer,
+        "/v1/embeddings", body=EmbeddingBody, answer=EmbeddingList, batched=lambda at: at.embedding.answer
     )
     async def embed(self, request: Request) -> Response:
         """Embed texts."""

@@ -10,11 +10,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.params import (
-    Attachment,
-    EarlierAnswer,
-    MessageParam,
-)
+from openai_cpu_server.api.generation.params import Attachment, EarlierAnswer, MessageParam
 from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,

@@ -18,13 +18,7 @@ from openai_cpu_server.api.responses.schema import (
     ResponsesBody,
     ToolFilter,
 )
-from openai_cpu_server.contract.mcp import (
-    McpLimits,
-    McpServer,
-    McpServers,
-    McpTool,
-    McpUnavailable,
-)
+from openai_cpu_server.contract.mcp import McpLimits, McpServer, McpServers, McpTool, McpUnavailable
 from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.http.keys import Identity
 
@@ -162,11 +156,7 @@ def _check_form(at: str, tool: McpServerTool) -> None:
         ("connector_id", tool.connector_id is not None, _ELSEWHERE),
         ("tunnel_id", tool.tunnel_id is not None, _ELSEWHERE),
         ("defer_loading", bool(tool.defer_loading), "a model sees all tools from the beginning"),
-        (
-            "allowed_callers",
-            callers is not None and "direct" not in callers,
-            "a model calls tools itself",
-        ),
+        ("allowed_callers", callers is not None and "direct" not in callers, "a model calls tools itself"),
         ("headers", is_configured and tool.headers is not None, _CONFIGURED),
         ("authorization", is_configured and tool.authorization is not None, _CONFIGURED),
     )

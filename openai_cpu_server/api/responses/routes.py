@@ -109,10 +109,7 @@ class ResponsesRoutes:
         messages = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
         summary = [item for item in response.output if isinstance(item, CompactionItem)]
         compacted = CompactedResponse(
-            id=response.id,
-            created_at=response.created_at,
-            output=(*messages, *summary),
-            usage=response.usage,
+            id=response.id, created_at=response.created_at, output=(*messages, *summary), usage=response.usage
         )
         return json_response(compacted, headers=dict(running.call.call.headers))
 

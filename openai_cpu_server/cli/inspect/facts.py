@@ -15,13 +15,7 @@ from openai_cpu_server.prompt.reasoning import ReasoningField, echo_of, reasonin
 from openai_cpu_server.prompt.template import TemplateShape
 from openai_cpu_server.prompt.tool_formats import format_for
 
-_TOKENIZERS = {
-    "llama": "SentencePiece",
-    "gpt2": "BPE",
-    "bert": "WordPiece",
-    "t5": "Unigram",
-    "rwkv": "RWKV",
-}
+_TOKENIZERS = {"llama": "SentencePiece", "gpt2": "BPE", "bert": "WordPiece", "t5": "Unigram", "rwkv": "RWKV"}
 _SPECIAL = (
     "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask",
     "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle",

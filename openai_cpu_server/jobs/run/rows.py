@@ -160,12 +160,7 @@ def _output_line(
 ) -> bytes:
     """The id stays the same if the row is computed again."""
     digest = hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
-    line = {
-        "id": f"batch_req_{digest}",
-        "custom_id": row.custom_id,
-        "response": response,
-        "error": error,
-    }
+    line = {"id": f"batch_req_{digest}", "custom_id": row.custom_id, "response": response, "error": error}
     return msgspec.json.encode(line) + b"\n"
 
 

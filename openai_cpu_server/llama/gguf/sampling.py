@@ -5,14 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from openai_cpu_server.contract.request import (
-    COUNT,
-    REPEAT_PENALTY,
-    SHARE,
-    TEMPERATURE,
-    Bounds,
-    WholeBounds,
-)
+from openai_cpu_server.contract.request import COUNT, REPEAT_PENALTY, SHARE, TEMPERATURE, Bounds, WholeBounds
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 

@@ -250,9 +250,5 @@ def _sample(path: Path, tensor: Tensor) -> StoredWeights:
             file.seek(tensor.start + expert * outputs * row_bytes)
             parts.append(file.read(num_rows * row_bytes))
     return StoredWeights(
-        type=tensor.type.number,
-        depth=depth,
-        outputs=num_rows,
-        num_experts=num_experts,
-        data=b"".join(parts),
+        type=tensor.type.number, depth=depth, outputs=num_rows, num_experts=num_experts, data=b"".join(parts)
     )

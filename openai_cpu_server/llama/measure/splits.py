@@ -117,12 +117,7 @@ class SplitTimes(msgspec.Struct, frozen=True):
 class SplitRace:
     """Splits of a model on a device, and their times."""
 
-    def __init__(
-        self,
-        candidates: Mapping[SplitKind, Split],
-        key: SplitKey,
-        folder: Path,
-    ) -> None:
+    def __init__(self, candidates: Mapping[SplitKind, Split], key: SplitKey, folder: Path) -> None:
         self._candidates = candidates
         self._key = key
         self._stored_times = Measured(folder, SplitKey, SplitTimes)

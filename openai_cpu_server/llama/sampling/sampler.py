@@ -484,13 +484,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        opened: Open,
-        scratch: Scratch,
-        *,
-        vocab_size: int,
-        end_tokens: frozenset[int],
-        piece: Spelling,
+        self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int], piece: Spelling
     ) -> None:
         self._scratch = scratch
         self._sampling = opened.sampling

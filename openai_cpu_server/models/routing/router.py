@@ -221,7 +221,7 @@ class ModelRouter:
         self, way: Classifier | Examples, facts: RouterInput, caller: RouterCaller, model_of: ModelOf
     ) -> RouteDecision:
         if not facts.request:
-            return self._otherwise("there is not a text")
+            return self._otherwise("there is no text")
         model = model_of(way.model)
         if isinstance(way, Examples):
             return await self._by_example(way, facts, caller, model)

@@ -40,12 +40,7 @@ _PYTHONIC = _LISTED(
     tail=(")",),
     closing=("]",),
     parameters=Parameters(
-        begin=(_NAME, "="),
-        raw_begin="'",
-        raw_end="'",
-        between=_LIST_COMMA,
-        close=")",
-        is_python=True,
+        begin=(_NAME, "="), raw_begin="'", raw_end="'", between=_LIST_COMMA, close=")", is_python=True
     ),
     signs=(r"\[func_name1\(",),
 )
@@ -95,10 +90,7 @@ FORMS: tuple[ToolFormat, ...] = (
         tail=("</function>\n</tool_call>",),
         between=("\n<tool_call>",),
         parameters=Parameters(
-            begin=("<parameter=", _NAME, ">\n"),
-            raw_end="\n</parameter>",
-            behind=("\n",),
-            close="</function>",
+            begin=("<parameter=", _NAME, ">\n"), raw_end="\n</parameter>", behind=("\n",), close="</function>"
         ),
         signs=(_TOOL_CALL, _FUNCTION, "<parameter="),
         others=("<seed:tool_call>",),
@@ -157,11 +149,7 @@ FORMS: tuple[ToolFormat, ...] = (
         signs=(r"<\|/tool\|>", r"<\|/tool_call\|>"),
     ),
     ToolFormat(
-        "functools",
-        marker="functools[",
-        between=_LIST_COMMA,
-        closing=("]",),
-        signs=(r"functools\[",),
+        "functools", marker="functools[", between=_LIST_COMMA, closing=("]",), signs=(r"functools\[",)
     ),
     ToolFormat(
         "functiongemma",
@@ -194,12 +182,7 @@ FORMS: tuple[ToolFormat, ...] = (
         ids=CallIds.NAMED,
         signs=(r"<\|tool_calls_section_begin\|>",),
     ),
-    _LISTED(
-        "nemotron",
-        marker="<TOOLCALL>",
-        closing=("]</TOOLCALL>",),
-        signs=("<TOOLCALL>",),
-    ),
+    _LISTED("nemotron", marker="<TOOLCALL>", closing=("]</TOOLCALL>",), signs=("<TOOLCALL>",)),
     _LISTED(
         "command-r7b",
         marker="<|START_ACTION|>",

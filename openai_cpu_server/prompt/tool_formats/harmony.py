@@ -81,10 +81,7 @@ def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
     to = spelling.literal(_TO + callee.name)
     kind = f'((" " | " "? {spelling.literal("<|constrain|>")}) "json")?'
     heads = (f'{to} {channel} "commentary" {kind}', f'{channel} ("commentary" | "analysis") {to} {kind}')
-    return [
-        f"call-{index} ::= head-{index} {message} {callee.rule}",
-        f"head-{index} ::= {' | '.join(heads)}",
-    ]
+    return [f"call-{index} ::= head-{index} {message} {callee.rule}", f"head-{index} ::= {' | '.join(heads)}"]
 
 
 def _written(call: WrittenCall) -> str:

@@ -53,10 +53,7 @@ _KINDS = {
     "mark": r"->|\.\.|[:|()\[\]*+?!~.,{}&]",
 }
 _SYMBOL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.DOTALL)
-_UNFINISHED = {
-    '"': "a string without its closing '\"'",
-    "/": "a regular expression without its closing '/'",
-}
+_UNFINISHED = {'"': "a string without its closing '\"'", "/": "a regular expression without its closing '/'"}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _NAMED = {**{char: char for char in "\"'\\/"}, **dict(zip("nrtfvab0", "\n\r\t\f\v\a\b\0", strict=True))}
 _REFUSED = {

@@ -13,14 +13,7 @@ from urllib.parse import unquote
 import msgspec
 from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import (
-    DRAFT4,
-    DRAFT6,
-    DRAFT7,
-    DRAFT201909,
-    DRAFT202012,
-    lookup_recursive_ref,
-)
+from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012, lookup_recursive_ref
 
 from openai_cpu_server.structured.options import Budget, UnsupportedSchema
 

@@ -8,9 +8,7 @@ import sys
 from decimal import Decimal
 from fractions import Fraction
 
-from openai_cpu_server.structured.languages.automaton import (
-    Deriver,
-)
+from openai_cpu_server.structured.languages.automaton import Deriver
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     NOTHING,
