@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvicorn
 
@@ -24,6 +25,7 @@ from openai_cpu_server.engine_client.calls import GenerationAnswer
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import api
+from tests.fakes import FAKE_INFO
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -38,6 +40,9 @@ def call(name: str, **arguments: object) -> str:
 
 class Agent(FakeEngine):
     """Calls both tools at once, and answers when the prompt has both results."""
+
+    def __init__(self) -> None:
+        super().__init__(msgspec.structs.replace(FAKE_INFO, context_trained=2**17, kv_tokens=2**17))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         (request,) = requests
