@@ -222,15 +222,16 @@ class ModelFleet:
         return next(model for model in self._models if model.plan.name == name)
 
     async def _prepare_grammars(self) -> None:
-        """Read a large vocabulary for grammars once the server is idle, because the first schema would wait
-        for that."""
+        """Once the server is idle, start a reader for programs and read a large vocabulary for grammars,
+        because the first schema would wait for both."""
         model = self._models[0]
-        if model.is_broken or model.served.tokenizer.vocab_size < _LARGE_VOCABULARY:
-            return
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
             if model.engine.status().state is EngineState.READY and not self.requests():
                 break
+        await asyncio.to_thread(self.readers.start_program_reader)
+        if model.served.tokenizer.vocab_size < _LARGE_VOCABULARY:
+            return
         with contextlib.suppress(ServerError):  # the first schema tells its client
             await asyncio.to_thread(model.served.grammars.of_any_object, "")
 

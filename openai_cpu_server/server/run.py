@@ -110,7 +110,7 @@ _CLOSE_CONNECTIONS_S = 1
 
 
 def run_server(
-    settings: Settings, readers: Sequence[ReaderChild] = (), on_listening: Callable[[str], None] | None = None
+    settings: Settings, reader: ReaderChild | None = None, on_listening: Callable[[str], None] | None = None
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
     line."""
@@ -119,7 +119,7 @@ def run_server(
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     plans = planned_models(settings)
-    pool = reader_pool(settings, plans, children=readers)
+    pool = reader_pool(settings, plans, child=reader)
     with listening(settings.host, settings.port) as listener:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None

@@ -137,8 +137,9 @@ def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadMod
 
 
 def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
-    pool = ReaderPool(children=(ReaderChild(), ReaderChild()))
+    pool = ReaderPool(child=ReaderChild())
     model = opened(pool, DEMO)
+    pool.start_program_reader()
     wait_until(lambda: len(pool.pids) == 2)
     children = [psutil.Process(pid) for pid in pool.pids]
     pool.close()
