@@ -43,6 +43,8 @@ _LAST_CALLS_S = 2.0
 _LOOK_S = 0.05
 _LARGE_VOCABULARY = 30_000
 """Tokens. To read so many for grammars takes a reader 0.3 seconds."""
+_PREPARE_S = 5.0
+"""Interval of checks whether the server is idle, and may prepare for schemas."""
 _LOOK_AT_FILES_S = 1.0
 """Interval of checks for changed files of sleeping models, whose requests must be tokenized for the file
 that will be loaded."""
@@ -226,7 +228,7 @@ class ModelFleet:
         because the first schema would wait for both."""
         model = self._models[0]
         while True:
-            await asyncio.sleep(_LOOK_AT_FILES_S)
+            await asyncio.sleep(_PREPARE_S)
             if model.engine.status().state is EngineState.READY and not self.requests():
                 break
         await asyncio.to_thread(self.readers.start_program_reader)
