@@ -15,8 +15,8 @@ def serve(
     reader: ReaderChild | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the models that the first words name, beside those of `--model`. `reader`: process that `main` has
-    started. `on_listening`: receives the server's URL."""
+    """Serve the models that the first words name, beside those of `--model`. `reader`: process that `main`
+    has started. `on_listening`: receives the server's URL."""
     models, options = words_and_options(arguments)
     settings = read_settings([*(f"--model={model}" for model in models), *options])
     serve_with(settings, reader, on_listening)
