@@ -1,4 +1,4 @@
-"""Dispatch of commands. It imports little, because Ctrl-C during imports must not show a traceback."""
+"""Dispatch of commands. It imports little, because each command imports what it needs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _EXIT_INTERRUPTED = 130
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every name can be written so
-    is_python_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_python_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
     try:
         if is_python_default:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.model_info import AdapterState, ModelKind
 from openai_cpu_server.errors import (
     AdapterNotFound,
@@ -415,11 +415,14 @@ def choose_able(
     adapter: str | None = None,
 ) -> ChosenModel:
     """Resolve a name, or the first allowed model with this ability. `adapter`: for requests with a field
-    of its own. Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model without the ability."""
+    of its own. Raises ModelNotFound, AdapterNotFound, WrongModelKind for a model without the ability, and
+    EngineUnavailable for one whose file cannot be read."""
     if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)
     if not is_able(chosen.model, ability):
+        if (engine := chosen.model.engine).info is None and engine.state is EngineState.FAILED:
+            raise unavailable(engine.status())  # nothing is known of its file
         able = _able_names(models, allowed, ability)
         raise WrongModelKind(chosen.name, ability.value, able=able)
     return chosen

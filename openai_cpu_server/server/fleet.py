@@ -20,6 +20,7 @@ from openai_cpu_server.errors import (
     AdapterFailed,
     EngineUnavailable,
     InvalidRequest,
+    ModelNotFound,
     ModelNotLoaded,
     ServerError,
     StartupError,
@@ -164,8 +165,8 @@ class ModelFleet:
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         """Load the model. If its file has changed, or with `replace`, load it beside the old one and
-        replace that. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
-        async with self._replacing[model.name]:
+        replace that. Raises ModelTooLarge, ModelNotFound, ModelNotLoaded, EngineUnavailable."""
+        async with self._lock(model.name):
             serving = self._named(model.name)
             if serving.engine.is_ending:
                 raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
@@ -175,7 +176,7 @@ class ModelFleet:
             return serving.served
 
     async def unload(self, model: ServedModel) -> None:
-        """Unload the model and wait for its process to end. Raises ModelInUse."""
+        """Unload the model and wait for its process to end. Raises ModelInUse, ModelNotFound."""
         await self._keeper.unload(self._named(model.name).entry)
 
     async def add(self, plan: ModelPlan) -> ServedModel:
@@ -191,9 +192,9 @@ class ModelFleet:
         return new.served
 
     async def remove(self, model: ServedModel) -> None:
-        """Stop serving the model and release its files. Raises ModelInUse, and InvalidRequest for the
-        default."""
-        async with self._replacing[model.name]:
+        """Stop serving the model and release its files. Raises ModelInUse, ModelNotFound, and InvalidRequest
+        for the default."""
+        async with self._lock(model.name):
             old = self._named(model.name)
             if old is self._models[0]:
                 raise InvalidRequest(f"'{model.name}' is the server's default model; it stays.")
@@ -202,7 +203,7 @@ class ModelFleet:
 
     async def dismiss(self, name: str) -> None:
         """Remove a model whose file has gone; it finishes its requests."""
-        async with self._replacing[name]:
+        async with self._lock(name):
             self._withdraw(self._named(name))
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -221,7 +222,15 @@ class ModelFleet:
         task.add_done_callback(ended)
 
     def _named(self, name: str) -> LoadedModel:
-        return next(model for model in self._models if model.plan.name == name)
+        """Raises ModelNotFound for a model that has been removed since it was chosen."""
+        for model in self._models:
+            if model.plan.name == name:
+                return model
+        raise ModelNotFound(name)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        """As `_named`."""
+        return self._replacing[self._named(name).plan.name]
 
     async def _prepare_grammars(self) -> None:
         """Once the server is idle, start a reader for programs and read a large vocabulary for grammars,
@@ -253,7 +262,7 @@ class ModelFleet:
                     logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
 
     async def _reread(self, old: LoadedModel) -> None:
-        async with self._replacing[old.plan.name]:
+        async with self._lock(old.plan.name):
             is_used = old.entry.is_in_memory or old.engine.residency.has_requests
             if old not in self._models or is_used:
                 return

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, response_of
-from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
@@ -199,7 +199,8 @@ class AlwaysLoaded:
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         if replace:
             raise InvalidRequest("This server does not load models anew.", param="reload")
-        model.loaded()
+        if model.engine.state is not EngineState.READY:
+            raise unavailable(model.engine.status())
         return model
 
     async def unload(self, model: ServedModel) -> None:

@@ -122,9 +122,15 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def next_part(self) -> re.Pattern[str]:
-        name = f"([^{re.escape(self.close[0])}]+?)"
-        begin = regex_of(self.begin, name)
-        return re.compile(rf"[\s,]*(?:{begin}|({re.escape(self.close)}))")
+        """Match the next parameter's name, or the end of the call. Text that is neither is read once: a name
+        without a tag begins the text and has no separator, because other places would be tried for each
+        character."""
+        close = re.escape(self.close)
+        if isinstance(self.begin[0], str):
+            return re.compile(rf"{regex_of(self.begin, f'([^{close[0]}]+?)')}|({close})")
+        sign = re.escape(str(self.begin[1]))
+        name = rf"([^\s,{close}{sign}][^{close}{sign}]*)"
+        return re.compile(rf"\A[\s,]*(?:{name}{sign}|({close}))")
 
 
 class ParameterScanner:
