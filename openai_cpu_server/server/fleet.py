@@ -73,9 +73,12 @@ class ModelFleet:
         self._builder = ModelBuilder(settings, telemetry, self._keeper, readers, num_models, self._is_alone)
         try:
             self._models = self._built(plans)
-            states = [model.engine.status() for model in self._models]
-            if all(status.state is EngineState.FAILED for status in states) and not may_grow:
-                raise StartupError("; ".join(f"{status.reason}" for status in states))
+            states = {model.plan.name: model.engine.status() for model in self._models}
+            failed = {name: one.reason for name, one in states.items() if one.state is EngineState.FAILED}
+            if len(failed) == len(states) and not may_grow:
+                raise StartupError("; ".join(map(str, failed.values())))
+            for name, reason in failed.items():
+                logger.error("%s is not served: %s", name, reason)
             kinds = {
                 name: None if model.is_broken else model.served.kind
                 for model in self._models

@@ -167,11 +167,14 @@ class ModelParts(NamedTuple):
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
             raise StartupError(f"{plan.name} generates no text, and takes no adapters")
-        template = plan.options.chat_template
+        path = plan.options.chat_template
+        template = None if path is None else read_text(path)
+        if template is not None and not template.strip():
+            raise StartupError(f"there is no chat template in {path}")
         source = ModelSource(
             path=str(plan.path),
             generates=kind is ModelKind.GENERATES,
-            chat_template=read_text(template) if template else None,
+            chat_template=template,
             tool_format=plan.options.tool_format,
             reasoning_format=plan.options.reasoning_format,
         )
@@ -311,7 +314,6 @@ class ModelBuilder:
                 raise
             return self._broken(plan, str(error))
         if share is not None and (why := self.keeper.why_never(model.entry)) is not None:
-            logger.error("%s is not served: %s", plan.name, why)
             model.engine.residency.fail(why)
         return model
 
@@ -333,7 +335,6 @@ class ModelBuilder:
         return LoadedModel(plan, served, engine, entry, stamp, is_broken=False)
 
     def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
-        logger.error("%s is not served: %s", plan.name, reason)
         engine = self._engine(plan.name, EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
         engine.residency.fail(reason)
         unreadable = UnreadableModel(reason)

@@ -168,7 +168,6 @@ def _request(
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
-    is_free = output.constraint is None or output.constraint.grammar is None
     return GenerationRequest(
         id="",
         tokens=(),
@@ -180,7 +179,7 @@ def _request(
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
         reports_progress=params.details.progress,
-        ends_loops=context.options.end_loops and is_free and not sampling.ignore_eos,
+        ends_loops=context.options.end_loops and not sampling.ignore_eos,
         client=router_caller.client,
         account=router_caller.account,
         group=router_caller.group,
