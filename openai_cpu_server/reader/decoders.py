@@ -1,15 +1,12 @@
-"""Decoders of clients' pictures, sounds and documents, which may hang or die of their input. Libraries for
-pictures and sounds are loaded only in processes that decode them, the one for documents with the first
-document."""
+"""Decoders of clients' pictures and sounds, which may hang or die of their input. Their libraries are loaded
+only in processes that decode them."""
 
 from __future__ import annotations
 
 import array
 import contextlib
 import io
-import logging
 import math
-import re
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -200,55 +197,3 @@ def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
         return last
     energy = samples[first : first + stretches * width].astype("f8") ** 2
     return first + int(energy.reshape(stretches, width).sum(axis=1).argmin()) * width + width // 2
-
-
-_NO_TEXT = "invalid_file"
-_TOO_LONG = "file_too_large"
-_PDF, _PDF_WITHIN = b"%PDF-", 1024
-_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_LONE_HALVES = re.compile("[\ud800-\udfff]")
-"""A PDF may say of its glyphs that they are these."""
-_NO_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\x1b")
-
-
-def document_text(data: bytes, *, most_chars: int) -> str:
-    """Return the text of a PDF or of a text file. Raises InvalidRequest."""
-    text = "\n\n".join(_pages(data, most_chars)) if _PDF in data[:_PDF_WITHIN] else _plain_text(data)
-    if len(text) > most_chars:
-        raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
-    return text
-
-
-def _pages(data: bytes, most_chars: int) -> Iterator[str]:
-    import pypdf
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it logs each oddity of a file
-    num_chars, has_text = 0, False
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise InvalidRequest("the PDF is encrypted", code=_NO_TEXT)
-        for page in reader.pages:
-            text = _LONE_HALVES.sub("\ufffd", page.extract_text()).strip()
-            num_chars += len(text)
-            has_text = has_text or (not text.isspace() and text != "")
-            if num_chars > most_chars:
-                raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
-            yield text
-    except (InvalidRequest, MemoryError, RecursionError):
-        raise
-    except Exception as error:  # as above
-        raise InvalidRequest(f"the PDF is damaged ({error})"[:500], code=_NO_TEXT) from None
-    if not has_text:
-        raise InvalidRequest("the PDF has no text; its pages may be pictures", code=_NO_TEXT)
-
-
-def _plain_text(data: bytes) -> str:
-    mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
-    try:
-        text = data.decode("utf-8" if mark is None else _BYTE_ORDER_MARKS[mark])
-    except UnicodeDecodeError:
-        text = data.decode("cp1252", "replace")
-    if not _NO_CONTROLS.isdisjoint(map(ord, text)):
-        raise InvalidRequest("this is neither a PDF nor text", code=_NO_TEXT)
-    return text

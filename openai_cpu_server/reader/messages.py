@@ -34,6 +34,15 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"
 
 
+def valid_text(text: str) -> str:
+    """Replace unpaired surrogates, which JSON and PDFs can spell, by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 # -- work -------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +125,15 @@ class ReadDocument(msgspec.Struct, frozen=True, tag=True):
 
     data: bytes
     most_chars: int
+    charset: str = ""
+    """Encoding of plain text that its client names, or "" to find it."""
+
+
+class RenderPage(msgspec.Struct, frozen=True, tag=True):
+    """Show a page of a PDF as a picture. Raises InvalidRequest."""
+
+    data: bytes
+    number: int
 
 
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -138,6 +156,7 @@ Work = Union[
     OpenPicture,
     OpenSound,
     ReadDocument,
+    RenderPage,
     FindProfile,
 ]
 
@@ -184,6 +203,11 @@ class SoundOpened(msgspec.Struct, frozen=True, tag=True):
     pieces: tuple[Sound, ...]
 
 
+class DocumentRead(msgspec.Struct, frozen=True, tag=True):
+    parts: tuple[Union[str, int], ...]
+    """Texts, and numbers of pages that are pictures."""
+
+
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
@@ -208,10 +232,11 @@ Result = Union[
     GrammarAnswer,
     Picture,
     SoundOpened,
+    DocumentRead,
     Profiled,
     WorkRefused,
 ]
-"""Texts of documents and templates are plain, and so are lists of tokens."""
+"""Texts of templates are plain, and so are lists of tokens."""
 
 
 class WorkReply(msgspec.Struct, frozen=True):

@@ -50,7 +50,9 @@ from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader import messages as wire
-from openai_cpu_server.reader.decoders import decoded_picture, decoded_sounds, document_text, load_decoders
+from openai_cpu_server.reader.decoders import decoded_picture, decoded_sounds, load_decoders
+from openai_cpu_server.reader.documents.pdf import rendered_page
+from openai_cpu_server.reader.documents.read import document_parts
 from openai_cpu_server.reader.messages import (
     MakeGrammar,
     ModelSource,
@@ -60,6 +62,7 @@ from openai_cpu_server.reader.messages import (
     Work,
     WorkRefused,
     WorkReply,
+    valid_text,
 )
 
 _GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
@@ -180,7 +183,7 @@ class ReaderWorker:
                 return self._models[work.key].make_grammar(order)
             case wire.WriteTemplate():
                 return _written(work)
-            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument():
+            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument() | wire.RenderPage():
                 return _decoded(work)
             case wire.FindProfile():
                 return _profiled(work)
@@ -212,13 +215,17 @@ def _written(work: wire.WriteTemplate) -> str:
     return template.prompt(work.messages, work.suffix, most_chars=work.most_chars)
 
 
-def _decoded(work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument) -> Picture | wire.SoundOpened | str:
+def _decoded(
+    work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument | wire.RenderPage,
+) -> Picture | wire.SoundOpened | wire.DocumentRead:
     if isinstance(work, wire.OpenPicture):
         return decoded_picture(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
     if isinstance(work, wire.OpenSound):
         bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
         return wire.SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
-    return document_text(work.data, most_chars=work.most_chars)
+    if isinstance(work, wire.RenderPage):
+        return rendered_page(work.data, work.number)
+    return document_parts(work.data, most_chars=work.most_chars, charset=work.charset)
 
 
 def _kind(error: ServerError) -> str:
@@ -331,11 +338,22 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
 
 
 def _encoded(result: Result, *, is_last: bool) -> bytes:
+    """Unpaired surrogates, which PDFs, JSON and messages of errors may have, become U+FFFD."""
     try:
         return _encoder.encode(WorkReply(result, is_last))
     except UnicodeEncodeError:
-        message = "The result has unpaired surrogates, which are not characters."
-        return _encoder.encode(WorkReply(WorkRefused(kind=InvalidRequest.__name__, message=message), is_last))
+        valid = msgspec.convert(
+            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), Result
+        )
+        return _encoder.encode(WorkReply(valid, is_last))
+
+
+def _valid(value: object) -> object:
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, dict):
+        return {_valid(key): _valid(one) for key, one in value.items()}
+    return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:

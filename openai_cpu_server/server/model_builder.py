@@ -228,6 +228,7 @@ class ModelParts(NamedTuple):
             open_picture=self.read.picture,
             open_sound=self.read.sound,
             read_document=self.read.document,
+            render_page=self.read.page,
             write_template=self.read.write_template,
             content_digest=content_digest(model_files(self.header)),
         )
