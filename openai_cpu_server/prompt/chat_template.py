@@ -4,6 +4,7 @@ would exceed them."""
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import re
 import types
@@ -98,6 +99,8 @@ BINOP_CHECKS: dict[str, Callable[[object, object], None]] = {
 MAX_STEPS = 2_000_000
 """Loop iterations, seconds of work."""
 _STEPS_OF_A_CALL = 10
+_LIST_CHANGES = ("append", "insert", "pop")
+"""Methods that add one item at most."""
 
 
 @dataclass
@@ -116,11 +119,21 @@ class StepContext(Context):
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
         self.steps = _Steps(environment.max_steps)
+        self.root: StepContext | None = None
+        """Context of the template, or None if it is this one."""
+
+    @functools.cached_property
+    def _inputs(self) -> frozenset[int]:
+        return frozenset(map(id, _lists_in(self.parent)))
+
+    def is_input(self, value: list[object]) -> bool:
+        """Return True for a list that the template did not make itself."""
+        return id(value) in (self.root or self)._inputs
 
     def derived(self, locals: dict[str, Any] | None = None) -> StepContext:
         child = super().derived(locals)
         assert isinstance(child, StepContext)
-        child.steps = self.steps
+        child.steps, child.root = self.steps, self.root or self
         return child
 
 
@@ -161,11 +174,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(__context, StepContext)
         __context.steps.spend(_STEPS_OF_A_CALL)
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, list) and __obj.__name__ in _LIST_CHANGES and __context.is_input(owner):
+            raise SecurityError("an unsafe change of a list of the request")
         if isinstance(__obj, LoopContext) and args:
             args = (counted(__context, args[0]), *args[1:])
-        if isinstance(getattr(__obj, "__self__", None), str):
+        if isinstance(owner, str):
             check_numbers((*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow templates to change their own lists, as `call` checks."""
+        changes_list = attr in _LIST_CHANGES and type(obj) is list
+        return changes_list or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         BINOP_CHECKS[operator](left, right)
@@ -202,6 +223,18 @@ class _Bounds(NodeTransformer):
         self.generic_visit(node)
         pieces = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(pieces, "joined", [], [], None, None, lineno=node.lineno)
+
+
+def _lists_in(value: object) -> Iterator[list[object]]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            yield one
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
 
 
 @jinja2.pass_context

@@ -273,7 +273,6 @@ def test_what_concerns_several_parameters_at_once_is_named() -> None:
         ({"properties": {}, "required": "a"}, "required"),
         ({"required": [1]}, "required"),
         ({"required": ["a<b"]}, "required"),
-        ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
         (SEVERAL, "minProperties"),
     ],
 )
