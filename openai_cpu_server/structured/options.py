@@ -96,6 +96,7 @@ _LIMITS = {
     ),
     "rules": ("rules of the grammar", "use smaller 'minItems', 'minProperties' and 'minContains'"),
     "grammar": ("characters of the grammar", "remove properties, or split the schema into several requests"),
+    "symbols": ("symbols of the grammar", "remove properties, or split the schema into several requests"),
 }
 """Counted thing and advice, by limit."""
 
@@ -107,6 +108,7 @@ _OTHERS = {
     "regex_states": ("states of an automaton", "use smaller counts, and simpler look-around"),
     "regex_work": ("steps for automata", "use simpler patterns"),
     "grammar": ("characters of the grammar", "make it shorter"),
+    "symbols": ("symbols of the grammar", "make it shorter"),
 }
 
 

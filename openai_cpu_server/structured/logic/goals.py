@@ -174,10 +174,10 @@ class Goals:
                 if other.keys() < facts.keys()
                 and not any(_tells_names(facts[key]) for key in facts.keys() - other.keys())
             )
-            if (kept := next(general, None)) is None:
+            if (cover := next(general, None)) is None:
                 found.append(branch)
                 continue
-            for key, fact in kept.items():
+            for key, fact in cover.items():
                 self.table.join_places(fact.number, facts[key].number)
         return tuple(found)
 
