@@ -24,11 +24,11 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
-    DRAFT_KV_TYPE,
     KVType,
     batch_tokens,
     bytes_per_cell,
     encoder_memory,
+    planned_drafts,
     pool_cells,
     tokens_that_fit,
 )
@@ -359,10 +359,10 @@ def estimate_model(
     """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
     StartupError for unreadable files."""
     header = GgufHeader(Path(options.model_path))
-    draft = GgufHeader(Path(options.draft_model_path)) if options.draft_model_path else None
     kind, kv_type = model_kind(header), KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
-    weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
+    draft, _ = planned_drafts(header, options) if generates else (None, None)
+    weights = total_bytes(model_files(header)) + (0 if draft is None else draft.weights)
     encoder, ffn_width = (
         encoder_memory(options),
         header.get_int(header.for_architecture("feed_forward_length")),
@@ -371,7 +371,7 @@ def estimate_model(
     # the widest activation.
     step_bytes = 4 * batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
     token_bytes = bytes_per_cell(header, kv_type) if generates else 0
-    draft_bytes = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
+    draft_bytes = 0 if draft is None else draft.cell_bytes
     need = MemoryNeed(
         weights=weights + encoder.weights,
         cells=0,

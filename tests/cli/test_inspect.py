@@ -28,7 +28,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
-from openai_cpu_server.llama.model.kv_size import DeviceMemory, HostMemory, KVType
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, DraftSource, HostMemory, KVType
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
@@ -307,7 +307,7 @@ def test_what_it_says_is_what_serve_takes(
     )
     machine = SmallMachine(tmp_path, weights + free_bytes)
     facts = read_facts(header, model_tensors(header))
-    memory = read_memory(header, facts, options, machine, header if draft else None)
+    memory = read_memory(header, facts, options, machine, DraftSource(header) if draft else None)
     assert memory.left_bytes == free_bytes
     assert (memory.pool_tokens, memory.problem) == taken(options, machine)
 
