@@ -199,11 +199,11 @@ class World:
         if self.state == "removed":
             for model in self.registry.current[1:]:
                 self.registry.remove(model)
+        if self.state in ("ready", "restarting", "failed", "draining"):
+            await asyncio.gather(*(engine.residency.settled() for engine in self.engines))
         await asyncio.gather(*map(self._settle, self.engines))
 
     async def _settle(self, engine: EngineClient) -> None:
-        if self.state in ("ready", "restarting", "failed", "draining"):
-            await engine.residency.settled()
         if self.state == "restarting":
             self.door.close()
             assert engine.engine_pid is not None
