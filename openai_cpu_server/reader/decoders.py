@@ -1,21 +1,18 @@
-"""Decoders of clients' pictures and sounds, which may hang or die of their input. Their libraries are loaded
-only in processes that decode them."""
+"""Decoder of clients' pictures, which may hang or die of their input. Libraries for pictures and sounds are
+loaded only in processes that decode them."""
 
 from __future__ import annotations
 
-import array
 import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from openai_cpu_server.contract.media import Picture, PictureSize, Sound
+from openai_cpu_server.contract.media import Picture, PictureSize
 from openai_cpu_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -130,70 +127,3 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     _, brightest = image.getextrema()
     most = 65_535.0 if isinstance(brightest, (int, float)) and brightest > 255 else 255.0
     return image.convert("F").point(lambda level: level * (255.0 / most)).convert("L")
-
-
-SOUNDS = ("WAV", "MP3", "FLAC", "Ogg Vorbis")
-_NO_SOUND = "invalid_audio"
-_TOO_LONG_A_SOUND = "audio_too_large"
-_FRAMES_AT_ONCE = 16_384
-_LOUDEST = 1e8
-"""Samples beyond 1 are kept, as in llama.cpp, because some files hold integers as floats. Their spectrum
-is far from an overflow."""
-_SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
-
-
-def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    """Return one channel at this rate, in pieces that are cut where it is quiet. Raises InvalidRequest, for
-    too many samples as soon as they are decoded.
-
-    `most_at_once`: samples of the longest piece, or 0 for one piece.
-    """
-    import numpy as np
-
-    samples = np.frombuffer(_samples(data, rate, most_samples), np.float32)
-    if not samples.size:
-        raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
-    if not np.isfinite(samples).all():
-        raise InvalidRequest("the sound is damaged (it has samples that are not numbers)", code=_NO_SOUND)
-    if np.abs(samples).max() > _LOUDEST:
-        raise InvalidRequest("the sound is damaged (it has samples beyond all measure)", code=_NO_SOUND)
-    samples = samples.astype("<f4", copy=False)
-    return tuple(Sound.of(piece.tobytes()) for piece in _pieces(samples, rate, most_at_once))
-
-
-def _samples(data: bytes, rate: int, most_samples: int) -> bytearray:
-    import miniaudio
-
-    found = bytearray()
-    most_bytes = most_samples * array.array("f").itemsize
-    try:
-        parts = miniaudio.stream_memory(data, miniaudio.SampleFormat.FLOAT32, 1, rate, _FRAMES_AT_ONCE)
-        for part in parts:
-            found += part.tobytes()
-            if len(found) > most_bytes:
-                message = f"it is longer than {most_samples / rate:g} seconds"
-                raise InvalidRequest(message, code=_TOO_LONG_A_SOUND)
-    except (InvalidRequest, MemoryError, RecursionError):
-        raise
-    except Exception:  # the library knows no more than that it is none
-        names = ", ".join(SOUNDS)
-        raise InvalidRequest(f"this is not a sound of a known type ({names})", code=_NO_SOUND) from None
-    return found
-
-
-def _pieces(samples: np.ndarray, rate: int, most_at_once: int) -> Iterator[np.ndarray]:
-    within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
-    while most_at_once and len(samples) > most_at_once:
-        last = min(most_at_once, len(samples) - shortest)
-        end = _quietest(samples, max(last - within, shortest), last, int(_PAUSE_S * rate))
-        yield samples[:end]
-        samples = samples[end:]
-    yield samples
-
-
-def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
-    stretches = (last - first) // width
-    if stretches < 1:
-        return last
-    energy = samples[first : first + stretches * width].astype("f8") ** 2
-    return first + int(energy.reshape(stretches, width).sum(axis=1).argmin()) * width + width // 2
