@@ -347,7 +347,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     )
     max_sound_mb: int = Field(25, ge=1, description="largest sound, encoded; larger ones get 400")
     max_sound_seconds: int = Field(
-        1200, ge=1, description="seconds of sound in a conversation at most; more are refused while decoding"
+        7200, ge=1, description="seconds of sound in a conversation at most; more are refused while decoding"
     )
     allowed_media_domain: list[str] = Field(
         [],

@@ -118,6 +118,8 @@ class OpenSound(msgspec.Struct, frozen=True, tag=True):
     most_samples: int
     most_at_once: int
     """Samples of the longest piece, or 0 for one piece."""
+    first: int = 0
+    """Number of the first piece of the result, which has some of them."""
 
 
 class ReadDocument(msgspec.Struct, frozen=True, tag=True):
@@ -201,6 +203,7 @@ class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class SoundOpened(msgspec.Struct, frozen=True, tag=True):
     pieces: tuple[Sound, ...]
+    is_last: bool
 
 
 class DocumentRead(msgspec.Struct, frozen=True, tag=True):

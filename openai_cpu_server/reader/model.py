@@ -72,9 +72,14 @@ class ReadModel:
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
         """Decode a client's sound. Raises the same as `picture`."""
-        result = self._pool.do(wire.OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
-        assert isinstance(result, wire.SoundOpened)
-        return result.pieces
+        pieces, is_whole = list[Sound](), False
+        while not is_whole:
+            work = wire.OpenSound(data, rate, most_samples, most_at_once, len(pieces))
+            result = self._pool.do(work, kind=WorkKind.MEDIA)
+            assert isinstance(result, wire.SoundOpened)
+            pieces += result.pieces
+            is_whole = result.is_last
+        return tuple(pieces)
 
     def document(self, data: bytes, most_chars: int, charset: str) -> tuple[str | int, ...]:
         """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as
