@@ -225,14 +225,12 @@ class ModelFleet:
         task.add_done_callback(ended)
 
     def _named(self, name: str) -> LoadedModel:
-        """Raises ModelNotFound for a model that has been removed since it was chosen."""
         for model in self._models:
             if model.plan.name == name:
                 return model
-        raise ModelNotFound(name)
+        raise ModelNotFound(name)  # it has been removed since it was chosen
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """As `_named`."""
         return self._replacing[self._named(name).plan.name]
 
     async def _prepare_grammars(self) -> None:
