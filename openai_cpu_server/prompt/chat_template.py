@@ -16,18 +16,21 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
+from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.prompt.template import (
     CallShape,
     Message,
     SystemPlace,
     TemplateShape,
     template_messages,
+    to_json,
     tried,
 )
 
@@ -151,6 +154,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         self.filters["tojson"] = json_filter
+        self.filters["from_json"] = _from_json
         self.filters["counted"] = counted
         self.filters["joined"] = bounded_concatenation
         for name in ("center", "indent"):
@@ -267,6 +271,12 @@ def json_filter(
     )
 
 
+def _from_json(text: str) -> object:
+    """Parse JSON, as templates for llama.cpp do."""
+    check_json_size(text.encode(errors="surrogatepass"))
+    return json.loads(text)
+
+
 def _listed(value: object) -> object:
     if isinstance(value, types.GeneratorType):
         return list(value)
@@ -309,6 +319,11 @@ class ChatTemplate:
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
+        # Firefunction's template has other names for them.
+        names = find_undeclared_variables(environment.parse(source))
+        self._wants_functions = "functions" in names and "tools" not in names
+        if self._wants_functions:
+            self._constants["datetime"] = f"{now():%b %d %Y %H:%M:%S}"
         # Some templates take the length of their tools, and fail with None.
         self._no_tools: Sequence[Message] | None = None
         question: Sequence[Message] = [{"role": "user", "content": _NEEDLE}]
@@ -336,6 +351,8 @@ class ChatTemplate:
             "tools": tools or self._no_tools,
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._wants_functions:
+            variables["functions"] = to_json([tool.get("function") for tool in tools or ()])
         try:
             return self._template.render(variables)
         except _Refused as error:

@@ -377,10 +377,15 @@ def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> Thinkin
     budget = None if model is None else _budget(param, model)
     if budget == 0:
         is_on = False
-    variables: dict[str, object] = {} if is_on is None else {**switch(is_on)}
+    levels = () if model is None else model.form.levels
+    variables = {} if is_on is None else switch(is_on, levels)
     effort = param.effort if model is None or is_on is not False else "none"
     if effort is not None:
-        variables["reasoning_effort"] = effort if model is None else _nearest(effort, model.form.efforts)
+        if levels and effort == "none":
+            effort = levels[0]
+        elif model is not None:
+            effort = _nearest(effort, model.form.efforts or levels[1:])
+        variables["reasoning_effort"] = effort
     if model is None:
         return ThinkingPlan(
             {**variables, **param.variables}, is_on=None, skips_thinking=False, budget=None, is_hidden=False
@@ -419,10 +424,10 @@ class ThinkingOutputs:
     ) -> PlannedOutput:
         """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""
         form, stage = self.form, prompt.stage
-        if stage is ThinkingStage.BEHIND and not form.answer_end:
+        if stage is ThinkingStage.BEHIND and not (form.answer_end or form.answer_alone):
             return output
         shown = CallThinking(form, stage, plan.is_hidden)
-        marks = self._tokens(form.begin + form.end + form.answer_begin)
+        marks = self._tokens(form.begin + form.end + form.answer_begin + form.answer_alone)
         are_silent = any(not self.tokenizer.piece(token) for token in marks)
         output = msgspec.structs.replace(output, thinking=shown, shows_marks=are_silent)
         if stage is ThinkingStage.BEHIND:
