@@ -114,6 +114,9 @@ _Threads = Annotated[int, Field(ge=1, le=_MAX_THREADS)]
 _AS_BY_DEFAULT = _peer_values({"-1": None})
 
 
+_NO_DRAFT_FILE = ("auto", "own", "none")
+
+
 class ModelOptions(BaseModel):
     """Options of a model. Those of the server are the defaults of all models."""
 
@@ -246,8 +249,12 @@ class ModelOptions(BaseModel):
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
-    draft_model: str | None = Field(
-        None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    draft_model: str = Field(
+        "auto",
+        min_length=1,
+        description="what drafts beside prompt lookup: a small model with the same tokenizer, or a file with "
+        "a prediction head, named as --model is; own: the model's own head, or one in a file beside it or in "
+        "its repository; none; auto: its own where there is one",
     )
     draft_max: int = Field(
         ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
@@ -328,6 +335,7 @@ class ModelOptions(BaseModel):
             "cache_file": None if self.cache_file in ("auto", "off") else self.cache_file,
             "offload": self.offload,
             "draft_offload": self.draft_offload,
+            "head": self.draft_model if self.draft_model in _NO_DRAFT_FILE else "none",
         }
 
     @property
@@ -336,7 +344,7 @@ class ModelOptions(BaseModel):
 
     @property
     def draft_offload(self) -> Offload:
-        if self.draft_model is None:
+        if self.draft_model in _NO_DRAFT_FILE:
             return ON_CPU
         return Offload(gpu_layers=self.draft_gpu_layers, device=self.device)
 

@@ -22,7 +22,13 @@ from openai_cpu_server.llama.draft_head import DraftHead
 from openai_cpu_server.llama.draft_model import DraftModel, SmallModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.gguf.heads import HeadKind, PredictionHead, head_count, relative_cost
+from openai_cpu_server.llama.gguf.heads import (
+    HeadKind,
+    PredictionHead,
+    head_count,
+    relative_cost,
+    require_model,
+)
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
 from openai_cpu_server.llama.model.kv_size import (
@@ -212,6 +218,7 @@ class _Loader:
         """Decide everything that is known before a model is loaded."""
         options = self._options
         header = GgufHeader(Path(options.model_path))
+        require_model(header)
         draft, why = planned_drafts(header, options)
         if why is not None:
             logger.warning("no head drafts: %s", why)
@@ -371,6 +378,8 @@ class _Loader:
         drafts = plan.draft or plan.weights
         if drafts.head is not None:
             try:
+                if info.max_draft == 0:
+                    raise StartupError(f"{model.path} ({info.architecture}) cannot take back tokens.")
                 draft_model = self._load_head(drafts, drafts.head, model, vocabulary, context)
             except StartupError as error:
                 if self._options.head != "auto":

@@ -229,6 +229,13 @@ def test_two_heads_where_llama_cpp_computes_one(odd: dict[str, Path]) -> None:
     assert (found, "has 2 heads, but llama.cpp computes one of qwen35 models" in why) == (None, True)
 
 
+def test_a_lone_head_is_not_served(odd: dict[str, Path]) -> None:
+    """llama.cpp dies of the first token of such a hybrid."""
+    for path in (odd["stranger"], tiny_model_path(shape="tiny-gemma4-assistant"), odd["eagle"]):
+        with pytest.raises(StartupError, match=f"{path.name} is not a model: it drafts"), loaded(path):
+            pass
+
+
 def test_its_cells_are_counted(odd: dict[str, Path]) -> None:
     header = GgufHeader(odd["model"])
     drafts, _ = planned_drafts(header, small(odd["model"]))

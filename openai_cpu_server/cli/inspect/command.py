@@ -44,7 +44,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
 from openai_cpu_server.llama.model.kv_size import planned_drafts
 from openai_cpu_server.llama.offload.choice import NO_DEVICE
-from openai_cpu_server.model_source import local_model, projector_of
+from openai_cpu_server.model_source import drafting_file, local_model, projector_of
 
 
 class InspectReport(msgspec.Struct, frozen=True):
@@ -373,7 +373,7 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     """Options are those of `serve`, but without the prefix cache, which cannot be measured."""
     folder, machine = settings.profile_dir, Machine()
     profile = load_profile(header.path, folder) if settings.profile == "auto" else None
-    draft = local_model(settings.draft_model) if settings.draft_model else None
+    draft = drafting_file(header.path, settings.draft_model, find=local_model)
     projector = projector_of(header.path, settings.mmproj, find=local_model) if facts.generates_text else None
     options = settings.engine_options(
         header.path, cache_bytes=0, draft_model_path=draft, projector_path=projector

@@ -76,6 +76,11 @@ def head_count(header: GgufHeader) -> int:
     return header.get_int(header.for_architecture("nextn_predict_layers")) or 0
 
 
+def may_have_head(header: GgufHeader) -> bool:
+    """Return True if heads for models of this architecture exist."""
+    return header.architecture in _SUPPORTED or header.architecture in _MODEL_OF_ASSISTANT.values()
+
+
 def head_in(header: GgufHeader) -> PredictionHead | None:
     """Return the head of a file, or None if it has none. Raises `StartupError` for one that cannot draft."""
     architecture, count = header.architecture, head_count(header)
@@ -128,6 +133,12 @@ def only_drafts(header: GgufHeader) -> bool:
         return True
     is_whole = (header.get_int("split.count") or 1) == 1
     return bool(head_count(header)) and is_whole and 0 not in _by_layer(file_tensors(header))
+
+
+def require_model(header: GgufHeader) -> None:
+    """Raise `StartupError` for a file that only drafts. llama.cpp dies of some as models."""
+    if only_drafts(header):
+        raise StartupError(f"{header.path} is not a model: it drafts for one, as --draft-model of that.")
 
 
 def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
