@@ -50,7 +50,7 @@ class Parameters(msgspec.Struct, frozen=True):
         """Return True if the value is raw text, and no choice resembles its end."""
         if not parameter.is_text:
             return False
-        forbidden = (self.raw_end, self.raw_end.strip())
+        forbidden: tuple[str, ...] = (self.raw_end, self.raw_end.strip())
         if self.is_python:
             forbidden = ("'", "\\", "\n", '"')
         elif self.wrapping[0]:
