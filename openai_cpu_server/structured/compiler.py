@@ -323,7 +323,7 @@ def grammar_maker(
             lark=lark,
             rules=packed_rules(compiled.rules),
             unenforced=tuple((each.path, each.keyword) for each in compiled.unenforced),
-            share=compiled.share,
+            share=compiled.share + translation.share,
             is_raw=compiled.is_raw,
         )
 

@@ -247,12 +247,14 @@ def _of_conversation(
     tools = usable_tools(params.tools)
     maker = PromptMaker(params, conversation.path, tools, model, info)
     template = maker.template
+    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
+    if params.last_tokens is None:  # a prompt that is too long is refused before its grammar is made
+        output_budget(params, len(prompt.tokens), info, context.options, model.defaults.max_output_tokens)
     if tools is None or tools.use is None:
         output = answer_output(params.form, model.grammars)
     else:
         outputs = ToolOutputs(template.tool_format, model.grammars, model.tokenizer)
         output = outputs.plan(tools, tools.use, params.form)
-    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
     if template.thinking is None:
         output = msgspec.structs.replace(output, ignored=params.thinking.paths)
     else:

@@ -221,6 +221,7 @@ class Translation:
         work = work or Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
+        self.share = work.share
         check_symbols(self._plan)
         found = order(self._plan.rules, ROOT)
         if found.deepest:

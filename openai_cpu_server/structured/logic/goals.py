@@ -125,6 +125,7 @@ class Goals:
         self._truths = PlainTruths(table, look_up)
         self._branches: dict[tuple[Goal, JsonKind], tuple[Branch, ...]] = {}
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
+        self._possible_anywhere: dict[Goal, bool] = {}
         self._depth = 0
         self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
         self.expand: Callable[[nodes.Unevaluated], int] = lambda node: TRUE
@@ -144,7 +145,12 @@ class Goals:
         if goal == ANYTHING:
             return True
         if kind is None:
-            return any(self.satisfiable(goal, k) for k in JsonKind)
+            if (is_possible := self._possible_anywhere.get(goal)) is not None:
+                return is_possible
+            found = any(self.satisfiable(goal, k) for k in JsonKind)
+            if self._depth == 0:  # else it may depend on what is still assumed
+                self._possible_anywhere[goal] = found
+            return found
         key = (goal, kind)
         if key not in self._possible:
             if self._depth > _DEEP:

@@ -23,6 +23,8 @@ class JsonKind(enum.Enum):
     ARRAY = "array"
     OBJECT = "object"
 
+    __hash__ = object.__hash__  # an enum's own is written in Python, and kinds are keys everywhere
+
 
 class Constant(msgspec.Struct, frozen=True):
     value: bool
