@@ -359,10 +359,10 @@ class _Literal:
             self._quote = char
             return self._item('"'), at + 1, False
         if char in _CLOSERS:
-            begun = self._item("[" if char == "(" else char)
+            opening = self._item("[" if char == "(" else char)
             self._closers.append(_CLOSERS[char])
             self._is_key = char == "{"
-            return begun, at + 1, False
+            return opening, at + 1, False
         if not self._closers and self._end:
             text, end, _ = text[at:].partition(self._end)
             return (_scalar(text.strip()), at + len(text), True) if end else None
