@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -124,7 +124,8 @@ class ModelFleet:
         if not self._is_alone:
             self._want_first()
         self._spawn(self._look_at_files())
-        self._spawn(self._prepare_grammars())
+        if not self._models[0].is_broken:
+            self._spawn(prepare_grammars(self._models[0].served, self.requests))
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -230,19 +231,6 @@ class ModelFleet:
         """As `_named`."""
         return self._replacing[self._named(name).plan.name]
 
-    async def _prepare_grammars(self) -> None:
-        """Read a large vocabulary for grammars once the server is idle, because the first schema would wait
-        for that."""
-        model = self._models[0]
-        if model.is_broken or model.served.tokenizer.vocab_size < _LARGE_VOCABULARY:
-            return
-        while True:
-            await asyncio.sleep(_LOOK_AT_FILES_S)
-            if model.engine.status().state is EngineState.READY and not self.requests():
-                break
-        with contextlib.suppress(ServerError):  # the first schema tells its client
-            await asyncio.to_thread(model.served.grammars.of_any_object, "")
-
     async def _look_at_files(self) -> None:
         """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""
         seen: dict[str, FileStamp | None] = {}
@@ -337,6 +325,19 @@ class ModelFleet:
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+
+async def prepare_grammars(
+    model: ServedModel, requests: Callable[[], Collection[object]], *, look_s: float = _LOOK_AT_FILES_S
+) -> None:
+    """Read a large vocabulary for grammars once the server is idle, because the first schema would wait for
+    that. `requests`: live ones of all models."""
+    if model.tokenizer.vocab_size < _LARGE_VOCABULARY:
+        return
+    while model.engine.state is not EngineState.READY or requests():  # noqa: ASYNC110 (once in a life)
+        await asyncio.sleep(look_s)
+    with contextlib.suppress(ServerError):  # the first schema tells its client
+        await asyncio.to_thread(model.grammars.of_any_object, "")
 
 
 def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:
