@@ -362,7 +362,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     allowed_media_host: list[OwnHost] = Field(
         [],
-        description="fetch them also from this host with a private address, such as `nas.lan` or `minio:9000`; "
+        description="fetch them also from this host with a private address, such as `nas.lan`, `minio:9000`; "
         "without a port from the usual one; may be given several times",
     )
     media_dir: Path | None = Field(
