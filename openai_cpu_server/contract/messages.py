@@ -108,7 +108,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     draft_max: int = 31
     """Maximum draft tokens of one sequence in a step."""
     draft_model_path: str | None = None
-    """Small model with the same vocabulary."""
+    """Small model with the same vocabulary, or a file with a prediction head."""
+    head: Literal["auto", "own", "none"] = "auto"
+    """Use of prediction heads. auto: that of the model's file, or of `draft_model_path`, if it can be used.
+    own: it must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
     projector_path: str | None = None
     """File with the encoder of pictures and sounds, or None if the model takes text only."""
     adapters: tuple[Adapter, ...] = ()

@@ -186,7 +186,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int | None = None
     """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
     draft_cost: float | None = None
-    """Approximate cost of a token in the draft model relative to this model's, or None without one."""
+    """Approximate cost of a drafted token relative to this model's, or None without a model or head
+    that drafts."""
+    draft_head: str | None = None
+    """Kind of the prediction head that drafts: single, chained or shared; None without one."""
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()

@@ -85,6 +85,7 @@ def attention_proofs() -> Iterator[Operation]:
         (5, 96, 4, 2, 64, 64, GgmlType.Q8_0),
         (1, 300, 8, 1, 512, 512, GgmlType.F16),
         (3, 100, 20, 1, 576, 512, GgmlType.F16),
+        (5, 96, 4, 2, 64, 64, GgmlType.F32),
     ):
         q = random.standard_normal((2, rows, heads, width), np.float32)
         k, v = random.standard_normal((2, cells, kv_heads, width), np.float32)

@@ -485,6 +485,8 @@ class SlotTable:
         end = source.position(verb.end)
         if not self._context.copies_whole or self._context.num_positions(verb.source) == end:
             self._context.share(verb.source, verb.slot, 0, end)
+            if self._draft_model is not None:
+                self._draft_model.share(verb.source, verb.slot, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
         if not self._info.state_bytes:  # else its positions are known only with its state

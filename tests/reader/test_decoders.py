@@ -10,7 +10,8 @@ from pypdf import PdfWriter
 from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from openai_cpu_server.contract.media import PictureSize
-from openai_cpu_server.reader.decoders import decoded_picture, document_text
+from openai_cpu_server.reader.decoders import decoded_picture
+from openai_cpu_server.reader.documents.read import document_parts
 
 LARGEST = 2048 * 2048
 
@@ -61,4 +62,4 @@ def test_half_a_character_of_a_document_is_a_replacement_character() -> None:
     page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
     file = io.BytesIO()
     writer.write(file)
-    assert document_text(file.getvalue(), most_chars=100) == "\ufffdC"
+    assert document_parts(file.getvalue(), most_chars=100).parts == ("[Page 1]\n\ud800C",)

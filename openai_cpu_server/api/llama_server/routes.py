@@ -37,7 +37,7 @@ class DefaultSettings(msgspec.Struct, frozen=True):
 
 class PropsModalities(msgspec.Struct, frozen=True):
     vision: bool
-    audio: bool = False
+    audio: bool
     video: bool = False
 
 
@@ -135,7 +135,7 @@ class LlamaServerRoutes:
             model_alias=chosen.name,
             model_ftype=(model.quantisation or "").upper(),
             model_path=PurePath(info.path).name,
-            modalities=PropsModalities(info.sees),
+            modalities=PropsModalities(info.sees, info.hears),
             chat_template=model.template_source or "",
             bos_token=model.tokenizer.bos_text,
             eos_token=model.tokenizer.eos_text,
