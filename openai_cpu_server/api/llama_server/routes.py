@@ -57,6 +57,8 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     build_info: str
     is_sleeping: bool
+    kernels: dict[str, str]
+    """As in `/health`: what computes products, attention and the rest."""
 
 
 class NextToken(msgspec.Struct, frozen=True):
@@ -139,6 +141,7 @@ class LlamaServerRoutes:
             eos_token=model.tokenizer.eos_text,
             build_info=f"openai-cpu-server {__version__}",
             is_sleeping=model.engine.state is EngineState.ASLEEP,
+            kernels=info.computed_by,
         )
         return json_response(props)
 
