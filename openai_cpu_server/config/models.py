@@ -220,9 +220,10 @@ class ModelOptions(BaseModel):
         "auto",
         description="repack weights for this CPU at load; auto: if that is faster, measured once for a file",
     )
-    kernels: Literal["auto", "off"] = Field(
+    kernels: Literal["auto", "no-tiles", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for",
+        description="off: ggml computes everything; auto: our kernels do what they are proved for; no-tiles: "
+        "without those for AMX",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,

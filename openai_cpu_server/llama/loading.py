@@ -21,7 +21,7 @@ from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
+from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
@@ -192,7 +192,7 @@ class _Loader:
         if draft is not None:
             draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
         weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
-        leave_to_ggml(weights.layout, kernels)
+        use_layout(weights.layout, kernels)
         kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
         host_memory = HostMemory.of(
             header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory

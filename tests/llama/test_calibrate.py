@@ -251,7 +251,8 @@ def chosen(model: Path, folder: Path | None, **more: object) -> WeightLayout:
 
 
 def keep(model: Path, folder: Path, layout: WeightLayout, kernels: Kernels) -> None:
-    key = LayoutKey.here(model, products=kernels.products.instruction_set)
+    sets = kernels.instruction_sets
+    key = LayoutKey.here(model, products=sets["products"], tiles=sets["tiles"])
     Measured(folder, LayoutKey, WeightLayout).put(key, layout)
 
 
