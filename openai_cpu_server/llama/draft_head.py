@@ -208,9 +208,22 @@ class DraftHead(DraftModel):
             _HeadCells(context, width, is_cut=head.is_cut, keeps_cells=keeps_cells) for context in contexts
         ]
         self._tracks: dict[int, _Track] = {}
-        target.give_hidden_rows(of_outputs=False)
+        self._listens = False
+        self.listen(reads_along=True)
+
+    def listen(self, *, reads_along: bool) -> None:
+        if reads_along == self._listens:
+            return
+        self._listens = reads_along
+        if reads_along:
+            self._target.give_hidden_rows(of_outputs=False)
+        else:
+            self._target.give_no_hidden_rows()
+            self._tracks.clear()
 
     def note(self, spans: Sequence[Span]) -> None:
+        if not self._listens:
+            return
         rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))
         first = 0
         for span in spans:

@@ -62,6 +62,10 @@ class DraftModel(Protocol):
         """Tokens of the slot that were read for drafting only."""
         return 0
 
+    def listen(self, *, reads_along: bool) -> None:
+        """Begin or end to read along with the model."""
+        return
+
     def note(self, spans: Sequence[Span]) -> None:
         """Take the hidden rows of these spans, which the model has just computed. Starts are positions."""
         return

@@ -21,7 +21,7 @@ from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import HostMemory, KVType, planned_drafts
 from tests.fakes import SPECULATION
-from tests.llama.driver import GREEDY, answers, do, feed, loaded, opened, small
+from tests.llama.driver import GREEDY, answers, do, feed, generate, loaded, opened, small
 from tests.llama.odd_models import header_only, rewritten
 from tests.tiny_model import make_model, tiny_model_path
 
@@ -245,3 +245,18 @@ def test_its_cells_are_counted(odd: dict[str, Path]) -> None:
     assert planned_drafts(header, small(odd["model"], speculation="off")) == (None, None)
     chain = GgufHeader(tiny_model_path(shape="tiny-step35-heads"))
     assert planned_drafts(chain, small(chain.path))[0].cell_bytes == 3 * 3 * 2 * (32 + 32)
+
+
+def test_steps_that_it_does_not_read_are_a_hole(backend: LlamaBackend) -> None:
+    """Drafts go on behind it, and answers stay the same."""
+    text, expected = list(TEXT[:80]), generate(backend, TEXT[:80], 12)
+    with opened(backend, 0, text):
+        feed(backend, 0, 0, text[:40])
+        backend.execute(Step(spans=(Span(0, 40, tuple(text[40:79]), False),), reads_along=False))
+        assert drafted(backend, 0, text) == []
+        while len(text) < 92:
+            span = Span(0, len(text) - 1, (text[-1],), True, num_to_draft=2)
+            result = backend.execute(Step(spans=(span,), reads_along=len(text) > 84))
+            assert (result.drafted[0].num_thought > 0) == (len(text) > 85)
+            text += [result.samples[0].token, *(one.token for one in result.further.get(0, ()))]
+    assert text[80:92] == expected
