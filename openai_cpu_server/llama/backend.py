@@ -209,6 +209,7 @@ class StepRunner:
                 span.num_to_read,
                 slot.position(span.start),
                 len(span.tokens),
+                slot.masked_draft(),
             )
             for span in spans
             if span.num_to_draft and (slot := self._slots[span.slot])
@@ -217,7 +218,12 @@ class StepRunner:
             return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
         started = time.perf_counter()
-        drafts = self._draft_model.draft(requests)
+        try:
+            drafts = self._draft_model.draft(requests)
+        finally:
+            for request in requests:
+                if request.masks is not None:
+                    request.masks.undo()
         return drafts, 1000 * (time.perf_counter() - started)
 
     def _with_draft(self, span: Span, drafts: Drafts) -> Span:
