@@ -200,17 +200,23 @@ _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 """`name`, `name[]` of a list, or `name[key]` of an object."""
 
 
+_JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "undefined": "null"}
+
+
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate a form's fields; numbers, `true` and `false` are JSON text. Raises InvalidRequest."""
+    """Validate a form's fields; an empty one is absent, and numbers, objects and booleans are JSON text, also
+    as Python and JavaScript write them. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
         at, key = match.groups() if match is not None else (name, None)
         field = schema.model_fields.get(at)
         value: object = text
+        if field is not None and not text.strip():
+            continue
         if field is not None and not _takes_text(field.annotation):
             with suppress(ValueError, RecursionError):
-                value = json.loads(text)
+                value = json.loads(_JSON_WORDS.get(text.strip().lower(), text))
         if key:
             found[at] = {**(found[at] if isinstance(found.get(at), dict) else {}), key: value}
         elif key is not None or at in found:

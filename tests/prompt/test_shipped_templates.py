@@ -223,4 +223,4 @@ of the prompt as it was sent. [Tools](structured-output.md#tools) describes the 
 def test_the_manual_shows_the_templates() -> None:
     heads = ("Template", "Format", "Thoughts' marks", "Earlier calls", "Thoughts", "Conversations")
     page = HEAD + table(heads, (facts.row for facts in recorded()))
-    assert page == external_file(Path(__file__).parents[2] / "docs" / "templates.md")
+    assert page == external_file(Path(__file__).parents[2] / "docs" / "templates.md", format=".txt")

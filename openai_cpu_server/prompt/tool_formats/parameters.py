@@ -52,7 +52,7 @@ class Parameters(msgspec.Struct, frozen=True):
         """Return True if the value is raw text, and no choice resembles its end."""
         if not parameter.is_text:
             return False
-        forbidden = (self.raw_end, self.raw_end.strip())
+        forbidden: tuple[str, ...] = (self.raw_end, self.raw_end.strip())
         if self.is_python:
             forbidden = ("'", "\\", "\n", '"')
         elif self.wrapping[0]:
@@ -154,9 +154,16 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def next_part(self) -> re.Pattern[str]:
-        name = f"(?P<name>[^{re.escape(self.close[0])}]+?)"
-        begin = regex_of(self.begin, name)
-        return re.compile(rf"[\s,]*(?:(?P<close>{re.escape(self.close)})|{begin})")
+        """Match the next parameter's name, or the end of the call. Text that is neither is read once: a name
+        without a tag begins the text and has no separator, because other places would be tried for each
+        character."""
+        close = f"(?P<close>{re.escape(self.close)})"
+        if isinstance(self.begin[0], str):
+            name = f"(?P<name>[^{re.escape(self.close[0])}]+?)"
+            return re.compile(f"{close}|{regex_of(self.begin, name)}")
+        sign, others = re.escape(str(self.begin[1])), re.escape(self.close)
+        name = rf"(?P<name>[^\s,{others}{sign}][^{others}{sign}]*)"
+        return re.compile(rf"\A[\s,]*(?:{close}|{name}{sign})")
 
 
 _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "number", float: "number", list: "array"}
@@ -356,10 +363,10 @@ class _Literal:
             self._quote = char
             return self._item('"'), at + 1, False
         if char in _CLOSERS:
-            begun = self._item("[" if char == "(" else char)
+            opening = self._item("[" if char == "(" else char)
             self._closers.append(_CLOSERS[char])
             self._is_key = char == "{"
-            return begun, at + 1, False
+            return opening, at + 1, False
         if not self._closers and self._end:
             text, end, _ = text[at:].partition(self._end)
             return (_scalar(text.strip()), at + len(text), True) if end else None

@@ -58,7 +58,10 @@ def has_mark(text: str) -> bool:
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
-    """The name is the group. An open end stops before a mark."""
+    """The name is the group. An open end stops before a mark. A name at the beginning is tried once, and not
+    from each of its letters."""
+    if pattern[0] is PatternSlot.NAME and name == _NAME:
+        name = rf"(?<![A-Za-z0-9_.-]){name}"
     slots = {**_REGEX, PatternSlot.NAME: name}
     found = "".join(re.escape(x) if isinstance(x, str) else slots.get(x, r"\s*") for x in pattern)
     return found + r"(?=[<{])" if pattern[-1] in _OPEN else found
