@@ -89,6 +89,8 @@ class ThreadKind(enum.Enum):
     """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
     HUGE = 1
     """Bodies above `_HUGE_BYTES`, which hold it for tens of milliseconds. One at a time."""
+    DOCUMENT = 4
+    """Documents, each of which may compute for ten seconds: schemas and pictures need the slow threads."""
     FETCH = 16
 
 
@@ -104,9 +106,10 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
     return await thread_lane(kind).run(partial(_contained, work))
 
 
-async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
-    """Run work that may wait for a reader. Slow work waits only for slow work. Raises NativePanic."""
-    kind = ThreadKind.SLOW if is_slow else ThreadKind.QUICK
+async def in_thread(work: Callable[[], T], *, is_slow: bool = False, kind: ThreadKind | None = None) -> T:
+    """Run work that may wait for a reader. Slow work waits only for slow work. `kind`: threads of its own.
+    Raises NativePanic."""
+    kind = kind or (ThreadKind.SLOW if is_slow else ThreadKind.QUICK)
     return await thread_lane(kind).run(partial(_contained, work))
 
 

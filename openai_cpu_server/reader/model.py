@@ -78,7 +78,7 @@ class ReadModel:
 
     def document(self, data: bytes, most_chars: int) -> str:
         """Return the text of a client's file. Raises the same as `picture`."""
-        result = self._pool.do(wire.ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
+        result = self._pool.do(wire.ReadDocument(data, most_chars), kind=WorkKind.DOCUMENT)
         assert isinstance(result, str)
         return result
 

@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.contract.media import DEAF, MediaItem, Picture, Sound
 from openai_cpu_server.errors import DeadlyInput, EngineUnavailable, InvalidRequest, JobObjectNotFound, wrong
-from openai_cpu_server.http.body import in_thread
+from openai_cpu_server.http.body import ThreadKind, in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
@@ -162,7 +162,7 @@ class AttachmentFinder:
             if (text := self._texts.find(digest)) is not None:
                 return text
             reading = partial(model.read_document, data, self._options.max_document_chars)
-            return self._texts.add(digest, await in_thread(reading, is_slow=True))
+            return self._texts.add(digest, await in_thread(reading, kind=ThreadKind.DOCUMENT))
 
     async def _items(
         self, attachments: Iterable[Attachment], model: ServedModel, owner: str
