@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -22,6 +23,10 @@ from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
 LATEST = "latest"
+_SIZE_TAG = re.compile(r"(?i)(\d+(?:\.\d+)?)([mb])(?:-(?:instruct|chat|it|text))?(?:-([qifbm]\w+))?")
+"""Ollama's tag of a size, such as `1.5b` or `135m-instruct-q4_K_M`."""
+_SIZE_TOLERANCE = 1.4
+"""`llama3.2:1b` has 1.24 billion parameters, `gemma2:2b` 2.6. Models of one family differ by 1.8 and more."""
 _WORST_FIRST = (
     EngineState.FAILED,
     EngineState.STOPPED,
@@ -117,8 +122,8 @@ class ModelRegistry:
 
     `allowed`: names that a caller may use, or None for all; other names do not exist for it. An adapter is
     called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's clients send for
-    a name without a tag, means the model. `llama3.2:3b` means `llama-3.2-3b` if there is no `llama3.2`,
-    because Ollama puts a size behind a colon.
+    a name without a tag, means the model. Ollama puts a size behind a colon: `llama3.2:3b` means `llama3.2`
+    if that has this size, or `llama-3.2-3b` if there is no `llama3.2`.
     """
 
     def __init__(
@@ -207,8 +212,9 @@ class ModelRegistry:
             models = {id(self._by_name[each]) for each in alike}
             return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
         model = self._by_name[base]
-        if adapter == LATEST and name not in _adapted_names(model):
-            return ChosenModel(base, model)
+        size = _SIZE_TAG.fullmatch(adapter)
+        if (adapter == LATEST or size is not None) and name not in _adapted_names(model):
+            return ChosenModel(base, model) if size is None or _has_size(model, size) else None
         return ChosenModel(name, model, adapter)
 
     def _derived(self, name: str) -> ChosenModel | None:
@@ -360,6 +366,13 @@ def _meant(name: str, there: Sequence[str]) -> str | None:
 
 def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace(":", "")
+
+
+def _has_size(model: ServedModel, tag: re.Match[str]) -> bool:
+    size = float(tag[1]) * (1e6 if tag[2].lower() == "m" else 1e9)
+    info = model.engine.info
+    is_near = info is not None and 1 / _SIZE_TOLERANCE <= info.num_parameters / size <= _SIZE_TOLERANCE
+    return is_near and (tag[3] is None or tag[3].lower() == model.quantisation)
 
 
 def _adapted_names(model: ServedModel) -> Iterator[str]:

@@ -127,8 +127,11 @@ class ServedModel:
     open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _NO_SOUND
     """Decodes a sound. Arguments: data, sample rate, maximum of samples in all and per piece (0: one
     piece). As `open_picture`."""
-    read_document: Callable[[bytes, int], str] = _NO_DOCUMENTS
-    """Extracts text. Arguments: data, maximum of characters. As `open_picture`."""
+    read_document: Callable[[bytes, int, str], tuple[str | int, ...]] = _NO_DOCUMENTS
+    """Extracts texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
+    or "". As `open_picture`."""
+    render_page: Callable[[bytes, int], Picture] = _NO_PICTURES
+    """Shows a page of a PDF. Arguments: data, number. As `open_picture`."""
     write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _NO_TEMPLATES
     """Renders a client's template. Arguments: template, messages, suffix, context size in tokens. As
     `open_picture`."""

@@ -44,6 +44,8 @@ _LAST_CALLS_S = 2.0
 _LOOK_S = 0.05
 _LARGE_VOCABULARY = 30_000
 """Tokens. To read so many for grammars takes a reader 0.3 seconds."""
+_PREPARE_S = 5.0
+"""Interval of checks whether the server is idle, and may prepare for schemas."""
 _LOOK_AT_FILES_S = 1.0
 """Interval of checks for changed files of sleeping models, whose requests must be tokenized for the file
 that will be loaded."""
@@ -71,9 +73,12 @@ class ModelFleet:
         self._builder = ModelBuilder(settings, telemetry, self._keeper, readers, num_models, self._is_alone)
         try:
             self._models = self._built(plans)
-            states = [model.engine.status() for model in self._models]
-            if all(status.state is EngineState.FAILED for status in states) and not may_grow:
-                raise StartupError("; ".join(f"{status.reason}" for status in states))
+            states = {model.plan.name: model.engine.status() for model in self._models}
+            failed = {name: one.reason for name, one in states.items() if one.state is EngineState.FAILED}
+            if len(failed) == len(states) and not may_grow:
+                raise StartupError("; ".join(map(str, failed.values())))
+            for name, reason in failed.items():
+                logger.error("%s is not served: %s", name, reason)
             kinds = {
                 name: None if model.is_broken else model.served.kind
                 for model in self._models
@@ -125,7 +130,9 @@ class ModelFleet:
             self._want_first()
         self._spawn(self._look_at_files())
         if not self._models[0].is_broken:
-            self._spawn(prepare_grammars(self._models[0].served, self.requests))
+            self._spawn(
+                prepare_grammars(self._models[0].served, self.requests, self.readers.start_program_reader)
+            )
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -221,14 +228,12 @@ class ModelFleet:
         task.add_done_callback(ended)
 
     def _named(self, name: str) -> LoadedModel:
-        """Raises ModelNotFound for a model that has been removed since it was chosen."""
         for model in self._models:
             if model.plan.name == name:
                 return model
-        raise ModelNotFound(name)
+        raise ModelNotFound(name)  # it has been removed since it was chosen
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """As `_named`."""
         return self._replacing[self._named(name).plan.name]
 
     async def _look_at_files(self) -> None:
@@ -328,16 +333,21 @@ class ModelFleet:
 
 
 async def prepare_grammars(
-    model: ServedModel, requests: Callable[[], Collection[object]], *, look_s: float = _LOOK_AT_FILES_S
+    model: ServedModel,
+    requests: Callable[[], Collection[object]],
+    start_reader: Callable[[], None],
+    *,
+    look_s: float = _PREPARE_S,
 ) -> None:
-    """Read a large vocabulary for grammars once the server is idle, because the first schema would wait for
-    that. `requests`: live ones of all models."""
-    if model.tokenizer.vocab_size < _LARGE_VOCABULARY:
-        return
+    """Start a reader for programs and read a large vocabulary for grammars once the server is idle, because
+    the first schema would wait for both. `requests`: live ones of all models."""
+    await asyncio.sleep(look_s)
     while model.engine.state is not EngineState.READY or requests():  # noqa: ASYNC110 (once in a life)
         await asyncio.sleep(look_s)
-    with contextlib.suppress(ServerError):  # the first schema tells its client
-        await asyncio.to_thread(model.grammars.of_any_object, "")
+    await asyncio.to_thread(start_reader)
+    if model.tokenizer.vocab_size >= _LARGE_VOCABULARY:
+        with contextlib.suppress(ServerError):  # the first schema tells its client
+            await asyncio.to_thread(model.grammars.of_any_object, "")
 
 
 def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:

@@ -67,12 +67,12 @@ def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[
 
 def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
-        model.document(SLOW, 10_000_000)
+        model.document(SLOW, 10_000_000, "")
     assert pool.deaths == 0
     wait_until(lambda: len(pool.pids) == 2)
     with suspended(*pool.pids), pytest.raises(InvalidRequest):
-        model.document(SLOW, 10_000_000)
-    assert model.document(b"a short text", 100) == "a short text"
+        model.document(SLOW, 10_000_000, "")
+    assert model.document(b"a short text", 100, "") == ("a short text",)
 
 
 def test_a_process_that_computes_is_not_taken_for_silent() -> None:
@@ -93,13 +93,13 @@ def test_work_of_one_kind_waits_for_no_other_kind(
     pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
 ) -> None:
     before = set(pool.pids)
-    assert model.document(b"starts the process", 100)
+    assert model.document(b"starts the process", 100, "")
     with suspended(*(set(pool.pids) - before)):
-        document = begun(threads, ANN, lambda: model.document(b"another", 100))
+        document = begun(threads, ANN, lambda: model.document(b"another", 100, ""))
         wait_until(lambda: pool.load()["document"].running == 1)
         assert isinstance(model.make_grammar(schema_order(30)), MadeGrammar)
         assert model.tokenizer.encode("Hello", add_special=False, parse_special=False)
-    assert document.result() == "another"
+    assert document.result() == ("another",)
 
 
 def test_a_picture_waits_for_no_document(
@@ -107,15 +107,15 @@ def test_a_picture_waits_for_no_document(
 ) -> None:
     """Documents of two other clients take all places that there are for them."""
     before = set(pool.pids)
-    assert model.document(b"starts the process", 100)
+    assert model.document(b"starts the process", 100, "")
     with suspended(*(set(pool.pids) - before)):
-        first = begun(threads, ANN, lambda: model.document(b"first", 100))
+        first = begun(threads, ANN, lambda: model.document(b"first", 100, ""))
         wait_until(lambda: pool.load()["document"].running == 1)
-        second = begun(threads, EVE, lambda: model.document(SLOW, 10_000_000))
+        second = begun(threads, EVE, lambda: model.document(SLOW, 10_000_000, ""))
         wait_until(lambda: pool.load()["document"].running == 2 or second.done())
         picture = begun(threads, BOB, lambda: model.picture(encoded(Image.new("RGB", (9, 9))), 10_000, 0))
         assert isinstance(picture.result(), Picture)
-    assert first.result() == "first"
+    assert first.result() == ("first",)
     with pytest.raises(InvalidRequest):
         second.result()
 
@@ -126,7 +126,7 @@ def test_one_client_never_keeps_the_work_of_another_waiting(
 ) -> None:
     def done(number: int) -> bool:
         if kind == "document":
-            return model.document(b"text %d" % number, 100) == f"text {number}"
+            return model.document(b"text %d" % number, 100, "") == (f"text {number}",)
         return isinstance(model.make_grammar(schema_order(number)), MadeGrammar)
 
     before = set(pool.pids)

@@ -1,8 +1,9 @@
-"""A large vocabulary is read for grammars once the server is idle, and never beside requests."""
+"""Once the server is idle, a reader for programs starts and reads a large vocabulary for grammars."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import msgspec
 import pytest
@@ -45,7 +46,8 @@ class Story:
         await eventually(lambda: len(self.log) >= end)
 
     def begun(self) -> asyncio.Task[None]:
-        return asyncio.create_task(prepare_grammars(self.model, self.requests, look_s=0.001))
+        start = functools.partial(self.log.append, "started")
+        return asyncio.create_task(prepare_grammars(self.model, self.requests, start, look_s=0.001))
 
 
 async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
@@ -58,7 +60,7 @@ async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
     assert set(story.log) == {"looked"}
     story.live.clear()
     await warming
-    assert story.log[-2:] == ["looked", "made"]
+    assert story.log[-3:] == ["looked", "started", "made"]
     story.model.grammars.of_any_object("response_format")
     assert story.log[-1] == "made"
     assert story.log.count("made") == 1
@@ -66,8 +68,10 @@ async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
 
 async def test_a_small_vocabulary_is_read_with_the_first_schema() -> None:
     story = Story(vocab_size=512)
+    story.engine.told = READY
+    story.live.clear()
     await story.begun()
-    assert story.log == []
+    assert story.log == ["looked", "started"]
 
 
 async def test_a_vocabulary_that_cannot_be_used_is_told_to_the_first_who_needs_it() -> None:
