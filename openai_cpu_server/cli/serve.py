@@ -14,16 +14,16 @@ from openai_cpu_server.server.run import run_server as serve_with
 
 def serve(
     arguments: Sequence[str],
-    readers: Sequence[ReaderChild] = (),
+    reader: ReaderChild | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the models that the first words name, beside those of `--model`. `readers`: reader processes that
-    `main` has started. `on_listening`: receives the server's URL."""
+    """Serve the models that the first words name, beside those of `--model`. `reader`: process that `main`
+    has started. `on_listening`: receives the server's URL."""
     models, options = words_and_options(arguments)
     settings = read_settings([*(f"--model={model}" for model in models), *options])
     if settings.url_fd is not None:
         on_listening = partial(_send, settings.url_fd)
-    serve_with(settings, readers, on_listening)
+    serve_with(settings, reader, on_listening)
 
 
 def _send(descriptor: int, url: str) -> None:

@@ -80,7 +80,7 @@ def peer_options() -> PeerOptions:
 
 
 _OF_LLAMA_SERVER = "LLAMA_ARG_"
-"""Its variables are named like its options."""
+"""Prefix of llama-server's variables, which are named like its options."""
 
 
 def peer_variables(names: Iterable[str], options: Collection[str]) -> Iterator[str]:

@@ -44,11 +44,12 @@ ToolFormatName = Literal[
     "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
     "qwen3-coder", "glm", "deepseek", "deepseek-v3.1", "granite", "phi4", "phi4-tags", "functools",
     "functiongemma", "gemma4", "harmony", "kimi", "nemotron", "command-r7b", "apertus", "seed-oss",
-    "minimax", "lfm2",
+    "minimax", "lfm2", "hy3", "deepseek-v3.2", "deepseek-v4", "minicpm5", "kimi-k3", "apriel", "minimax-m1",
+    "minimax-m3", "gigachat", "gigachat3", "solar", "functionary-v3.1", "command-r",
 ]  # fmt: skip
 ReasoningFormatName = Literal[
     "auto", "none", "think", "harmony", "gemma", "mistral", "cohere", "seed", "apertus", "apriel",
-    "granite", "granite-3.2", "hunyuan", "thought",
+    "granite", "granite-3.2", "hunyuan", "hy3", "minimax-m3", "kimi-k3", "solar", "thought",
 ]  # fmt: skip
 
 
@@ -111,6 +112,9 @@ def _peer_values(ours: Mapping[str, object]) -> BeforeValidator:
 
 _Threads = Annotated[int, Field(ge=1, le=_MAX_THREADS)]
 _AS_BY_DEFAULT = _peer_values({"-1": None})
+
+
+_NO_DRAFT_FILE = ("auto", "own", "none")
 
 
 class ModelOptions(BaseModel):
@@ -224,9 +228,10 @@ class ModelOptions(BaseModel):
         "auto",
         description="repack weights for this CPU at load; auto: if that is faster, measured once for a file",
     )
-    kernels: Literal["auto", "off"] = Field(
+    kernels: Literal["auto", "no-tiles", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for",
+        description="off: ggml computes everything; auto: our kernels do what they are proved for; no-tiles: "
+        "without those for AMX",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,
@@ -244,8 +249,12 @@ class ModelOptions(BaseModel):
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
-    draft_model: str | None = Field(
-        None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    draft_model: str = Field(
+        "auto",
+        min_length=1,
+        description="what drafts beside prompt lookup: a small model with the same tokenizer, or a file with "
+        "a prediction head, named as --model is; own: the model's own head, or one in a file beside it or in "
+        "its repository; none; auto: its own where there is one",
     )
     draft_max: int = Field(
         ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
@@ -326,6 +335,7 @@ class ModelOptions(BaseModel):
             "cache_file": None if self.cache_file in ("auto", "off") else self.cache_file,
             "offload": self.offload,
             "draft_offload": self.draft_offload,
+            "head": self.draft_model if self.draft_model in _NO_DRAFT_FILE else "none",
         }
 
     @property
@@ -334,7 +344,7 @@ class ModelOptions(BaseModel):
 
     @property
     def draft_offload(self) -> Offload:
-        if self.draft_model is None:
+        if self.draft_model in _NO_DRAFT_FILE:
             return ON_CPU
         return Offload(gpu_layers=self.draft_gpu_layers, device=self.device)
 

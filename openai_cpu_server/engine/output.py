@@ -12,11 +12,11 @@ import msgspec
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, overlap
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
 from openai_cpu_server.engine.loops import LOOP_TOKENS, LoopDetector
-from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer, overlap
+from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer
 from openai_cpu_server.scheduler.admission import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take_over
 

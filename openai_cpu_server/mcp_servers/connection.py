@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 16
 """Limit of concurrent calls to one server. Waiting counts towards a call's timeout."""
 _MOST_PAGES, _MOST_TOOLS = 32, 512
+_PICTURE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures."""
 _LONGEST_PAUSE_S = 60.0
@@ -172,12 +174,13 @@ class McpConnection:
                 self._lose(why)
             return McpAnswer(why, True)
         self._error, self._num_losses = None, 0
-        text = "\n".join(map(_words, result.content))
+        pictures = [*filter(None, map(_picture, result.content))]
+        text = "\n".join(_words(part) for part in result.content if not _picture(part))
         if not result.content and result.structured_content is not None:
             text = msgspec.json.encode(result.structured_content).decode()
         if len(text.encode(errors="replace")) > self._limits.result_bytes:
             return McpAnswer(f"the result has more than {self._limits.result_bytes} bytes", True)
-        return McpAnswer(text, bool(result.is_error))
+        return McpAnswer("\n".join(filter(None, (text, *pictures))), bool(result.is_error))
 
     async def _linked(self) -> _Link:
         if self._link is not None and self._link.is_lost:
@@ -325,6 +328,14 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
 
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
     return await client.session.send_request(request, CallToolResult)
+
+
+def _picture(part: Any) -> str:
+    """Return a picture in Markdown, as clients show it and `SHOWN_PICTURE` finds it for models that see."""
+    source = getattr(part, "resource", part)
+    data = getattr(source, "blob" if part.type == "resource" else "data", None)
+    kind = str(getattr(source, "mime_type", ""))
+    return f"![picture](data:{kind};base64,{data})" if data and _PICTURE_TYPE.fullmatch(kind) else ""
 
 
 def _words(part: Any) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.model_info import AdapterState, ModelKind
 from openai_cpu_server.errors import (
     AdapterNotFound,
@@ -177,7 +177,8 @@ class ModelRegistry:
         if name is None:
             name = self.default.name if allowed is None else next(iter(self.names(allowed)), None)
         if (router := self.router(name, allowed)) is not None:
-            raise RouterNotModel(router.name, tuple(router.options.routes.values()))
+            targets = router.options.routes.values()
+            raise RouterNotModel(router.name, [one for one in targets if allowed is None or one in allowed])
         chosen = None
         if name is not None:
             chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
@@ -186,7 +187,7 @@ class ModelRegistry:
             there_is = (*self.names(allowed), *self.router_names(allowed), *available_models)
             raise ModelNotFound(name, there_is)  # only a name that the client has sent
         if chosen.adapter is not None:
-            _require_adapter(chosen.adapter, chosen.model, param=None if adapter is None else "lora")
+            _require_adapter(chosen, allowed, param=None if adapter is None else "lora")
         return chosen
 
     def meant(self, name: str | None) -> str | None:
@@ -380,13 +381,15 @@ def _adapted_names(model: ServedModel) -> Iterator[str]:
             yield f"{model.name}:{status.adapter.name}"
 
 
-def _require_adapter(name: str, model: ServedModel, *, param: str | None) -> None:
-    statuses = {status.adapter.name: status for status in model.engine.adapters()}
-    status = statuses.get(name)
+def _require_adapter(chosen: ChosenModel, allowed: Collection[str] | None, *, param: str | None) -> None:
+    name, model = chosen.adapter, chosen.model
+    assert name is not None, "the request names none"
+    status = next((one for one in model.engine.adapters() if one.adapter.name == name), None)
     if status is None or status.state is AdapterState.FAILED:
-        usable = [other for other, one in statuses.items() if one.state is not AdapterState.FAILED]
+        usable = [each for each in _adapted_names(model) if allowed is None or each in allowed]
         reason = None if status is None else status.reason
-        raise AdapterNotFound(name, usable, reason=reason, param=param)
+        names = [each.removeprefix(f"{model.name}:") for each in usable]
+        raise AdapterNotFound(name, names, reason=reason, param=param)
 
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -428,11 +431,14 @@ def choose_able(
     adapter: str | None = None,
 ) -> ChosenModel:
     """Resolve a name, or the first allowed model with this ability. `adapter`: for requests with a field
-    of its own. Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model without the ability."""
+    of its own. Raises ModelNotFound, AdapterNotFound, WrongModelKind for a model without the ability, and
+    EngineUnavailable for one whose file cannot be read."""
     if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)
     if not is_able(chosen.model, ability):
+        if (engine := chosen.model.engine).info is None and engine.state is EngineState.FAILED:
+            raise unavailable(engine.status())  # nothing is known of its file
         able = _able_names(models, allowed, ability)
         raise WrongModelKind(chosen.name, ability.value, able=able)
     return chosen

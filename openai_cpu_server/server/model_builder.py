@@ -228,6 +228,7 @@ class ModelParts(NamedTuple):
             open_picture=self.read.picture,
             open_sound=self.read.sound,
             read_document=self.read.document,
+            render_page=self.read.page,
             write_template=self.read.write_template,
             content_digest=content_digest(model_files(self.header)),
         )
@@ -238,7 +239,7 @@ class ModelParts(NamedTuple):
 
 
 def reader_pool(
-    settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
+    settings: Settings, plans: Iterable[ModelPlan], *, child: ReaderChild | None = None
 ) -> ReaderPool:
     plans = list(plans)
     opens_media = (
@@ -247,7 +248,7 @@ def reader_pool(
         or any(plan.projector is not None for plan in plans)
     )
     if settings.sandbox == "off":
-        return ReaderPool(children=children, opens_media=opens_media)
+        return ReaderPool(child=child, opens_media=opens_media)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
     folders = [*(path.parent for path in paths), settings.profile_dir]
     if settings.models_dir is not None:
@@ -258,7 +259,7 @@ def reader_pool(
         cache = hub_cache()
         cache.mkdir(parents=True, exist_ok=True)  # what is not there at their start they can never read
         folders.append(cache)
-    return ReaderPool(folders, children=children, opens_media=opens_media)
+    return ReaderPool(folders, child=child, opens_media=opens_media)
 
 
 def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:

@@ -112,7 +112,7 @@ _CLOSE_CONNECTIONS_S = 1
 
 
 def run_server(
-    settings: Settings, readers: Sequence[ReaderChild] = (), on_listening: Callable[[str], None] | None = None
+    settings: Settings, reader: ReaderChild | None = None, on_listening: Callable[[str], None] | None = None
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
     line."""
@@ -124,7 +124,7 @@ def run_server(
         logger.warning(advice)
     plans = planned_models(settings)
     with (
-        contextlib.closing(reader_pool(settings, plans, children=readers)) as pool,
+        contextlib.closing(reader_pool(settings, plans, child=reader)) as pool,
         listening(settings.host, settings.port) as listener,
     ):
         tune_engines()

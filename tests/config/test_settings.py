@@ -447,5 +447,7 @@ def test_a_model_s_own_wishes_go_before_the_server_s(config: Path) -> None:
 
 def test_a_draft_model_s_layers_are_nothing_without_one() -> None:
     assert read_settings(["--draft-gpu-layers", "all"]).draft_offload == ON_CPU
+    assert read_settings(["--draft-model", "own"]).engine_fields["head"] == "own"
     drafted = read_settings(["--draft-gpu-layers", "all", "--draft-model", "demo", "--gpu-layers", "0"])
+    assert drafted.engine_fields["head"] == "none"
     assert (drafted.draft_offload.gpu_layers, drafted.offload.wants_device) == ("all", False)
