@@ -159,7 +159,7 @@ class PartReader:
         if marks.has_channels:
             return _answer
         if not marks.end:
-            return self._in_answer
+            return self._behind if marks.answer_alone else self._in_answer
         return self._before if marks.begin else self._within
 
     def _before(self, text: str) -> list[PartText]:
@@ -183,7 +183,7 @@ class PartReader:
     def _behind(self, text: str) -> list[PartText]:
         """Many models close their reasoning again after it was closed for them."""
         head, end = text.lstrip(), self._marks.end
-        if head.startswith(end):
+        if end and head.startswith(end):
             return self._go_on(self._behind, head[len(end) :])
         begins = [mark for mark in (self._marks.answer_begin, self._marks.answer_alone) if mark]
         if any(mark != head and mark.startswith(head) for mark in (end, *begins)):
