@@ -58,7 +58,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     build_info: str
     is_sleeping: bool
     kernels: dict[str, str]
-    """As in `/health`: what computes products, attention and the rest."""
+    """Instruction set of each kernel, or why it is off, as in `/health`."""
 
 
 class NextToken(msgspec.Struct, frozen=True):
