@@ -270,8 +270,8 @@ class Engine(Protocol):
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
-        """Drop the prefix cache but its pinned part with the next step, or the cache file of a sleeping
-        model. Raises `EngineUnavailable`."""
+        """Drop the prefix cache but its pinned part with the next step, or the cache file of a model that
+        sleeps or has failed. Raises `EngineUnavailable`."""
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         """Return adapters that requests may name, and those that were rejected at the start."""

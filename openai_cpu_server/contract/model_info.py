@@ -108,6 +108,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Layers with a state for each sequence: delta nets, scans, short convolutions."""
     elementwise: KernelState = KernelState.off("not asked for")
     """Small operations between the products of experts."""
+    tiles: KernelState = KernelState.off("not asked for")
+    """Products with many rows, by AMX."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:
@@ -133,6 +135,9 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     ggml can repack none of the weights here."""
     left_to_ggml: tuple[str, ...] = ()
     """ggml's names of weight types that lie as in the file and that ggml multiplies faster than we do."""
+    tile_rows: tuple[tuple[str, int | None], ...] = ()
+    """Weight type and the number of rows from which tiles multiply it faster, or None for never. Types that
+    were not measured are absent."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -140,6 +145,9 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
             facts.append(f"repacked they take {self.repacked_cost:.2f} of the time")
         if self.left_to_ggml:
             facts.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
+        if self.tile_rows:
+            by_type = (f"{name} {'never' if rows is None else rows}" for name, rows in self.tile_rows)
+            facts.append(f"tiles from so many rows on: {', '.join(by_type)}")
         return "; ".join(facts)
 
 

@@ -55,10 +55,7 @@ class EngineLifecycle:
             self._stopped.set()
         goes_on = to is EngineState.STOPPED or self.is_wanted
         (self.is_wanted_again.set if goes_on else self.is_wanted_again.clear)()
-        if to is EngineState.LOADING:
-            self._settled.clear()
-        elif not self.is_starting:
-            self._settled.set()
+        (self._settled.clear if self.is_starting else self._settled.set)()
 
     async def settled(self) -> EngineState:
         await self._settled.wait()

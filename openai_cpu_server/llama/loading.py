@@ -30,7 +30,7 @@ from openai_cpu_server.llama.gguf.heads import (
     require_model,
 )
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
+from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
@@ -234,7 +234,7 @@ class _Loader:
             )
         own_head = draft.head if draft is not None and draft.is_own else None
         weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause, own_head)
-        leave_to_ggml(weights.layout, kernels)
+        use_layout(weights.layout, kernels)
         kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
         host_memory = HostMemory.of(
             header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory

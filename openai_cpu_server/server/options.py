@@ -61,6 +61,7 @@ def api_options(settings: Settings) -> ApiOptions:
             max_sound_bytes=settings.max_sound_mb * _MIB,
             max_sound_s=settings.max_sound_seconds,
             domains=tuple(settings.allowed_media_domain),
+            hosts=tuple(settings.allowed_media_host),
             folder=folder,
         ),
         "scheduling": SchedulingOptions(
@@ -100,6 +101,10 @@ def engine_options(
     """Return the user's choices, else the results of `tune`, else the defaults. The location of the prefix
     cache is left open unless chosen."""
     of, pinned_namespace = plan.options, ""
+    if settings.cache_dir is not None and settings.profile_dir.exists() and not settings.profile_dir.is_dir():
+        raise StartupError(f"--cache-dir: {settings.profile_dir} is not a folder")
+    if Path(of.cache_file).is_dir():
+        raise StartupError(f"--cache-file: {of.cache_file} is a folder")
     if settings.isolates_by_key and settings.api_key is not None:
         # Pinned prompts are shared with the holders of the server's key.
         identity = key_identity(settings.api_key.get_secret_value().encode())

@@ -389,7 +389,7 @@ def estimate_model(
         buffers=_PROCESS_BYTES + step_bytes + encoder.buffers,
         cache=options.cache_bytes if generates else 0,
     )
-    cells = _cells(options.kv_tokens, token_bytes + draft_bytes, need, share) if generates else 0
+    cells = _cells(options, token_bytes + draft_bytes, need, share) if generates else 0
     if generates:
         options = msgspec.structs.replace(options, kv_tokens=cells)
     elif options.kv_tokens is None:
@@ -401,10 +401,12 @@ def estimate_model(
     return ModelEstimate(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
 
 
-def _cells(requested: int | None, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
+def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
     """Return the requested number, else up to 16,384 in half of the free memory beside the weights,
     divided between the models."""
-    if requested is not None:
+    if (requested := options.kv_tokens) is not None:
+        if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
+            pool_cells(requested, token_bytes, Machine().free_memory())
         return requested
     if share is None:
         free = Machine().free_memory() - need.weights

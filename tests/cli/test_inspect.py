@@ -266,7 +266,7 @@ def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: F
     for arguments, line in (
         (("--draft-model", tiny), "beside the weights of the model and its draft model\n"),
         (("--draft-model", tiny), "serve takes 16,384 tokens for all requests unless --ctx-size says more"),
-        (("--ctx-size", 10**12), "serve would not start: Not enough memory for the KV pool: 1000000000000 "),
+        (("--ctx-size", 2**31 - 1), "serve would not start: Not enough memory for the KV pool: 2147483647 "),
         (("--gpu-layers", "all"), "\ndevice: llama.cpp knows no device here beside the CPU"),
         (("--draft-model", tiny, "--draft-gpu-layers", "all"), "\ndevice: llama.cpp knows no device here"),
     ):

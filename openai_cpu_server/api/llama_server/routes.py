@@ -38,7 +38,7 @@ class DefaultSettings(msgspec.Struct, frozen=True):
 
 class PropsModalities(msgspec.Struct, frozen=True):
     vision: bool
-    audio: bool = False
+    audio: bool
     video: bool = False
 
 
@@ -58,6 +58,8 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     build_info: str
     is_sleeping: bool
+    kernels: dict[str, str]
+    """As in `/health`: what computes products, attention and the rest."""
     drafts_by: str
     """Source of drafts beside prompt lookup: `none`, `model`, or the kind of the prediction head."""
     drafting: tuple[DraftingState, ...]
@@ -138,12 +140,13 @@ class LlamaServerRoutes:
             model_alias=chosen.name,
             model_ftype=(model.quantisation or "").upper(),
             model_path=PurePath(info.path).name,
-            modalities=PropsModalities(info.sees),
+            modalities=PropsModalities(info.sees, info.hears),
             chat_template=model.template_source or "",
             bos_token=model.tokenizer.bos_text,
             eos_token=model.tokenizer.eos_text,
             build_info=f"openai-cpu-server {__version__}",
             is_sleeping=model.engine.state is EngineState.ASLEEP,
+            kernels=info.computed_by,
             drafts_by=info.draft_head or ("none" if info.draft_cost is None else "model"),
             drafting=model.engine.status().drafting,
         )
