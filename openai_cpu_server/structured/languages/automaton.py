@@ -380,7 +380,7 @@ _LARGEST = 4_000
 _MOST_WRITTEN = 15_000
 """Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
-"""Each edge is a part at least once."""
+"""Limit for an expression, in which each edge is at least one part."""
 
 _DEEPEST = 90
 

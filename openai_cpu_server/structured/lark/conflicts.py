@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from openai_cpu_server.structured.languages.automaton import Deriver
-from openai_cpu_server.structured.languages.charset import MAX, CharSet, partition, single
+from openai_cpu_server.structured.languages.charset import DIGITS, MAX, CharSet, partition, single
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
@@ -24,6 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Repeat,
     Seq,
@@ -197,6 +198,8 @@ class LexemeLoosener:
             return repeat(self.loosened(expr.item), min(expr.low, _LARGEST_COUNT), high)
         if isinstance(expr, Not):
             return ALL
+        if isinstance(expr, Multiples):
+            return repeat(Chars(CharSet.chars("-") | DIGITS), 1, None)
         return rebuilt(expr, map(self.loosened, expr.parts))
 
 
