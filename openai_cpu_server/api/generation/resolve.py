@@ -101,6 +101,9 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
     if params.last_tokens is not None:
         prompts = _cut(prompts, params, params.last_tokens, context)
     check_ends(params, output)
+    if params.stop and not output.takes_stop:
+        output = msgspec.structs.replace(output, ignored=(*output.ignored, params.stop_path))
+        params = msgspec.structs.replace(params, stop=())
     is_wanted = context.caller.wants_progress() or params.details.progress
     details = msgspec.structs.replace(params.details, progress=params.stream and is_wanted)
     params = msgspec.structs.replace(params, details=details)
@@ -168,7 +171,6 @@ def _request(
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
-    is_free = output.constraint is None or output.constraint.grammar is None
     return GenerationRequest(
         id="",
         tokens=(),
@@ -180,7 +182,7 @@ def _request(
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
         reports_progress=params.details.progress,
-        ends_loops=context.options.end_loops and is_free and not sampling.ignore_eos,
+        ends_loops=context.options.end_loops and not sampling.ignore_eos,
         client=router_caller.client,
         account=router_caller.account,
         group=router_caller.group,
@@ -257,7 +259,8 @@ def _of_conversation(
         output = msgspec.structs.replace(output, ignored=params.thinking.paths)
     else:
         thinking = ThinkingOutputs(template.thinking.form, model.tokenizer)
-        output = thinking.plan(output, maker.thinking, prompt, has_stop=bool(params.stop))
+        has_stop = bool(params.stop) and output.takes_stop
+        output = thinking.plan(output, maker.thinking, prompt, has_stop=has_stop)
     # What is asked about a picture, or behind tokens, is not alike because the words are.
     is_whole = not (params.media or conversation.before)
     turn = None

@@ -380,7 +380,7 @@ _LARGEST = 4_000
 _MOST_WRITTEN = 15_000
 """Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
-"""Limit for an expression, in which each edge is at least one part."""
+"""Edges of an automaton that may be written, because an edge becomes at least one part."""
 
 _DEEPEST = 90
 
