@@ -7,6 +7,7 @@ import functools
 
 import msgspec
 import pytest
+from anyio.lowlevel import checkpoint
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.errors import InvalidRequest
@@ -53,7 +54,7 @@ class Story:
 async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
     story = Story(vocab_size=262_144)
     warming = story.begun()
-    await asyncio.sleep(0)
+    await checkpoint()
     assert story.log == []
     story.engine.told = READY
     await story.has_looked()
