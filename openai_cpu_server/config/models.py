@@ -45,7 +45,7 @@ ToolFormatName = Literal[
     "qwen3-coder", "glm", "deepseek", "deepseek-v3.1", "granite", "phi4", "phi4-tags", "functools",
     "functiongemma", "gemma4", "harmony", "kimi", "nemotron", "command-r7b", "apertus", "seed-oss",
     "minimax", "lfm2", "hy3", "deepseek-v3.2", "deepseek-v4", "minicpm5", "kimi-k3", "apriel", "minimax-m1",
-    "gigachat", "gigachat3", "solar", "functionary-v3.1", "command-r",
+    "minimax-m3", "gigachat", "gigachat3", "solar", "functionary-v3.1", "command-r",
 ]  # fmt: skip
 ReasoningFormatName = Literal[
     "auto", "none", "think", "harmony", "gemma", "mistral", "cohere", "seed", "apertus", "apriel",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from pydantic import (
@@ -61,6 +62,20 @@ def _experiment(value: object) -> Experiment:
     if unknown:
         raise ValueError(f"expected on or off for one of {', '.join(_EXPERIMENTS)}")
     return Experiment(**{name: _SWITCHES[value] for name, value in pairs})
+
+
+def _own_host(text: str) -> str:
+    try:
+        parts = urlsplit(f"//{text}")
+        if not parts.hostname or "*" in text or parts.netloc != text or parts.username is not None:
+            raise ValueError
+        _ = parts.port
+    except ValueError:
+        raise ValueError("a host is HOST or HOST:PORT, such as 'nas.lan' or 'minio:9000'") from None
+    return text.lower()
+
+
+OwnHost = Annotated[str, AfterValidator(_own_host)]
 
 
 def _host_name(text: str) -> str:
@@ -353,6 +368,11 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
         [],
         description="fetch pictures and sounds from URLs of this domain, `*.example.org` from all below it, "
         "`*` from any, but never from private addresses; may be given several times; default: fetch none",
+    )
+    allowed_media_host: list[OwnHost] = Field(
+        [],
+        description="fetch them also from this host with a private address, such as `nas.lan`, `minio:9000`; "
+        "without a port from the usual one; may be given several times",
     )
     media_dir: Path | None = Field(
         None, description="show pictures and sounds of this folder that `file:` URLs name"

@@ -401,6 +401,23 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.pool_blocks_used * self.block_tokens
 
 
+class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
+    """Decision about the drafts of a model or a head, by measured gains."""
+
+    sequences: int
+    """Smallest number of running sequences that it holds for; it ends before twice as many."""
+    drafts: bool
+    why: str
+    """Reason of the present pause, or "" while it drafts."""
+    gain: float
+    """Speed with drafts relative to that without, as last measured."""
+
+    def __str__(self) -> str:
+        last = 2 * self.sequences - 1
+        numbers = "1 sequence" if last == 1 else f"{self.sequences} to {last} sequences"
+        return f"with {numbers}: {f'{self.gain:.2f} times as fast' if self.drafts else f'paused, {self.why}'}"
+
+
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts and times of a step. Times are those of the backend's work."""
 
@@ -434,6 +451,8 @@ class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done")
     kv: KVStats | None
     """Unset if the model has no KV cells."""
     figures: StepFigures | None = None
+    drafting: tuple[DraftingState, ...] | None = None
+    """Unset if nothing has changed."""
     embedded: tuple[Embedded, ...] = ()
     forecast: Forecast | None = None
     """Sent a few times a second, if the options want it; otherwise None."""

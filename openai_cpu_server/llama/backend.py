@@ -90,6 +90,8 @@ class StepRunner:
         )
         self._rows: dict[int, PlacedRows] = {}
         """Rows that are still to be computed, by slot."""
+        self._reading_ms = 0.0
+        """Time of a head's reading in the present step."""
 
     def warm_up(self) -> bool:
         """Return False if interrupted."""
@@ -117,6 +119,9 @@ class StepRunner:
                 assert not step.padding, "padding, and nothing to pad"
                 return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
             self._adapters.use(step.adapter)
+            self._reading_ms = 0.0
+            if self._draft_model is not None:
+                self._draft_model.listen(reads_along=step.reads_along)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._with_draft(span, drafts) for span in step.spans]
             if self._info.takes_media:
@@ -134,7 +139,9 @@ class StepRunner:
                     self._go_back(spans, rollback or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
         result = self._result(step.spans, spans, computed, drafts, drafting_ms)
-        result = msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
+        result = msgspec.structs.replace(
+            result, padding=computed.padding, verbs_ms=verbs_ms, reading_ms=self._reading_ms
+        )
         return self._with_encoding(step, result)
 
     def _with_encoding(self, step: Step, result: StepResult) -> StepResult:
@@ -202,6 +209,7 @@ class StepRunner:
                 span.num_to_read,
                 slot.position(span.start),
                 len(span.tokens),
+                slot.masked_draft(),
             )
             for span in spans
             if span.num_to_draft and (slot := self._slots[span.slot])
@@ -210,7 +218,12 @@ class StepRunner:
             return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
         started = time.perf_counter()
-        drafts = self._draft_model.draft(requests)
+        try:
+            drafts = self._draft_model.draft(requests)
+        finally:
+            for request in requests:
+                if request.masks is not None:
+                    request.masks.undo()
         return drafts, 1000 * (time.perf_counter() - started)
 
     def _with_draft(self, span: Span, drafts: Drafts) -> Span:
@@ -245,8 +258,10 @@ class StepRunner:
         if decoded is DecodeOutcome.INTERRUPTED:
             return None
         if self._draft_model is not None:
+            started = time.perf_counter()
             with self._abort.held():
                 self._draft_model.note(spans)
+            self._reading_ms += 1000 * (time.perf_counter() - started)
         num_outputs = layout.num_outputs
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
 

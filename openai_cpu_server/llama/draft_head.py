@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.llama.cells.context import (
     Context,
@@ -21,6 +22,7 @@ from openai_cpu_server.llama.cells.context import (
 )
 from openai_cpu_server.llama.draft_model import DraftModel, DraftRequest, ModelDraft, sure_token
 from openai_cpu_server.llama.gguf.heads import HeadKind, PredictionHead
+from openai_cpu_server.llama.grammar.constraints import MaskedDraft
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
@@ -82,6 +84,7 @@ class _Chain:
         self.draft: list[int] = []
         self.num_tried = 0
         self.forced = deque(new[1:])
+        self.masks = request.masks
 
     def add(self, token: int, row: HiddenRow) -> None:
         self.tokens.append(token)
@@ -208,9 +211,22 @@ class DraftHead(DraftModel):
             _HeadCells(context, width, is_cut=head.is_cut, keeps_cells=keeps_cells) for context in contexts
         ]
         self._tracks: dict[int, _Track] = {}
-        target.give_hidden_rows(of_outputs=False)
+        self._listens = False
+        self.listen(reads_along=True)
+
+    def listen(self, *, reads_along: bool) -> None:
+        if reads_along == self._listens:
+            return
+        self._listens = reads_along
+        if reads_along:
+            self._target.give_hidden_rows(of_outputs=False)
+        else:
+            self._target.give_no_hidden_rows()
+            self._tracks.clear()
 
     def note(self, spans: Sequence[Span]) -> None:
+        if not self._listens:
+            return
         rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))
         first = 0
         for span in spans:
@@ -318,12 +334,27 @@ class DraftHead(DraftModel):
             chain.add(chain.forced.popleft(), row.copy())
             return True
         chain.num_tried += 1
-        token = sure_token(logits, self._end_tokens)
+        try:
+            with contained():
+                token = self._choose(chain.masks, logits)
+        except RequestFailed:
+            return False  # the model's own token tells
         if token is None:
             return False
         chain.draft.append(token)
         chain.add(token, row.copy())
         return len(chain.draft) < chain.most
+
+    def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
+        if masks is None:
+            return sure_token(logits, self._end_tokens)
+        allowed = masks.allowed()
+        token = sure_token(
+            logits if allowed is None else np.where(allowed, logits, -np.inf), self._end_tokens
+        )
+        if token is not None:
+            masks.accept(token)
+        return token
 
     def warm_up(self) -> None:
         row = np.zeros(self._model.output_width, np.float32)

@@ -11,6 +11,7 @@ import numpy as np
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull, TokenBatch
+from openai_cpu_server.llama.grammar.constraints import MaskedDraft
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
@@ -35,6 +36,8 @@ class DraftRequest(NamedTuple):
     """Position of the first token that the model has not computed."""
     num_new: int = 1
     """Number of tokens that the model has not computed."""
+    masks: MaskedDraft | None = None
+    """Set if a constraint holds for the draft's tokens."""
 
 
 class ModelDraft(NamedTuple):
@@ -61,6 +64,10 @@ class DraftModel(Protocol):
     def num_known(self, slot: int) -> int:
         """Tokens of the slot that were read for drafting only."""
         return 0
+
+    def listen(self, *, reads_along: bool) -> None:
+        """Begin or end to read along with the model."""
+        return
 
     def note(self, spans: Sequence[Span]) -> None:
         """Take the hidden rows of these spans, which the model has just computed. Starts are positions."""

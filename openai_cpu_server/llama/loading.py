@@ -388,7 +388,7 @@ class _Loader:
                 return None, info
             cost = relative_cost(drafts.head, model.header)
             return draft_model, msgspec.structs.replace(
-                info, draft_cost=cost, draft_head=drafts.head.kind.value
+                info, draft_cost=cost, draft_head=drafts.head.kind.value, draft_most=drafts.head.most_tokens
             )
         if plan.draft is None:
             return None, info

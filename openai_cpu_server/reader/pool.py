@@ -281,6 +281,8 @@ class ReaderPool:
             try:
                 return self._done(place, work, model)
             except ReaderDied as died:
+                if self._is_closing:  # it was killed by `close`
+                    raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
                 self.deaths += 1
                 self.on_death(died.cause)
                 place.reader = None

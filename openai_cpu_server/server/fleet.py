@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -129,7 +129,10 @@ class ModelFleet:
         if not self._is_alone:
             self._want_first()
         self._spawn(self._look_at_files())
-        self._spawn(self._prepare_grammars())
+        if not self._models[0].is_broken:
+            self._spawn(
+                prepare_grammars(self._models[0].served, self.requests, self.readers.start_program_reader)
+            )
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -233,20 +236,6 @@ class ModelFleet:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._replacing[self._named(name).plan.name]
 
-    async def _prepare_grammars(self) -> None:
-        """Once the server is idle, start a reader for programs and read a large vocabulary for grammars,
-        because the first schema would wait for both."""
-        model = self._models[0]
-        while True:
-            await asyncio.sleep(_PREPARE_S)
-            if model.engine.status().state is EngineState.READY and not self.requests():
-                break
-        await asyncio.to_thread(self.readers.start_program_reader)
-        if model.served.tokenizer.vocab_size < _LARGE_VOCABULARY:
-            return
-        with contextlib.suppress(ServerError):  # the first schema tells its client
-            await asyncio.to_thread(model.served.grammars.of_any_object, "")
-
     async def _look_at_files(self) -> None:
         """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""
         seen: dict[str, FileStamp | None] = {}
@@ -341,6 +330,24 @@ class ModelFleet:
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+
+async def prepare_grammars(
+    model: ServedModel,
+    requests: Callable[[], Collection[object]],
+    start_reader: Callable[[], None],
+    *,
+    look_s: float = _PREPARE_S,
+) -> None:
+    """Start a reader for programs and read a large vocabulary for grammars once the server is idle, because
+    the first schema would wait for both. `requests`: live ones of all models."""
+    await asyncio.sleep(look_s)
+    while model.engine.state is not EngineState.READY or requests():  # noqa: ASYNC110 (once in a life)
+        await asyncio.sleep(look_s)
+    await asyncio.to_thread(start_reader)
+    if model.tokenizer.vocab_size >= _LARGE_VOCABULARY:
+        with contextlib.suppress(ServerError):  # the first schema tells its client
+            await asyncio.to_thread(model.grammars.of_any_object, "")
 
 
 def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:

@@ -61,6 +61,7 @@ def api_options(settings: Settings) -> ApiOptions:
             max_sound_bytes=settings.max_sound_mb * _MIB,
             max_sound_s=settings.max_sound_seconds,
             domains=tuple(settings.allowed_media_domain),
+            hosts=tuple(settings.allowed_media_host),
             folder=folder,
         ),
         "scheduling": SchedulingOptions(

@@ -3,7 +3,9 @@ answer."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from random_model.architectures import HEADS, VOCAB
 from random_model.heads import arrange
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, ShareCells, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -21,8 +23,9 @@ from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import HostMemory, KVType, planned_drafts
 from tests.fakes import SPECULATION
-from tests.llama.driver import GREEDY, answers, do, feed, loaded, opened, small
+from tests.llama.driver import GREEDY, answers, do, feed, generate, loaded, opened, sampled, small
 from tests.llama.odd_models import header_only, rewritten
+from tests.structured.making import gbnf_to_lark
 from tests.tiny_model import make_model, tiny_model_path
 
 OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
@@ -245,3 +248,74 @@ def test_its_cells_are_counted(odd: dict[str, Path]) -> None:
     assert planned_drafts(header, small(odd["model"], speculation="off")) == (None, None)
     chain = GgufHeader(tiny_model_path(shape="tiny-step35-heads"))
     assert planned_drafts(chain, small(chain.path))[0].cell_bytes == 3 * 3 * 2 * (32 + 32)
+
+
+def test_steps_that_it_does_not_read_are_a_hole(backend: LlamaBackend) -> None:
+    """Drafts go on behind it, and answers stay the same."""
+    text, expected = list(TEXT[:80]), generate(backend, TEXT[:80], 12)
+    with opened(backend, 0, text):
+        feed(backend, 0, 0, text[:40])
+        backend.execute(Step(spans=(Span(0, 40, tuple(text[40:79]), False),), reads_along=False))
+        assert drafted(backend, 0, text) == []
+        while len(text) < 92:
+            span = Span(0, len(text) - 1, (text[-1],), True, num_to_draft=2)
+            result = backend.execute(Step(spans=(span,), reads_along=len(text) > 84))
+            assert (result.drafted[0].num_thought > 0) == (len(text) > 85)
+            text += [result.samples[0].token, *(one.token for one in result.further.get(0, ()))]
+    assert text[80:92] == expected
+
+
+LETTERS = Constraint(grammar=gbnf_to_lark('root ::= "<" [a-z]{9} "-" [a-z ]{30,60} ">"'))
+
+
+def test_a_constraint_masks_its_drafts(backend: LlamaBackend) -> None:
+    """None of them is forbidden, and the answers are those of steps of one token each."""
+    prompt = tuple(TEXT[:50])
+    requests = [
+        GenerationRequest(
+            id=str(n),
+            tokens=prompt,
+            max_tokens=40,
+            sampling=Sampling(seed=n, temperature=n),
+            constraint=LETTERS,
+        )
+        for n in range(3)
+    ]
+    plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
+    assert {i: e.text for i, e in drafting.items()} == {i: e.text for i, e in plain.items()}
+    backend.execute(Step(verbs=(Open(0, GREEDY, prompt, constraint=LETTERS),)))
+    result = backend.execute(Step(spans=(Span(0, 0, prompt, True),)))
+    text, num_tried = [*prompt, result.samples[0].token, *result.samples[0].forced], 0
+    computed = len(prompt)
+    for _ in range(8):
+        span = Span(0, computed, tuple(text[computed:]), True, num_to_draft=3)
+        result = backend.execute(Step(spans=(span,)))
+        found = result.drafted[0]
+        assert found.num_thought - found.num_computed <= 1, "no token is cut that a mask would have forbidden"
+        computed, num_tried = len(text) + found.num_accepted, num_tried + found.num_thought
+        for sample in (result.samples[0], *result.further.get(0, ())):
+            text += [sample.token, *sample.forced]
+    do(backend, Close(0))
+    assert num_tried > 8
+
+
+NUM_DRAWS = 200
+
+
+def test_samples_behind_drafts_are_distributed_as_the_model_says(backend: LlamaBackend) -> None:
+    """Of 200 draws each share is within four standard deviations of its probability."""
+    text = list(TEXT[:50])
+    with opened(backend, 0, text, top_logprobs=backend.info.vocab_size):
+        feed(backend, 0, 0, text[:-1])
+        found: list[list[int]] = []
+        for seed in range(NUM_DRAWS):
+            do(backend, Open(1, Sampling(seed=seed, temperature=1.0), tuple(text)), ShareCells(0, 1, 49))
+            result = backend.execute(Step(spans=(Span(1, 49, (text[-1],), True, num_to_draft=1),)))
+            found.append([result.samples[1].token, *(one.token for one in result.further.get(1, ()))])
+            do(backend, Close(1))
+        firsts = dict(sampled(backend, 0, 49, text[-1:]).logprob.top)
+    shares = Counter(tokens[0] for tokens in found)
+    for token, logprob in sorted(firsts.items(), key=lambda one: -one[1])[:5]:
+        chance = math.exp(logprob)
+        tolerance = 4 * math.sqrt(chance * (1 - chance) / NUM_DRAWS)
+        assert shares[token] / NUM_DRAWS == pytest.approx(chance, abs=tolerance)

@@ -60,6 +60,7 @@ DSML = (
     '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
     '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜{0}>'
 )
+M3 = "]<]minimax[>["
 SOLAR = "<|tool_call:begin|>000000000<|tool_call:name|>{}<|tool_call:args|>{}<|tool_call:end|>"
 COHERE = '{{"tool_name": "{}", "parameters": {}}}'
 SINGLE = [name for name, form in TOOL_FORMATS.items() if form.is_single]
@@ -115,6 +116,8 @@ TRANSCRIPTS = {  # as each family's documentation and templates write two calls
     '<|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
     "apriel": f"<tool_calls>[{ONE}, {TWO}]</tool_calls>",
     "minimax-m1": f"<tool_calls>\n{ONE}\n{TWO}\n</tool_calls>",
+    "minimax-m3": f'{M3}<tool_call>\n{M3}<invoke name="weather">{M3}<city>Rome{M3}</city>'
+    f'{M3}<days>3{M3}</days>{M3}</invoke>\n{M3}<invoke name="now">{M3}</invoke>\n{M3}</tool_call>',
     "gigachat": f"<|function_call|>{ONE}",
     "gigachat3": f"<|message_sep|>\n\nfunction call<|role_sep|>\n{ONE}",
     "solar": f"<|tool_calls|>{SOLAR.format('weather', ROME)}{SOLAR.format('now', '{}')}<|calls|>",

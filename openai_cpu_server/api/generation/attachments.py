@@ -311,8 +311,9 @@ class AttachmentFinder:
                 return await in_thread(partial(_of_data_uri, url), is_slow=True)
             case "http" | "https":
                 too_large = _ERRORS[source.kind].too_large
+                timeout_s = options.fetch_timeout_s
                 return await fetch_url(
-                    Fetched(url, options.domains, most_bytes, too_large, options.fetch_timeout_s)
+                    Fetched(url, options.domains, most_bytes, too_large, timeout_s, options.hosts)
                 )
             case "file":
                 return await asyncio.to_thread(_of_file, url, options.folder, most_bytes)

@@ -295,7 +295,7 @@ def _check_no_mcp(body: ResponsesBody) -> None:
     for index, tool in enumerate(body.tools or ()):
         if isinstance(tool, McpServerTool):
             param = f"tools[{index}].type"
-            message = f"'{param}': 'mcp' is not supported, because the server lacks its extra of that name."
+            message = f"'{param}': 'mcp' is not supported, because this server has no MCP servers."
             raise InvalidRequest(message, param=param, code="unsupported_parameter")
 
 

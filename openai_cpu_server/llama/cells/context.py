@@ -416,6 +416,10 @@ class Context(OwnedContext):
         """Compute hidden rows from the next decode on: of its outputs, or of all tokens."""
         head_library().llama_set_embeddings_nextn(self.handle, True, of_outputs)
 
+    def give_no_hidden_rows(self) -> None:
+        """Let the last layer compute only the rows of outputs."""
+        head_library().llama_set_embeddings_nextn(self.handle, False, True)
+
     def use_head(self, number: int) -> None:
         """Draft with this head of a chain."""
         head_library().llama_set_nextn_layer_offset(self.handle, number)

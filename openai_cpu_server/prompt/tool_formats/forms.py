@@ -15,6 +15,7 @@ _LIST_COMMA: Pattern = (",", PatternSlot.GAP)
 _LISTED = partial(ToolFormat, opening=("[",), between=_LIST_COMMA)
 _TOOL_CALL, _FUNCTION, _ARG_KEY = "<tool_call>", "<function=", "<arg_key>"
 _DSML = "｜DSML｜"
+_M3 = "]<]minimax[>["
 _JSON_TYPES = ("string", "boolean", "null", "number", "array", "object")
 
 _HERMES = ToolFormat(
@@ -299,6 +300,21 @@ FORMS: tuple[ToolFormat, ...] = (
         between=("\n",),
         closing=("\n</tool_calls>",),
         signs=(r"<tool_calls>\\n", "<beginning_of_sentence>"),
+    ),
+    ToolFormat(
+        "minimax-m3",
+        marker=f"{_M3}<tool_call>",
+        head=(f'\n{_M3}<invoke name="', _NAME, '">'),
+        tail=(f"{_M3}</invoke>",),
+        closing=(f"\n{_M3}</tool_call>",),
+        parameters=Parameters(
+            begin=(f"{_M3}<", _NAME, ">"),
+            raw_end=f"{_M3}</",
+            behind=(_NAME, ">"),
+            close=f"{_M3}</invoke>",
+            nesting=_M3,
+        ),
+        signs=(r"\]<\]minimax\[>\[",),
     ),
     # GigaChat 3.1, then 3.
     ToolFormat(

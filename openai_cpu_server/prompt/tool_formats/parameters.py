@@ -43,6 +43,8 @@ class Parameters(msgspec.Struct, frozen=True):
     close: str = ""
     is_python: bool = False
     """True for Python's strings in single quotes, True and False."""
+    nesting: str = ""
+    """Mark before tags of nested values as in XML, or "" for JSON alone."""
     kinds: Mapping[str, str] = {}
     """Words for JSON's types in `begin`, of which that for strings distinguishes raw text; {} for none."""
 
@@ -102,7 +104,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
     def _one(self, parameter: Parameter, spelling: Spelling, key: str) -> str:
         begin = f"({key} | {NEVER})"
-        behind = spelling.gbnf(self.behind)
+        behind = spelling.gbnf(self.behind, parameter.name)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
         if self.is_python and parameter.is_boolean:
             plain = f'({plain} | "True" | "False")'
@@ -148,7 +150,7 @@ class Parameters(msgspec.Struct, frozen=True):
             shown = f"{self.raw_begin}{before}{value}{after}{self.raw_end}"
         else:
             shown = to_json(value) + self._json_end
-        return begin + shown + pattern_text(self.behind)
+        return begin + shown + pattern_text(self.behind, name)
 
     @property
     def next_part(self) -> re.Pattern[str]:
@@ -158,10 +160,10 @@ class Parameters(msgspec.Struct, frozen=True):
         close = f"(?P<close>{re.escape(self.close)})"
         if isinstance(self.begin[0], str):
             name = f"(?P<name>[^{re.escape(self.close[0])}]+?)"
-            return re.compile(f"{regex_of(self.begin, name)}|{close}")
+            return re.compile(f"{close}|{regex_of(self.begin, name)}")
         sign, others = re.escape(str(self.begin[1])), re.escape(self.close)
         name = rf"(?P<name>[^\s,{others}{sign}][^{others}{sign}]*)"
-        return re.compile(rf"\A[\s,]*(?:{name}{sign}|{close})")
+        return re.compile(rf"\A[\s,]*(?:{close}|{name}{sign})")
 
 
 _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "number", float: "number", list: "array"}
@@ -187,7 +189,7 @@ class ParameterScanner:
         self._raw = raw
         self._waiting = ""
         self._call: str | None = None
-        self._value: _RawText | _Literal | None = None
+        self._value: _RawText | _Literal | _Elements | None = None
         self._key: re.Match[str] | None = None
         """Beginning of a parameter whose value has not begun."""
         self._num_parameters = 0
@@ -251,6 +253,8 @@ class ParameterScanner:
             self._value = _Literal(marks, "")
         elif self._is_raw(key, self._raw.get(self._call, frozenset())):
             self._value = _RawText(end)
+        elif layout.nesting:
+            self._value = _Elements(layout.nesting)
         else:
             self._value = _Literal(("", ""), end)
         return []
@@ -383,6 +387,43 @@ class _Literal:
     def _item(self, text: str) -> str:
         comma, self._comma = self._comma, ""
         return comma + text
+
+
+class _Elements:
+    """Value as MiniMax M3 writes it, a text or nested tags, which becomes JSON as a whole."""
+
+    def __init__(self, mark: str) -> None:
+        self._tag = re.compile(rf"{re.escape(mark)}<(/?)([^>]*)>")
+        self._at = self._depth = 0
+
+    def read(self, text: str) -> Read:
+        for tag in self._tag.finditer(text, self._at):
+            self._at = tag.end()
+            self._depth += -1 if tag[1] else 1
+            if self._depth < 0:
+                return self._json(text[: tag.start()]), text[tag.end() :], True
+        return "", text, False
+
+    def _json(self, text: str) -> str:
+        stack: list[tuple[str, list[tuple[str, str]]]] = [("", [])]
+        behind = 0
+        for tag in self._tag.finditer(text):
+            inner, behind = text[behind : tag.start()], tag.end()
+            if not tag[1]:
+                stack.append((tag[2], []))
+            elif len(stack) > 1:
+                name, items = stack.pop()
+                stack[-1][1].append((name, _joined(items, inner)))
+        return _joined(stack[0][1], text[behind:])
+
+
+def _joined(items: Sequence[tuple[str, str]], text: str) -> str:
+    if not items:
+        literal, _, is_done = _Literal(("", ""), "\0").read(text.strip() + "\0")
+        return literal if is_done and text.strip() else '""'
+    if all(name == "item" for name, _ in items):
+        return f"[{','.join(value for _, value in items)}]"
+    return f"{{{','.join(f'{to_json(name)}:{value}' for name, value in items)}}}"
 
 
 _LONGEST_WORD = 4096

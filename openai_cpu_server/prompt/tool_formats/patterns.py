@@ -43,7 +43,7 @@ _GBNF = {
     PatternSlot.ID: "[A-Za-z0-9]{9}",
     PatternSlot.INDEX: "[0-9] [0-9]?",
 }
-_MARK = re.compile(r"(｜DSML｜|<(?!/?｜DSML｜)[^<>\s]+>|\[[A-Z_]{3,}\])")
+_MARK = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML｜)[^<>\s]+>|\[[A-Z_]{3,}\])")
 """Matches a control token of models that were taught it."""
 
 
@@ -118,12 +118,13 @@ class Spelling(msgspec.Struct, frozen=True):
         return " ".join(found + ([quoted(waiting)] if waiting else []))
 
     def until(self, end: str) -> str:
-        """Match any text up to `end`, whose first character must be unique in it."""
+        """Match any text up to `end`, without its first character if that is not unique in it."""
         spelt = self._spelt(end)
         if spelt != quoted(end):
             return f"[^\\x00]* {spelt}"
         first, rest = end[0], end[1:]
-        assert first not in rest, "the search must never go back into what it has read"
+        if first in rest:  # a search would have to go back into what it has read
+            return f"{_none_of(first)}* {quoted(end)}"
         mark = quoted(first)
         found = ""
         for char in reversed(rest[:-1]):

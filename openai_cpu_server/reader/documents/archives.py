@@ -232,13 +232,17 @@ def _epub(archive: zipfile.ZipFile) -> Iterator[str]:
         yield f"[Section {number}]\n{text}"
 
 
+_META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w-]{2,40})", re.IGNORECASE)
+
+
 def markdown(data: bytes) -> str:
     """Return the text of an HTML document, without its scripts and styles."""
     import justhtml
 
-    source: str | bytes = data
-    with contextlib.suppress(UnicodeDecodeError):  # else as the document declares
-        source = data.decode("utf-8-sig")
+    source: str | bytes = data  # the library finds the encoding
+    with contextlib.suppress(LookupError, ValueError):
+        declared = _META_CHARSET.search(data[:2048])
+        source = data.decode(declared[1].decode() if declared else "utf-8-sig")
     document = justhtml.JustHTML(source)
     title = document.query("title")
     text = str(document.to_markdown()).strip()

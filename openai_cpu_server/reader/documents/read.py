@@ -185,7 +185,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 def _notebook(data: bytes) -> list[str] | None:
     """Return the cells of a Jupyter notebook, or None if it is another JSON file."""
-    with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError, LookupError):
         book = json.loads(data)
         cells = book.get("cells") or [cell for sheet in book["worksheets"] for cell in sheet["cells"]]
         language = (book.get("metadata") or {}).get("language_info", {}).get("name", "")
