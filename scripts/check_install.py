@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,21 +68,19 @@ SERVES = re.compile("openai-cpu-server (serve |--)")
 # A check that finds something ends with 1.
 EXPECTED_STATUS = {"openai-cpu-server grammar review.json --check answer.json": 1}
 
+# Encrypted with AES-256 and an empty user password: what "printing forbidden" does. Compressed.
 ENCRYPTED_PDF = """
-import sys
-from io import BytesIO
-from pypdf import PdfWriter
-from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject as Name
-writer, text = PdfWriter(), DecodedStreamObject()
-text.set_data(b"BT /F1 12 Tf 10 100 Td (The key is green.) Tj ET")
-font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-font = DictionaryObject({Name(key): Name(value) for key, value in font.items()})
-page = writer.add_blank_page(200, 200)
-page[Name("/Resources")] = DictionaryObject({Name("/Font"): DictionaryObject({Name("/F1"): font})})
-page[Name("/Contents")] = text
-writer.encrypt("", "owner", algorithm="AES-256")
-writer.write(written := BytesIO())
-sys.stdout.buffer.write(written.getvalue())
+eNqNVD2PHEUQTdGIxAIiHHTgDQjwdPV3o+Uk390uWGDd6hYc2HLQH9XnRXc7p9nZwybAkv8BRCDxAxAicAQJMRlygPgDBlkgISQSkCCAmt3z
+3UpHwGpGqn5T/ar29aseTHbHr8JVWQ2e/Pj4+woYZ018rxoOq3rSNnmZsGXDoFMxSugcYg4GBM/eBgiQk5E6qQQxCI9oZFGhyOycd14TBsaY
+EjRsVVtbFc5zzyw2Krxz/xhZPQkHuKjqnWY57xhU9VuzvGC3maLEfXZnY6u8sHUndOGwOajWHKzn3t/YoP6zVlXv46JZtol29F/GDdVdBcDO
+M3u0qqfL2K2WPUi9bYcFrvLrN/HwBLtZCn299VPfwDwL28096p5f5atX8PV7p++xRdq5bpL+7ryj5bqFt3F+0N1ljvc0i67FcFR9c+vzp1//
+3Oz8dumPN+aP33/CzRX35+zFkwfTmfziny+fvvb84NHxTz98+rF6sP3wW/f7rc8+TH9f/qR89ej67Yev4y8v2O9eufLcS/XL0sS/Pvq17UU5
+pT5XSG8odJNpkoaZs3aEpnjClPDKGyu8IIlmhx05op52YZ5Dm6t6jw1LMSmkbKIyOScZueJRZalAcuuTdiYUH1LM2pEjooYcBIYSFCImJ3ws
+KITN0WH2waEpKitrMkUCyXeIpOy7bGhsQe6sNsgVmbEYm1TJ1vsifZCgJBhrRDROqxyzFC75HL2MMjotE1KTXoEVUScHkHRxPgkubdEieCGy
+oyo749VpTLt8Gl1bdndHJ/2p1btN2jvGeZ90g9XXRtOb8kwoKZ45YNodjdmaoF+054u9ERt67b2JOSpuuVJCuJg9IYamJgHGKBwnQSygApFM
+UkZzG7ySHIz00dheCKJRIktr0GZisFwoTCBdEgZc8ShABrDGYkm8aBmJLdNsEkdyFgonKYhmgu0RWU9j8FJFF7VUSWUPmo6mBCtzAXSAm4N7
+r8VScbIHP/sxo7XUrLAzDMhQqy/zMwxAXsSsuIAJARcwDRtY14bZIbYrr05nH2Dv1P2m6ZhcT9T1eWkYnMa7NIPDIBQkUtlkuqS4l1YJ2d9l
+MkUbMISt/5NCkzuap/b+ccf0s/tl0YW2WwkC3JhqMBjtjat/ARYYeec=
 """
 
 # Nothing listens at this port: a server goes on without Redis and without a collector of traces.
@@ -92,6 +91,14 @@ SERVED_WITH = {
     "redis": ("--limits-url", f"redis://{NOWHERE}"),
 }
 RUN_WITH = {
+    "documents": (
+        "-c",
+        "import docx2python, odfdo, pptx, python_calamine, striprtf; "
+        "from openai_cpu_server.reader.documents.read import document_parts as read; "
+        "assert read(b'<!doctype html><b>Hi</b>', most_chars=99).parts == ('**Hi**',)",
+    ),
+    "sound": ("-c", "import av; assert 'amrnb' in av.codecs_available"),
+    "heic": ("-c", "import pi_heif; pi_heif.register_heif_opener()"),
     "bench": ("scripts/make_model.py", "--shape", "tiny", "--quant", "f32", "--output", "model.gguf"),
     "docs": ("-m", "zensical", "--version"),
     "postgres": ("-c", "import psycopg; assert psycopg.pq.__impl__ == 'binary'"),
@@ -122,7 +129,7 @@ def main() -> None:
         with serving(user, "--model", "demo") as address:
             text = ask(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 8})["choices"][0]["text"]
             report(f"answers {text!r}", started)
-            read_encrypted_pdf(user, address)
+            read_encrypted_pdf(address)
             report("reads a PDF that is encrypted with AES", started)
             run_manual(user, address, place)
             report("runs the commands of the manual", started)
@@ -148,8 +155,8 @@ def extras() -> list[str]:
     return re.findall(r"^([a-z0-9-]+) = \[", section.partition("\n[")[0], re.MULTILINE)
 
 
-def read_encrypted_pdf(python: Path, address: str) -> None:
-    data = subprocess.run([python, "-c", ENCRYPTED_PDF], stdout=subprocess.PIPE, check=True).stdout
+def read_encrypted_pdf(address: str) -> None:
+    data = zlib.decompress(base64.b64decode(ENCRYPTED_PDF))
     file = {"file_data": base64.b64encode(data).decode(), "filename": "secret.pdf"}
     message = {"role": "user", "content": [{"type": "file", "file": file}]}
     tokens = ask(f"{address}/tokenize", {"messages": [message]})["tokens"]

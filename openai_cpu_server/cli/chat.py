@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +19,7 @@ from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.private_files import keep_private
 
+_OWN_OPTIONS = ("--host=127.0.0.1", "--port=0", "--jobs-db=none", "--no-page", "--drain-seconds=0")
 _POLL_S = 0.1
 _HISTORY_LINES = 1000
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -45,14 +46,17 @@ def chat(arguments: Sequence[str]) -> None:
     add_server_options(parser, None)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     options, rest = parser.parse_known_args(given_options)
+    if options.url:  # its options take all their values, so these are words
+        words += [each for each in rest if not each.startswith("-")]
+        rest = [each for each in rest if each.startswith("-")]
     prompt = " ".join(words[1:])
     if not (sys.stdin and sys.stdin.isatty()):
         piped = sys.stdin.buffer.read().decode(errors="replace") if sys.stdin else ""
         prompt = f"{prompt}\n\n{piped}".strip()
         if not prompt:
-            raise StartupError("standard input is empty: write the prompt behind the model's name")
+            raise StartupError("standard input is empty: write the prompt after the model's name")
     if options.url and rest:
-        parser.parse_args(given_options)  # reports the first
+        parser.parse_args(rest)  # reports the first
     with contextlib.ExitStack() as stack:
         if options.url:
             client = ServerClient(options.url, options.api_key)
@@ -79,29 +83,26 @@ def _own_server(options: Sequence[str], parser: CommandParser) -> Iterator[Serve
     if sys.stderr.isatty():
         say("loading the model...")
     key = secrets.token_urlsafe()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    own = (
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--jobs-db",
-        "none",
-        "--no-page",
-        "--drain-seconds",
-        "0",
-    )
-    level = () if "log_level" in settings.model_fields_set else ("--log-level", "error")
-    with subprocess.Popen(
-        [sys.executable, "-m", "openai_cpu_server", "serve", *options, *own, *level],
-        stdin=subprocess.DEVNULL,
-        env={**foreign_settings(), "OCS_API_KEY": key},
-        start_new_session=True,  # Ctrl-C stops an answer, not the server
-        preexec_fn=die_with_parent,
-    ) as process:
+    url_source, url_sink = os.pipe()
+    own = [*_OWN_OPTIONS, f"--url-fd={url_sink}"]
+    if "log_level" not in settings.model_fields_set:
+        own.append("--log-level=error")
+    with (
+        os.fdopen(url_source, encoding="ascii") as url,
+        subprocess.Popen(
+            [sys.executable, "-m", "openai_cpu_server", "serve", *options, *own],
+            stdin=subprocess.DEVNULL,
+            env={**foreign_settings(), "OCS_API_KEY": key},
+            pass_fds=(url_sink,),
+            start_new_session=True,  # Ctrl-C stops an answer, not the server
+            preexec_fn=die_with_parent,
+        ) as process,
+    ):
         try:
-            client = ServerClient(f"127.0.0.1:{port}", key)
+            os.close(url_sink)
+            if not (address := url.read()):
+                sys.exit(process.wait())  # it has written why
+            client = ServerClient(address, key)
             while not _is_ready(client):
                 if process.poll() is not None:  # it has written why
                     sys.exit(process.returncode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -188,7 +188,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int | None = None
     """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
     draft_cost: float | None = None
-    """Approximate cost of a token in the draft model relative to this model's, or None without one."""
+    """Approximate cost of a drafted token relative to this model's, or None without a model or head
+    that drafts."""
+    draft_head: str | None = None
+    """Kind of the prediction head that drafts: single, chained or shared; None without one."""
+    draft_most: int | None = None
+    """Longest draft of chained heads."""
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
@@ -236,6 +241,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.draft_placement is not None:
             table["device of the draft model"] = str(self.draft_placement)
         return table
+
+    def drafts_by(self, states: Iterable[object]) -> dict[str, str]:
+        """Return what drafts beside prompt lookup, with the decisions about it, for the same table."""
+        if self.draft_cost is None:
+            return {}
+        source = "a draft model" if self.draft_head is None else f"a prediction head ({self.draft_head})"
+        return {"drafts": "; ".join([source, *map(str, states)])}
 
     @property
     def summary(self) -> str:

@@ -29,6 +29,12 @@ _LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10
 """Networks that Python takes for public: of IPv4 addresses, of local NAT64, site-local."""
 
 
+_NETWORKS = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
+)
+"""Private networks, with those of carriers and of VPNs."""
+
+
 class Fetched(NamedTuple):
     url: str
     domains: tuple[str, ...]
@@ -37,6 +43,8 @@ class Fetched(NamedTuple):
     too_large: str
     timeout_s: float
     """Total time, redirects included."""
+    hosts: tuple[str, ...] = ()
+    """Allowed hosts with private addresses, as `HOST` or `HOST:PORT`; without a port that of the scheme."""
 
 
 async def fetch_url(source: Fetched) -> bytes:
@@ -68,7 +76,8 @@ def _once(source: Fetched, url: str, until_s: float) -> bytes | str:
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        connection = _connected(host, port, until_s, is_secure=parts.scheme == "https")
+        is_secure = parts.scheme == "https"
+        connection = _connected(host, port, until_s, is_secure=is_secure, is_own=_is_own(source, parts))
         with _cut_off(connection, until_s):
             path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
             agent = f"openai-cpu-server/{__version__}"
@@ -81,7 +90,7 @@ def _once(source: Fetched, url: str, until_s: float) -> bytes | str:
 
 
 def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
-    if not source.domains:
+    if not source.domains and not source.hosts:
         raise InvalidRequest("the server fetches nothing: it names no domain by --allowed-media-domain")
     try:
         parts = urllib.parse.urlsplit(url)
@@ -90,9 +99,19 @@ def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
         raise InvalidRequest("this is not a URL") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise InvalidRequest("this is not a URL that can be fetched")
-    if not any(is_below(host, domain.lower()) for domain in source.domains):
+    if not _is_own(source, parts) and not any(is_below(host, domain.lower()) for domain in source.domains):
         raise InvalidRequest("its domain is none that the server names by --allowed-media-domain")
     return parts
+
+
+def _is_own(source: Fetched, parts: urllib.parse.SplitResult) -> bool:
+    """Return True for a host that the operator names, which may have a private address."""
+    usual = 443 if parts.scheme == "https" else 80
+    for named in source.hosts:
+        host = urllib.parse.urlsplit(f"//{named}")
+        if host.hostname == parts.hostname and (host.port or usual) == (parts.port or usual):
+            return True
+    return False
 
 
 def is_below(host: str, domain: str) -> bool:
@@ -101,11 +120,14 @@ def is_below(host: str, domain: str) -> bool:
     return domain in ("*", host)
 
 
-def _connected(host: str, port: int, until_s: float, *, is_secure: bool) -> http.client.HTTPConnection:
+def _connected(
+    host: str, port: int, until_s: float, *, is_secure: bool, is_own: bool
+) -> http.client.HTTPConnection:
     """Connect to the checked address, because the name may resolve to another one afterwards."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     address = next((one for *_, (one, *_) in found), None)
-    if address is None or not all(is_public(str(one)) for *_, (one, *_) in found):
+    is_allowed = partial(is_near, host=host) if is_own else is_public
+    if address is None or not all(is_allowed(str(one)) for *_, (one, *_) in found):
         raise InvalidRequest("its address is a private one")
     kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
     connection = kind(host, port, timeout=_left(until_s))
@@ -137,6 +159,20 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
         timer.cancel()
         connection.close()
         sock.close()
+
+
+def is_near(address: str, host: str) -> bool:
+    """Return True for an address that an operator's own host may have: a public one, or one of a private
+    network. Only a host that says so may be this machine. Link-local addresses include those at which clouds
+    tell secrets."""
+    if is_public(address):
+        return True
+    one = ipaddress.ip_address(address.partition("%")[0])
+    one = getattr(one, "ipv4_mapped", None) or one
+    if one.is_loopback:
+        return host == "localhost" or host == str(one)
+    is_network = any(one in network for network in _NETWORKS if network.version == one.version)
+    return is_network and not (one.is_multicast or one.is_unspecified)
 
 
 def is_public(address: str) -> bool:

@@ -24,7 +24,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 40_000_000
     max_sound_bytes: int = 25 * 1024 * 1024
-    max_sound_s: float = 1200.0
+    max_sound_s: float = 7200.0
     """Total of a conversation."""
     max_items: int = 32
     """Pictures and sounds of a conversation, and separately its files."""
@@ -32,6 +32,8 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Total of a conversation's files."""
     domains: tuple[str, ...] = ()
     """Allowed domains of URLs; `*.example.org` is everything below, `*` is any."""
+    hosts: tuple[str, ...] = ()
+    """Allowed hosts with private addresses, as `HOST` or `HOST:PORT`."""
     folder: Path | None = None
     """Folder of `file:` URLs."""
     fetch_timeout_s: float = 20.0

@@ -15,7 +15,13 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from openai_cpu_server.errors import InvalidRequest, missing
-from openai_cpu_server.http.ignored_params import Hints, Refusals, UnsupportedParam, is_one_of
+from openai_cpu_server.http.ignored_params import (
+    HISTORY_REFUSALS,
+    Hints,
+    Refusals,
+    UnsupportedParam,
+    is_one_of,
+)
 from openai_cpu_server.json_size import MOST_NUMBERS, check_json_size
 
 _KINDS = {
@@ -194,17 +200,23 @@ _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 """`name`, `name[]` of a list, or `name[key]` of an object."""
 
 
+_JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "undefined": "null"}
+
+
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate a form's fields; numbers, `true` and `false` are JSON text. Raises InvalidRequest."""
+    """Validate a form's fields; an empty one is absent, and numbers, objects and booleans are JSON text, also
+    as Python and JavaScript write them. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
         at, key = match.groups() if match is not None else (name, None)
         field = schema.model_fields.get(at)
         value: object = text
+        if field is not None and not text.strip():
+            continue
         if field is not None and not _takes_text(field.annotation):
             with suppress(ValueError, RecursionError):
-                value = json.loads(text)
+                value = json.loads(_JSON_WORDS.get(text.strip().lower(), text))
         if key:
             found[at] = {**(found[at] if isinstance(found.get(at), dict) else {}), key: value}
         elif key is not None or at in found:
@@ -227,8 +239,9 @@ def _checked(validate: Callable[[], B], content: Callable[[], object], *, lenien
     kinds: dict[str, None] = {}
     unknown: list[str] = []
     for field in ignored_params(body):
-        if field.refusal is not None:
-            raise _not_supported(field.path, field.refusal)
+        refusal = field.refusal or HISTORY_REFUSALS.get(field.path)
+        if refusal is not None:
+            raise _not_supported(field.path, refusal)
         if not field.is_harmless:
             unknown.append(field.path)
         kinds[field.kind] = None
@@ -275,4 +288,4 @@ def _not_supported(path: str, refusal: UnsupportedParam) -> InvalidRequest:
     values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
     but = f" (accepted is only {' or '.join(values)})" if values else ""
     message = f"'{path[:128]}' is not supported: {refusal.why}{but}."
-    return InvalidRequest(message, param=path, code="unsupported_parameter")
+    return InvalidRequest(message, param=path, code=refusal.code)

@@ -66,7 +66,8 @@ class FilePurpose(enum.Enum):
     BATCH_OUTPUT = "batch_output"
     VISION = "vision"
     USER_DATA = "user_data"
-    """Shown to models, like VISION."""
+    """Shown to models, like VISION and ASSISTANTS."""
+    ASSISTANTS = "assistants"
     PARTIAL = "partial"
     """Hidden: an unfinished upload, or the rest of a deleted file."""
 

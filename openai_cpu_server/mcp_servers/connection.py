@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 16
 """Limit of concurrent calls to one server. Waiting counts towards a call's timeout."""
 _MOST_PAGES, _MOST_TOOLS = 32, 512
+_PICTURE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures."""
 _LONGEST_PAUSE_S = 60.0
@@ -73,6 +75,8 @@ class McpConnection:
         )
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._link: _Link | None = None
+        self._traffic = self._new_traffic()
+        """Traffic of the latest connection."""
         self._left: set[asyncio.Task[None]] = set()
         """Tasks of lost connections until they end."""
         self._tools: tuple[McpTool, ...] | None = None
@@ -94,6 +98,7 @@ class McpConnection:
             transport="stdio" if self._options.command else "http",
             state=state,
             error=self._error,
+            last_words=tuple(self._traffic.last_words) if state is McpServerState.FAILED else (),
             tools=self._tools,
         )
 
@@ -169,12 +174,13 @@ class McpConnection:
                 self._lose(why)
             return McpAnswer(why, True)
         self._error, self._num_losses = None, 0
-        text = "\n".join(map(_words, result.content))
+        pictures = [*filter(None, map(_picture, result.content))]
+        text = "\n".join(_words(part) for part in result.content if not _picture(part))
         if not result.content and result.structured_content is not None:
             text = msgspec.json.encode(result.structured_content).decode()
         if len(text.encode(errors="replace")) > self._limits.result_bytes:
             return McpAnswer(f"the result has more than {self._limits.result_bytes} bytes", True)
-        return McpAnswer(text, bool(result.is_error))
+        return McpAnswer("\n".join(filter(None, (text, *pictures))), bool(result.is_error))
 
     async def _linked(self) -> _Link:
         if self._link is not None and self._link.is_lost:
@@ -183,8 +189,8 @@ class McpConnection:
             wait_s = self._retry_at_s - time.monotonic()
             if wait_s > 0:
                 raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
-            traffic = ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
-            self._link = _Link(self._transport, self._options, traffic, self._handle)
+            self._traffic = self._new_traffic()
+            self._link = _Link(self._transport, self._options, self._traffic, self._handle)
         link = self._link
         try:
             await link.ready()
@@ -193,6 +199,9 @@ class McpConnection:
                 self._lose(str(error))
             raise
         return link
+
+    def _new_traffic(self) -> ServerTraffic:
+        return ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
 
     async def _check_alive(self, link: _Link) -> None:
         try:
@@ -319,6 +328,14 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
 
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
     return await client.session.send_request(request, CallToolResult)
+
+
+def _picture(part: Any) -> str:
+    """Return a picture in Markdown, as clients show it and `SHOWN_PICTURE` finds it for models that see."""
+    source = getattr(part, "resource", part)
+    data = getattr(source, "blob" if part.type == "resource" else "data", None)
+    kind = str(getattr(source, "mime_type", ""))
+    return f"![picture](data:{kind};base64,{data})" if data and _PICTURE_TYPE.fullmatch(kind) else ""
 
 
 def _words(part: Any) -> str:

@@ -127,8 +127,11 @@ class ServedModel:
     open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _NO_SOUND
     """Decodes a sound. Arguments: data, sample rate, maximum of samples in all and per piece (0: one
     piece). As `open_picture`."""
-    read_document: Callable[[bytes, int], str] = _NO_DOCUMENTS
-    """Extracts text. Arguments: data, maximum of characters. As `open_picture`."""
+    read_document: Callable[[bytes, int, str], tuple[str | int, ...]] = _NO_DOCUMENTS
+    """Extracts texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
+    or "". As `open_picture`."""
+    render_page: Callable[[bytes, int], Picture] = _NO_PICTURES
+    """Shows a page of a PDF. Arguments: data, number. As `open_picture`."""
     write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _NO_TEMPLATES
     """Renders a client's template. Arguments: template, messages, suffix, context size in tokens. As
     `open_picture`."""
@@ -176,8 +179,6 @@ class UnreadableModel:
     raises EngineUnavailable with the reason."""
 
     has_template = adds_bos = False
-    vocab_size = 0
-    bos_text = eos_text = ""
     bos: int | None = None
     fim: FimTokens | None = None
     marks = SequenceMarks()
@@ -193,6 +194,7 @@ class UnreadableModel:
         raise EngineUnavailable(f"The model could not be loaded: {self._reason}", _AGAIN_S)
 
     encode = encode_all = piece = decode = prompt = __call__ = _refuse
+    vocab_size = bos_text = eos_text = property(_refuse)
 
 
 WAIT_S = 2.0

@@ -1,27 +1,24 @@
-"""Decoders of clients' pictures, sounds and documents, which may hang or die of their input. Libraries for
-pictures and sounds are loaded only in processes that decode them, the one for documents with the first
-document."""
+"""Decoder of clients' pictures, which may hang or die of their input. Libraries for pictures and sounds are
+loaded only in processes that decode them."""
 
 from __future__ import annotations
 
-import array
 import contextlib
 import io
-import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from openai_cpu_server.contract.media import Picture, PictureSize, Sound
+from openai_cpu_server.contract.media import Picture, PictureSize
 from openai_cpu_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
+_HEIF = re.compile(rb"....ftyp(?:hei[cxms]|hev[cx]|mif1|msf1)", re.DOTALL)
+_AVIF = re.compile(rb"....ftyp(?:avi[fs])", re.DOTALL)
 _INVALID = "invalid_image"
 _SCAN = b"\xff\xda"
 """Begins each scan of a JPEG file."""
@@ -41,7 +38,10 @@ _TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-_GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+_GREYS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+"""Modes with more than 8 bits."""
+_LEAST_SIDE = 64
+"""Scaling by a client's detail leaves this many pixels, because encoders refuse what is narrower."""
 
 
 def load_decoders() -> None:
@@ -52,6 +52,7 @@ def load_decoders() -> None:
         BmpImagePlugin,
         GifImagePlugin,
         Image,
+        ImageCms,
         JpegImagePlugin,
         MpoImagePlugin,
         PngImagePlugin,
@@ -59,10 +60,25 @@ def load_decoders() -> None:
         WebPImagePlugin,
     )
 
-    needed = BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+    needed = BmpImagePlugin, ImageCms, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
     needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
     assert all((*needed, *needed_by_them, miniaudio, numpy))
     Image.MAX_IMAGE_PIXELS = None  # `decoded_picture` has a limit of its own
+
+
+def _load_further(data: bytes) -> None:
+    """Load what decodes a picture of a phone or of the web, which are large."""
+    if _AVIF.match(data):
+        from PIL import AvifImagePlugin
+
+        assert AvifImagePlugin
+    elif _HEIF.match(data):
+        try:
+            import pi_heif
+        except ImportError:
+            message = "this is a HEIC picture, which the server reads with its extra 'heic'"
+            raise InvalidRequest(message, code=_INVALID) from None
+        pi_heif.register_heif_opener()
 
 
 def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
@@ -72,6 +88,7 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
     `most_side`: longest side, or 0 for no limit.
     """
     load_decoders()
+    _load_further(data)
     from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
@@ -87,7 +104,7 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
                     raise InvalidRequest("it has too many scans", code="image_too_large")
                 image.draft(None, _shown_size(width, height, most_side))  # JPEG files are decoded smaller
                 image.load()
-                shown = _over_white(_upright(image))
+                shown = _over_white(_in_srgb(_upright(image)))
                 shown.thumbnail(_shown_size(*shown.size, most_side))
         except UnidentifiedImageError:
             names = ", ".join(FORMATS)
@@ -101,7 +118,8 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
 
 def _shown_size(width: int, height: int, most_side: int) -> tuple[int, int]:
     longer = max(width, height)
-    scale = min(1.0, math.sqrt(_SHOWN_PIXELS / (width * height)), (most_side or longer) / longer)
+    by_side = max((most_side or longer) / longer, _LEAST_SIDE / min(width, height))
+    scale = min(1.0, math.sqrt(_SHOWN_PIXELS / (width * height)), by_side)
     return max(1, int(width * scale + _ROUNDING)), max(1, int(height * scale + _ROUNDING))
 
 
@@ -117,138 +135,55 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    if image.mode in _GREYS_OF_16_BITS:
-        return _of_8_bits(image).convert("RGB")
+    """Return what viewers show: 16 bits as 8, and white where it is transparent."""
+    import numpy as np
+    from PIL import Image
+
+    hidden = image.info.get("transparency")
+    if image.mode in _GREYS:
+        grey = _of_8_bits(image)
+        if image.format != "PNG" or not isinstance(hidden, int):
+            return grey.convert("RGB")
+        grey.paste(255, mask=Image.fromarray(np.asarray(image) == hidden))
+        return grey.convert("RGB")
+    if isinstance(hidden, tuple) and max(hidden, default=0) > 255:  # the library has only 8 of the 16 bits
+        image.info["transparency"] = tuple(level >> 8 for level in hidden)
     if not image.has_transparency_data:
         return image.convert("RGB")
     transparent = image.convert("RGBA")
-    white = transparent.copy()
-    white.paste((255, 255, 255, 255), (0, 0, *white.size))
+    white = Image.new("RGBA", transparent.size, (255, 255, 255, 255))
     white.alpha_composite(transparent)
     return white.convert("RGB")
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """PIL itself clips 16-bit greys at 255."""
-    _, brightest = image.getextrema()
-    most = 65_535.0 if isinstance(brightest, (int, float)) and brightest > 255 else 255.0
+    """PIL itself clips levels at 255. Integers of 16 bits have the whole range; others have no other measure
+    than their brightest."""
+    most = 65_535.0
+    if not (image.mode.startswith("I;16") or image.format == "PNG"):
+        _, brightest = image.getextrema()
+        level = float(brightest) if isinstance(brightest, (int, float)) else most
+        most = next((step for step in (1.0, 255.0, 65_535.0) if level <= step), level)
     return image.convert("F").point(lambda level: level * (255.0 / most)).convert("L")
 
 
-SOUNDS = ("WAV", "MP3", "FLAC", "Ogg Vorbis")
-_NO_SOUND = "invalid_audio"
-_TOO_LONG_A_SOUND = "audio_too_large"
-_FRAMES_AT_ONCE = 16_384
-_LOUDEST = 1e8
-"""Samples beyond 1 are kept, as in llama.cpp, because some files hold integers as floats. Their spectrum
-is far from an overflow."""
-_SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
+def _in_srgb(image: Image.Image) -> Image.Image:
+    """Apply the ICC profile. A damaged one is ignored, as in browsers."""
+    from PIL import ImageCms
 
-
-def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    """Return one channel at this rate, in pieces that are cut where it is quiet. Raises InvalidRequest, for
-    too many samples as soon as they are decoded.
-
-    `most_at_once`: samples of the longest piece, or 0 for one piece.
-    """
-    import numpy as np
-
-    samples = np.frombuffer(_samples(data, rate, most_samples), np.float32)
-    if not samples.size:
-        raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
-    if not np.isfinite(samples).all():
-        raise InvalidRequest("the sound is damaged (it has samples that are not numbers)", code=_NO_SOUND)
-    if np.abs(samples).max() > _LOUDEST:
-        raise InvalidRequest("the sound is damaged (it has samples beyond all measure)", code=_NO_SOUND)
-    samples = samples.astype("<f4", copy=False)
-    return tuple(Sound.of(piece.tobytes()) for piece in _pieces(samples, rate, most_at_once))
-
-
-def _samples(data: bytes, rate: int, most_samples: int) -> bytearray:
-    import miniaudio
-
-    found = bytearray()
-    most_bytes = most_samples * array.array("f").itemsize
-    try:
-        parts = miniaudio.stream_memory(data, miniaudio.SampleFormat.FLOAT32, 1, rate, _FRAMES_AT_ONCE)
-        for part in parts:
-            found += part.tobytes()
-            if len(found) > most_bytes:
-                message = f"it is longer than {most_samples / rate:g} seconds"
-                raise InvalidRequest(message, code=_TOO_LONG_A_SOUND)
-    except (InvalidRequest, MemoryError, RecursionError):
-        raise
-    except Exception:  # the library knows no more than that it is none
-        names = ", ".join(SOUNDS)
-        raise InvalidRequest(f"this is not a sound of a known type ({names})", code=_NO_SOUND) from None
-    return found
-
-
-def _pieces(samples: np.ndarray, rate: int, most_at_once: int) -> Iterator[np.ndarray]:
-    within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
-    while most_at_once and len(samples) > most_at_once:
-        last = min(most_at_once, len(samples) - shortest)
-        end = _quietest(samples, max(last - within, shortest), last, int(_PAUSE_S * rate))
-        yield samples[:end]
-        samples = samples[end:]
-    yield samples
-
-
-def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
-    stretches = (last - first) // width
-    if stretches < 1:
-        return last
-    energy = samples[first : first + stretches * width].astype("f8") ** 2
-    return first + int(energy.reshape(stretches, width).sum(axis=1).argmin()) * width + width // 2
-
-
-_NO_TEXT = "invalid_file"
-_TOO_LONG = "file_too_large"
-_PDF, _PDF_WITHIN = b"%PDF-", 1024
-_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_LONE_HALVES = re.compile("[\ud800-\udfff]")
-"""A PDF may say of its glyphs that they are these."""
-_NO_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\x1b")
-
-
-def document_text(data: bytes, *, most_chars: int) -> str:
-    """Return the text of a PDF or of a text file. Raises InvalidRequest."""
-    text = "\n\n".join(_pages(data, most_chars)) if _PDF in data[:_PDF_WITHIN] else _plain_text(data)
-    if len(text) > most_chars:
-        raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
-    return text
-
-
-def _pages(data: bytes, most_chars: int) -> Iterator[str]:
-    import pypdf
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it logs each oddity of a file
-    num_chars, has_text = 0, False
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise InvalidRequest("the PDF is encrypted", code=_NO_TEXT)
-        for page in reader.pages:
-            text = _LONE_HALVES.sub("\ufffd", page.extract_text()).strip()
-            num_chars += len(text)
-            has_text = has_text or (not text.isspace() and text != "")
-            if num_chars > most_chars:
-                raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
-            yield text
-    except (InvalidRequest, MemoryError, RecursionError):
-        raise
-    except Exception as error:  # as above
-        raise InvalidRequest(f"the PDF is damaged ({error})"[:500], code=_NO_TEXT) from None
-    if not has_text:
-        raise InvalidRequest("the PDF has no text; its pages may be pictures", code=_NO_TEXT)
-
-
-def _plain_text(data: bytes) -> str:
-    mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
-    try:
-        text = data.decode("utf-8" if mark is None else _BYTE_ORDER_MARKS[mark])
-    except UnicodeDecodeError:
-        text = data.decode("cp1252", "replace")
-    if not _NO_CONTROLS.isdisjoint(map(ord, text)):
-        raise InvalidRequest("this is neither a PDF nor text", code=_NO_TEXT)
-    return text
+    profile = image.info.get("icc_profile")
+    if not profile or image.mode in _GREYS:
+        return image
+    with contextlib.suppress(Exception):
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if "srgb" in ImageCms.getProfileDescription(source).lower():
+            return image
+        alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+        colours = image if image.mode in ("L", "CMYK") and alpha is None else image.convert("RGB")
+        target = ImageCms.createProfile("sRGB")
+        shown = ImageCms.profileToProfile(colours, source, target, outputMode="RGB")
+        assert shown is not None
+        if alpha is not None:
+            shown.putalpha(alpha)
+        return shown
+    return image

@@ -34,6 +34,15 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"
 
 
+def valid_text(text: str) -> str:
+    """Replace unpaired surrogates, which JSON and PDFs can spell, by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 # -- work -------------------------------------------------------------------------------------------------
 
 
@@ -109,6 +118,8 @@ class OpenSound(msgspec.Struct, frozen=True, tag=True):
     most_samples: int
     most_at_once: int
     """Samples of the longest piece, or 0 for one piece."""
+    first: int = 0
+    """Number of the first piece of the result, which has some of them."""
 
 
 class ReadDocument(msgspec.Struct, frozen=True, tag=True):
@@ -116,6 +127,15 @@ class ReadDocument(msgspec.Struct, frozen=True, tag=True):
 
     data: bytes
     most_chars: int
+    charset: str = ""
+    """Encoding of plain text that its client names, or "" to find it."""
+
+
+class RenderPage(msgspec.Struct, frozen=True, tag=True):
+    """Show a page of a PDF as a picture. Raises InvalidRequest."""
+
+    data: bytes
+    number: int
 
 
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -138,6 +158,7 @@ Work = Union[
     OpenPicture,
     OpenSound,
     ReadDocument,
+    RenderPage,
     FindProfile,
 ]
 
@@ -182,6 +203,12 @@ class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class SoundOpened(msgspec.Struct, frozen=True, tag=True):
     pieces: tuple[Sound, ...]
+    is_last: bool
+
+
+class DocumentRead(msgspec.Struct, frozen=True, tag=True):
+    parts: tuple[Union[str, int], ...]
+    """Texts, and numbers of pages that are pictures."""
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
@@ -208,10 +235,11 @@ Result = Union[
     GrammarAnswer,
     Picture,
     SoundOpened,
+    DocumentRead,
     Profiled,
     WorkRefused,
 ]
-"""Texts of documents and templates are plain, and so are lists of tokens."""
+"""Texts of templates are plain, and so are lists of tokens."""
 
 
 class WorkReply(msgspec.Struct, frozen=True):

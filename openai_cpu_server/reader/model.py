@@ -16,7 +16,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, RerankPrompts
 from openai_cpu_server.reader import messages as wire
-from openai_cpu_server.reader.messages import ModelSource, VocabularyFacts
+from openai_cpu_server.reader.messages import ModelSource, VocabularyFacts, valid_text
 from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkKind
 
 _LONG_CHARS = 128 * 1024
@@ -72,14 +72,26 @@ class ReadModel:
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
         """Decode a client's sound. Raises the same as `picture`."""
-        result = self._pool.do(wire.OpenSound(data, rate, most_samples, most_at_once), kind=WorkKind.MEDIA)
-        assert isinstance(result, wire.SoundOpened)
-        return result.pieces
+        pieces, is_whole = list[Sound](), False
+        while not is_whole:
+            work = wire.OpenSound(data, rate, most_samples, most_at_once, len(pieces))
+            result = self._pool.do(work, kind=WorkKind.MEDIA)
+            assert isinstance(result, wire.SoundOpened)
+            pieces += result.pieces
+            is_whole = result.is_last
+        return tuple(pieces)
 
-    def document(self, data: bytes, most_chars: int) -> str:
-        """Return the text of a client's file. Raises the same as `picture`."""
-        result = self._pool.do(wire.ReadDocument(data, most_chars), kind=WorkKind.MEDIA)
-        assert isinstance(result, str)
+    def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
+        """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as
+        `picture`."""
+        result = self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.DOCUMENT)
+        assert isinstance(result, wire.DocumentRead)
+        return result.parts
+
+    def page(self, data: bytes, number: int) -> Picture:
+        """Return a page of a client's PDF as a picture. Raises the same as `picture`."""
+        result = self._pool.do(wire.RenderPage(data, number), kind=WorkKind.DOCUMENT)
+        assert isinstance(result, Picture)
         return result
 
     def write_template(
@@ -129,7 +141,7 @@ class ReadTokenizer:
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
         work = wire.EncodeTexts(
             key=self._key.number,
-            texts=[_sound(text) for text in texts],
+            texts=[valid_text(text) for text in texts],
             add_special=add_special,
             parse_special=parse_special,
         )
@@ -164,8 +176,8 @@ class ReadRerank:
     no: str
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        texts = [_sound(text) for text in documents]
-        work = wire.RenderRerank(key=self.key.number, query=_sound(query), documents=texts)
+        texts = [valid_text(text) for text in documents]
+        work = wire.RenderRerank(key=self.key.number, query=valid_text(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
         result = self.pool.do(work, model=self.key, kind=_kind_of(num_chars))
         assert isinstance(result, list)
@@ -183,12 +195,3 @@ def profiled(
 
 def _kind_of(num_chars: int) -> WorkKind:
     return WorkKind.PROGRAM if num_chars > _LONG_CHARS else WorkKind.QUICK
-
-
-def _sound(text: str) -> str:
-    """Lone surrogates, which JSON can spell, become U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

@@ -64,6 +64,9 @@ class WorkKind(enum.Enum):
     PROGRAM = "program"
     """Clients' schemas, grammars and templates, and long texts."""
     MEDIA = "media"
+    """Pictures and sounds, which take two seconds at most."""
+    DOCUMENT = "document"
+    """Documents and their pages, which may use up the whole share."""
 
 
 class WorkLoad(NamedTuple):
@@ -117,9 +120,10 @@ class _Ticket:
     place: _Place | None = None
 
 
-_PROGRAM_PLACES = _MEDIA_PLACES = 2
+_OF_FILES = (WorkKind.MEDIA, WorkKind.DOCUMENT)
+_PLACES = 2
 """Twice the places of one client, whose slow work thus never blocks other clients."""
-_MOST_OF_CLIENT = {WorkKind.QUICK: 1 + _PROGRAM_PLACES, WorkKind.PROGRAM: 1, WorkKind.MEDIA: 1}
+_MOST_OF_CLIENT = {**dict.fromkeys(WorkKind, 1), WorkKind.QUICK: 1 + _PLACES}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
 """A slower rejection is remembered, and repeated at once for the same work."""
@@ -132,13 +136,12 @@ class ReaderPool:
         self,
         readable: Iterable[Path] | None = None,
         *,
-        children: Sequence[ReaderChild] = (),
+        child: ReaderChild | None = None,
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: folders with models, or None for no sandbox. `children`: up to two running
-        processes, which the pool takes over; the others start on demand. `share_s`: CPU seconds for one
-        piece of work."""
+        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the
+        pool takes over; the others start on demand. `share_s`: CPU seconds for one piece of work."""
         self.deaths = 0
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a cause as in `ReaderDied`."""
@@ -147,9 +150,10 @@ class ReaderPool:
         self._share_s = share_s
         quick, *programs = (
             _Place(WorkKind.QUICK),
-            *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PROGRAM_PLACES)),
+            *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PLACES)),
         )
-        self._places = [quick, *programs, *(_Place(WorkKind.MEDIA) for _ in range(_MEDIA_PLACES))]
+        files = (_Place(kind) for kind in _OF_FILES for _ in range(_PLACES))
+        self._places = [quick, *programs, *files]
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
@@ -159,10 +163,7 @@ class ReaderPool:
         self._is_closing = False
         # The kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="readers")
-        first, second = [*children, None, None][:2]
-        self._starter.submit(self._start, quick, first)
-        if second is not None:
-            self._starter.submit(self._start, programs[0], second)
+        self._starter.submit(self._start, quick, child)
 
     def load(self) -> dict[str, WorkLoad]:
         with self._changed:
@@ -171,6 +172,12 @@ class ReaderPool:
     @property
     def pids(self) -> list[int]:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
+
+    def start_program_reader(self) -> None:
+        """Start a process for programs in the background, because the first one would wait for it."""
+        with self._changed:
+            if all(place.reader is None for place in self._places if WorkKind.PROGRAM in place.kinds):
+                self._start_spare()
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
@@ -270,6 +277,7 @@ class ReaderPool:
             is_missing = place.reader is None and not place.is_lent
             if WorkKind.PROGRAM in place.kinds and is_missing and not self._is_closing:
                 self._starter.submit(self._start, place)
+                return
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         causes: list[str] = []
@@ -278,6 +286,8 @@ class ReaderPool:
             try:
                 return self._done(place, work, model)
             except ReaderDied as died:
+                if self._is_closing:  # it was killed by `close`
+                    raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
                 self.deaths += 1
                 self.on_death(died.cause)
                 place.reader = None
@@ -340,7 +350,7 @@ class ReaderPool:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:
             try:
-                opens_media = self._opens_media and place.kinds[0] is WorkKind.MEDIA
+                opens_media = self._opens_media and place.kinds[0] in _OF_FILES
                 start = wire.ReaderStart(self._folders, opens_media, self._share_s)
                 place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:

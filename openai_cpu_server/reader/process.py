@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
@@ -31,7 +32,7 @@ import psutil
 from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.grammar import GrammarMaker
-from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import framed, read_frame
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError, wrong
 from openai_cpu_server.llama.gguf.header import GgufHeader
@@ -50,22 +51,30 @@ from openai_cpu_server.prompt.go_template import GoTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader import messages as wire
-from openai_cpu_server.reader.decoders import decoded_picture, decoded_sounds, document_text, load_decoders
+from openai_cpu_server.reader.decoders import decoded_picture, load_decoders
+from openai_cpu_server.reader.documents.pdf import rendered_page
+from openai_cpu_server.reader.documents.read import document_parts
 from openai_cpu_server.reader.messages import (
     MakeGrammar,
     ModelSource,
     OpenModel,
+    ReadDocument,
     ReaderStart,
+    RenderPage,
     Result,
     Work,
     WorkRefused,
     WorkReply,
+    valid_text,
 )
+from openai_cpu_server.reader.sounds import sound_pieces
 
 _GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
 _OTHER_TEMPLATES = ("default", "rerank")
 """Not for chats."""
 _MOST_TEMPLATES = 16
+_PIECES_AT_ONCE, _OPEN_SOUNDS = 8, 2
+"""Four minutes of a recording are one piece of work."""
 
 
 class OpenedModel:
@@ -146,6 +155,8 @@ class OpenedModel:
 class ReaderWorker:
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
+        self._sounds: dict[bytes, tuple[int, Iterator[Sound]]] = {}
+        """Decoders of sounds with the number of pieces that they have made."""
 
     def do(self, work: wire.Work) -> wire.Result:
         """Return the result or the failure. Raises only panics of native code."""
@@ -180,10 +191,28 @@ class ReaderWorker:
                 return self._models[work.key].make_grammar(order)
             case wire.WriteTemplate():
                 return _written(work)
-            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument():
-                return _decoded(work)
+            case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument() | wire.RenderPage():
+                return self._heard(work) if isinstance(work, wire.OpenSound) else _decoded(work)
             case wire.FindProfile():
                 return _profiled(work)
+
+    def _heard(self, work: wire.OpenSound) -> wire.SoundOpened:
+        """Go on with a sound where the last piece of work ended, if that was here."""
+        fields = (work.rate, work.most_samples, work.most_at_once)
+        key = hashlib.sha256(work.data).digest() + repr(fields).encode()
+        num_done, pieces = self._sounds.pop(key, (0, None))
+        if pieces is None or num_done != work.first:
+            bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
+            pieces = sound_pieces(work.data, rate=work.rate, **bounds)
+            for _ in islice(pieces, work.first):
+                pass
+        opened = tuple(islice(pieces, _PIECES_AT_ONCE))
+        is_last = len(opened) < _PIECES_AT_ONCE
+        if not is_last:
+            self._sounds[key] = work.first + len(opened), pieces
+            while len(self._sounds) > _OPEN_SOUNDS:
+                del self._sounds[next(iter(self._sounds))]
+        return wire.SoundOpened(opened, is_last)
 
     def _opened(self, work: wire.OpenModel) -> wire.ModelOpened:
         model = self._models[work.key] = OpenedModel(work.source)
@@ -212,13 +241,14 @@ def _written(work: wire.WriteTemplate) -> str:
     return template.prompt(work.messages, work.suffix, most_chars=work.most_chars)
 
 
-def _decoded(work: wire.OpenPicture | wire.OpenSound | wire.ReadDocument) -> Picture | wire.SoundOpened | str:
+def _decoded(
+    work: wire.OpenPicture | wire.ReadDocument | wire.RenderPage,
+) -> Picture | wire.DocumentRead:
     if isinstance(work, wire.OpenPicture):
         return decoded_picture(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
-    if isinstance(work, wire.OpenSound):
-        bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
-        return wire.SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
-    return document_text(work.data, most_chars=work.most_chars)
+    if isinstance(work, wire.RenderPage):
+        return rendered_page(work.data, work.number)
+    return document_parts(work.data, most_chars=work.most_chars, charset=work.charset)
 
 
 def _kind(error: ServerError) -> str:
@@ -243,6 +273,7 @@ STACK_BYTES = 512 * 2**20
 """Only the used part takes memory."""
 _DATA_BYTES = 2 * 2**30
 """Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
+_DOCUMENT_BYTES = 2**30
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by this since it last opened a model ends to return the memory."""
 _MODEL_S = 60.0
@@ -272,7 +303,6 @@ class _Bounds:
         self._thread = threading.get_ident()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
-        _limit(resource.RLIMIT_DATA, STACK_BYTES + _DATA_BYTES)
         _limit(resource.RLIMIT_CORE, 0)  # a death is expected here, and its core would have prompts in it
 
     def open(self) -> None:
@@ -283,6 +313,8 @@ class _Bounds:
         """Python code is interrupted when the share is used up; native code dies a little later."""
         share_s = _MODEL_S if isinstance(work, OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
+        most_bytes = _DOCUMENT_BYTES if isinstance(work, (ReadDocument, RenderPage)) else _DATA_BYTES
+        _limit(resource.RLIMIT_DATA, STACK_BYTES + most_bytes)
         self._is_working = True
         signal.setitimer(signal.ITIMER_PROF, share_s)
 
@@ -331,11 +363,22 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
 
 
 def _encoded(result: Result, *, is_last: bool) -> bytes:
+    """Unpaired surrogates, which PDFs, JSON and messages of errors may have, become U+FFFD."""
     try:
         return _encoder.encode(WorkReply(result, is_last))
     except UnicodeEncodeError:
-        message = "The result has unpaired surrogates, which are not characters."
-        return _encoder.encode(WorkReply(WorkRefused(kind=InvalidRequest.__name__, message=message), is_last))
+        valid = msgspec.convert(
+            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), Result
+        )
+        return _encoder.encode(WorkReply(valid, is_last))
+
+
+def _valid(value: object) -> object:
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, dict):
+        return {_valid(key): _valid(one) for key, one in value.items()}
+    return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:

@@ -24,7 +24,7 @@ from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.options import ApiOptions, MediaOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from openai_cpu_server.reader.decoders import decoded_sounds
+from openai_cpu_server.reader.sounds import decoded_sounds
 from tests.api.calls import FIGURES, PIECES, call, end, scored, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of

@@ -75,7 +75,7 @@ def refusal(server: ServerProcess, message: Json) -> Json:
 
 def test_the_text_of_a_pdf_stands_where_it_was_attached(server: ServerProcess) -> None:
     text = prompt(server, attached(uri(LETTER)))
-    told = "letter.pdf\nThe parcel is\nin the cellar.\n\nThe key is green.\nWhere is it?"
+    told = "letter.pdf\n[Page 1]\nThe parcel is\nin the cellar.\n\n[Page 2]\nThe key is green.\nWhere is it?"
     assert told in text
     assert "The parcel" in prompt(server, attached(base64_of(LETTER), None))
     assert "The parcel" in prompt(server, attached(uri(pdf("The parcel", compressed=False))))

@@ -35,6 +35,8 @@ def read(by: PartReader, pieces: Sequence[str]) -> tuple[str, str]:
     return thoughts, "".join(text for part, text in told if part is OutputPart.ANSWER)
 
 
+SOLAR_CALLS = "<|begin|>assistant<|tool_calls|>"
+K3_END, K3_ANSWER_END = "<|close|>think<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"
 STORIES = [
     ("think", BEFORE, "<think>\nHm.\n\nSo.\n</think>\n\nYes. \n", "Hm.\n\nSo.", "Yes. \n"),
     ("think", BEFORE, "\n<think>\n\n</think>\n\nYes.", "", "Yes."),
@@ -64,6 +66,14 @@ STORIES = [
     ("granite-3.2", BEFORE, "Here is my thought process:\nHm.\nHere is my response:\nYes.", "Hm.", "Yes."),
     ("apriel", WITHIN, "Hm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]", "Hm.", "Yes."),
     ("gemma", BEFORE, "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    ("solar", BEFORE, "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.", "Hm.", "Yes."),
+    ("solar", BEFORE, "<|content|>Yes.", "", "Yes."),
+    ("solar", BEHIND, "<|content|>Yes.", "", "Yes."),
+    ("solar", BEHIND, "<|con", "", "<|con"),
+    ("solar", BEFORE, "<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|>", "Hm.", SOLAR_CALLS),
+    ("kimi-k3", WITHIN, f"Hm.{K3_END}<|open|>response<|sep|>Yes.{K3_ANSWER_END}", "Hm.", "Yes."),
+    ("kimi-k3", BEHIND, f"Yes.{K3_ANSWER_END}", "", "Yes."),
+    ("hy3", BEFORE, "<think:opensource>Hm.</think:opensource>Yes.", "Hm.", "Yes."),
     ("seed", BEFORE, "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
     ("cohere", WITHIN, "Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm.", "Yes."),
     (

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.fetching import Fetched, fetch_url
+from openai_cpu_server.http.fetching import Fetched, fetch_url, is_near
 from tests.waiting import DEADLINE_S, eventually
 
 ADDRESS = "1.2.3.4"
@@ -57,6 +57,46 @@ def test_a_url_is_fetched_within_its_bounds() -> None:
 async def test_nothing_is_fetched_from_private_addresses(host: str) -> None:
     with pytest.raises(InvalidRequest, match="its address is a private one"):
         await fetch_url(Fetched(f"http://{host}/x.png", ("*",), 100_000, "too_large", DEADLINE_S))
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "is_allowed"),
+    [
+        ("192.168.1.5", "nas.lan", True),
+        ("172.18.0.3", "minio", True),
+        ("fd00::5", "nas.lan", True),
+        ("::ffff:10.0.0.5", "nas.lan", True),
+        ("93.184.215.14", "nas.lan", True),
+        ("127.0.0.1", "nas.lan", False),
+        ("127.0.0.1", "localhost", True),
+        ("::1", "::1", True),
+        ("169.254.169.254", "nas.lan", False),
+        ("::ffff:169.254.169.254", "nas.lan", False),
+        ("64:ff9b::a9fe:a9fe", "nas.lan", False),
+        ("fe80::1%eth0", "nas.lan", False),
+        ("0.0.0.0", "nas.lan", False),
+        ("224.0.0.1", "nas.lan", False),
+    ],
+)
+def test_an_own_host_has_an_address_of_a_private_network(address: str, host: str, is_allowed: bool) -> None:
+    assert is_near(address, host) is is_allowed
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://localhost:1/a.png", "cannot be fetched"),
+        ("http://localhost:2/a.png", "its domain is none"),
+        ("http://localhost/a.png", "its domain is none"),
+        ("http://127.0.0.1:1/a.png", "its domain is none"),
+        ("http://localhost.example.org:1/a.png", "its domain is none"),
+    ],
+)
+async def test_an_own_host_is_named_with_its_port(url: str, why: str) -> None:
+    source = Fetched(url, (), 100, "image_too_large", DEADLINE_S, ("localhost:1",))
+    with pytest.raises(InvalidRequest, match=why):
+        await fetch_url(source)
 
 
 _OK, _FOUND = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: "

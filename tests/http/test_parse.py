@@ -37,6 +37,9 @@ def chat(**fields: object) -> bytes:
     return json.dumps({"messages": MESSAGES, **fields}).encode()
 
 
+TEXTS_ALONE = "only parts of type 'text' are taken"
+
+
 def refused(data: bytes, schema: type[Body] = ChatBody) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         parse(schema, data, lenient=False)
@@ -50,6 +53,9 @@ def refused(data: bytes, schema: type[Body] = ChatBody) -> InvalidRequest:
         ([("stop[]", "a"), ("stop[]", "b")], ["a", "b"]),
         ([("stop", "a"), ("stop", "b")], ["a", "b"]),
         ([("stop", "1")], "1"),
+        ([("temperature", ""), ("stream", "False"), ("seed", " ")], (None, False, None)),
+        ([("temperature", "0"), ("stream", "True"), ("seed", "None")], (0.0, True, None)),
+        ([("temperature", "undefined"), ("stream", "null"), ("seed", "8")], (None, None, 8)),
         ([("metadata[a]", "1"), ("metadata[b]", "2")], {"a": "1", "b": "2"}),
     ],
 )
@@ -170,14 +176,20 @@ def test_a_wrong_value_is_named_with_its_path(
 
 
 @pytest.mark.parametrize(
-    ("kind", "lack"),
+    ("kind", "lack", "taken"),
     [
-        ("input_audio", "this model cannot hear audio"),
-        ("file", "there is no file in it"),
-        ("hologram", "content of type 'hologram' is not supported"),
+        ("input_audio", "this model cannot hear audio", TEXTS_ALONE),
+        ("file", "there is no file in it", TEXTS_ALONE),
+        (
+            "hologram",
+            "content of type 'hologram' is not supported",
+            "parts are of type 'text', 'file', or, as the model sees or hears, 'image_url', 'input_audio'",
+        ),
     ],
 )
-def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str, lack: str) -> None:
+def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(
+    kind: str, lack: str, taken: str
+) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {}}]
     question = {"role": "user", "content": parts}
     body, _ = parse(ChatBody, chat(messages=[*MESSAGES, question]), lenient=False)
@@ -186,7 +198,7 @@ def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str,
     error = caught.value
     param = "messages[1].content[1].type"
     assert (error.param, error.code) == (param, "unsupported_content")
-    assert str(error) == f"Invalid value for '{param}': {lack}; only parts of type 'text' are taken."
+    assert str(error) == f"Invalid value for '{param}': {lack}; {taken}."
     earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
     assert unsupported_parts(earlier.messages) == [f"messages[0].content[1] ({kind})"]
     (asked, _) = checked_messages(earlier.messages)

@@ -37,7 +37,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.reader.decoders import decoded_sounds
+from openai_cpu_server.reader.sounds import decoded_sounds
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
 from tests.engine.driver import Engine

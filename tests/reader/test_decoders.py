@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import struct
+import zlib
 
 import pytest
 from PIL import Image
-from pypdf import PdfWriter
-from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from openai_cpu_server.contract.media import PictureSize
-from openai_cpu_server.reader.decoders import decoded_picture, document_text
+from openai_cpu_server.reader.decoders import decoded_picture
 
 LARGEST = 2048 * 2048
 
@@ -44,21 +45,78 @@ def test_larger_pictures_are_scaled_down(
         assert all(abs(found - meant) < 3 for found, meant in zip(pixel, colour, strict=True))
 
 
-def test_half_a_character_of_a_document_is_a_replacement_character() -> None:
-    writer = PdfWriter()
-    page, content, meaning = writer.add_blank_page(100, 100), StreamObject(), StreamObject()
-    content._data = b"BT /F1 12 Tf (AB) Tj ET"
-    meaning._data = b"2 beginbfchar <41> <D800> <42> <0043> endbfchar"
-    font = {
-        "Type": NameObject("/Font"),
-        "Subtype": NameObject("/Type1"),
-        "BaseFont": NameObject("/Helvetica"),
-    }
-    named = DictionaryObject({NameObject(f"/{name}"): value for name, value in font.items()})
-    named[NameObject("/ToUnicode")] = writer._add_object(meaning)
-    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(named)})
-    page[NameObject("/Contents")] = writer._add_object(content)
-    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+HEIC = base64.b64decode(
+    "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAVZtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAAAAAAAAAA"
+    "ACJpbG9jAAAAAERAAAEAAQAAAAABegABAAAAAAAAACwAAAAjaWluZgAAAAAAAQAAABVpbmZlAgAAAAABAABodmMxAAAAAA5waXRt"
+    "AAAAAAABAAAA1mlwcnAAAAC3aXBjbwAAAHhodmNDAQNwAAAAkAAAAAAAHvAA/P34+AAADwNgAAEAGEABDAH//wNwAAADAJAAAAMA"
+    "AAMAHroCQGEAAQArQgEBA3AAAAMAkAAAAwAAAwAeoCCBBZbqSSmubgIaDAgAAAMAyAAAAwAIQGIAAQAHRAHBcrAiQAAAABNjb2xy"
+    "bmNseAABAA0ABoAAAAAUaXNwZQAAAAAAAABAAAAAQAAAABBwaXhpAAAAAAMICAgAAAAXaXBtYQAAAAAAAAABAAEEgQIDBAAAADRt"
+    "ZGF0AAAAKCgBrxOA5qhw0//+N9R//Fdnh+aCtEv/8oQaP7BRH/5tv0VIr/+9IeA="
+)
+"""64 x 64 pixels: the left half is red, the right half is blue."""
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     file = io.BytesIO()
-    writer.write(file)
-    assert document_text(file.getvalue(), most_chars=100) == "\ufffdC"
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png(kind: int, *levels: int, hidden: tuple[int, ...] = ()) -> bytes:
+    """A PNG file of 16 bits with 40 x 40 pixels. `kind`: 0 grey, 2 colours, 4 grey with alpha, 6 with
+    alpha."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    pixel = struct.pack(f">{len(levels)}H", *levels)
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", struct.pack(">IIBBBBB", 40, 40, 16, kind, 0, 0, 0)),
+            *([chunk(b"tRNS", struct.pack(f">{len(hidden)}H", *hidden))] if hidden else ()),
+            chunk(b"IDAT", zlib.compress((b"\0" + 40 * pixel) * 40)),
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+RED = Image.new("RGB", (64, 48), (220, 10, 10))
+ON_ITS_SIDE = Image.Exif()
+ON_ITS_SIDE[0x112] = 6
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "colour"),
+    [
+        (encoded(RED, "AVIF"), (64, 48), (220, 10, 10)),
+        (encoded(RED, "AVIF", exif=ON_ITS_SIDE.tobytes()), (48, 64), (220, 10, 10)),
+        (encoded(RED, "TIFF"), (64, 48), (220, 10, 10)),
+        (encoded(RED, "TIFF", exif=ON_ITS_SIDE), (48, 64), (220, 10, 10)),
+        (encoded(Image.new("CMYK", (64, 48), (0, 255, 255, 0)), "TIFF"), (64, 48), (255, 0, 0)),
+        (encoded(Image.new("F", (64, 48), 0.5), "TIFF"), (64, 48), (127, 127, 127)),
+        (HEIC, (64, 64), (220, 10, 10)),
+        (png(0, 200), (40, 40), (0, 0, 0)),
+        (png(0, 32_768), (40, 40), (127, 127, 127)),
+        (png(0, 1000, hidden=(1000,)), (40, 40), (255, 255, 255)),
+        (png(0, 1000, hidden=(1001,)), (40, 40), (3, 3, 3)),
+        (png(2, 65_535, 0, 32_768), (40, 40), (255, 0, 128)),
+        (png(2, 1000, 2000, 3000, hidden=(1000, 2000, 3000)), (40, 40), (255, 255, 255)),
+        (png(4, 0, 0), (40, 40), (255, 255, 255)),
+        (png(4, 0, 65_535), (40, 40), (0, 0, 0)),
+        (png(6, 0, 0, 0, 0), (40, 40), (255, 255, 255)),
+    ],
+)
+def test_a_picture_is_shown_as_viewers_show_it(
+    data: bytes, size: tuple[int, int], colour: tuple[int, int, int]
+) -> None:
+    picture = decoded_picture(data, most_pixels=1_000_000, most_side=0)
+    assert picture.size == PictureSize(*size)
+    assert all(abs(seen - meant) < 3 for seen, meant in zip(picture.content[:3], colour, strict=True))
+
+
+def test_a_damaged_profile_is_ignored_and_a_narrow_picture_is_not_made_narrower() -> None:
+    data = encoded(RED, "PNG", icc_profile=b"not a profile")
+    assert decoded_picture(data, most_pixels=10_000, most_side=0).content[:3] == bytes((220, 10, 10))
+    narrow = encoded(Image.new("RGB", (3000, 30)), "PNG")
+    assert decoded_picture(narrow, most_pixels=100_000, most_side=512).size == PictureSize(3000, 30)

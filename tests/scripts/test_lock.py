@@ -45,7 +45,7 @@ def test_each_package_has_one_version_and_hashes_and_no_index_is_named(path: Pat
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-@pytest.mark.parametrize("extra", ["", "mcp", "otel", "postgres", "redis"])
+@pytest.mark.parametrize("extra", ["", "documents", "heic", "mcp", "otel", "postgres", "redis", "sound"])
 def test_what_the_project_asks_for_is_there_on_every_python(extra: str, python: str) -> None:
     environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.9"}
     there = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Annotated, ClassVar, TypeVar, Union
 
 import msgspec
@@ -18,6 +19,7 @@ from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
 from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
 from openai_cpu_server.api.state import AppState, chosen_model
+from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
@@ -76,16 +78,20 @@ class DetokenizeBody(Body):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=262_144, fail_fast=True)]
+    tokens: Annotated[list[Union[int, None]], Field(max_length=262_144, fail_fast=True)]
+    """Ids; null, as `/tokenize` returns it for a row of a picture or a sound, has no text."""
 
 
 B = TypeVar("B", bound=Body)
+_MEDIA = "<__media__>"
+"""Marker of a picture or a sound in a prompt's text, as in llama-server."""
 _SLICE = 10_000
 """Pieces that are encoded at once, because other threads wait for the interpreter meanwhile."""
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    id: int
+    id: int | None
+    """Null for a row of a picture or a sound, which is not a token."""
     piece: Union[str, tuple[int, ...]]
     """Text, or the bytes of an incomplete character."""
 
@@ -196,8 +202,15 @@ def _tokenized(
 ) -> bytes:
     """Encoded in the same thread, because the pieces can be many times larger than the body."""
     tokens, texts = _tokens(body, model, limit, params), None
-    pieces = partial(model.tokenizer.piece, special=True)
-    shown = _encoded(tokens, lambda token: _piece(token, pieces(token)) if body.with_pieces else token)
+
+    def pieces(token: int) -> bytes:
+        return b"" if is_row(token) else model.tokenizer.piece(token, special=True)
+
+    def shown_token(token: int) -> TokenPiece | int | None:
+        number = None if is_row(token) else token
+        return _piece(number, pieces(token)) if body.with_pieces else number
+
+    shown = _encoded(tokens, shown_token)
     if body.return_token_strs:
         texts = _encoded(tokens, lambda token: pieces(token).decode(errors="replace"))
     return msgspec.json.encode(Tokenized(shown, len(tokens), limit, texts))
@@ -209,7 +222,7 @@ def _encoded(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Ra
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-def _piece(token: int, raw: bytes) -> TokenPiece:
+def _piece(token: int | None, raw: bytes) -> TokenPiece:
     try:
         return TokenPiece(token, raw.decode())
     except UnicodeDecodeError:
@@ -276,12 +289,15 @@ def _applied(body: ApplyTemplateBody, params: GenerationParams, model: ServedMod
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
     tokens, tokenizer = tokens_of(params, model, ends), model.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)
-    return AppliedTemplate(tokenizer.decode(tokens[int(begins) :], special=True))
+    runs = groupby(tokens[int(begins) :], is_row)
+    texts = (_MEDIA if of_rows else tokenizer.decode([*run], special=True) for of_rows, run in runs)
+    return AppliedTemplate("".join(texts))
 
 
 def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
-    check_tokens(tuple(body.tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
-    text = model.tokenizer.decode(body.tokens, special=True)
+    tokens = [token for token in body.tokens if token is not None]
+    check_tokens(tuple(tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
+    text = model.tokenizer.decode(tokens, special=True)
     return msgspec.json.encode(Detokenized(text, text))
 
 

@@ -33,7 +33,7 @@ from openai_cpu_server.api.generation.params import (
     ToolUse,
 )
 from openai_cpu_server.api.generation.sampling import ignored_samplers
-from openai_cpu_server.api.generation.schema import ForeignKind, words_in
+from openai_cpu_server.api.generation.schema import LACKS, ForeignKind, words_in
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,
     custom_tool,
@@ -130,8 +130,7 @@ def message_attachments(messages: Sequence[Message]) -> list[Attachment]:
         is_latest = index == len(messages) - 1 and message.role == "user"
         for at, part in _foreign_parts(message, f"messages[{index}]"):
             refusal = _unseen(part, f"{at}.type") if is_latest else None
-            if (attachment := part.attached(at, is_latest=is_latest, refusal=refusal)) is not None:
-                attachments.append(attachment)
+            attachments += part.attached(at, is_latest=is_latest, refusal=refusal)
     return attachments
 
 
@@ -142,14 +141,16 @@ def _foreign_parts(message: Message, path: str) -> Iterator[tuple[str, ForeignKi
 
 
 def _unseen(part: ForeignKind, param: str) -> str:
-    return f"Invalid value for '{param}': {part.lack}; only parts of type 'text' are taken."
+    taken = "only parts of type 'text' are taken"
+    if part.type not in LACKS:  # which model it is is not known yet
+        taken = "parts are of type 'text', 'file', or, as the model sees or hears, 'image_url', 'input_audio'"
+    return f"Invalid value for '{param}': {part.lack}; {taken}."
 
 
 def _check(message: Message, at: str) -> None:
     has_content = message.content not in (None, []) or message.refusal is not None
-    says = has_content or (message.role == "assistant" and sent_reasoning(message))
-    is_result = message.role in ("tool", "function")  # nothing is a result, too
-    if not (says or is_result or message.tool_calls or message.function_call):
+    # An answer may have ended within its thoughts, and nothing is a result, too.
+    if not has_content and message.role in ("system", "developer", "user"):
         raise missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")

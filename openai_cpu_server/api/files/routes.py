@@ -4,15 +4,18 @@ priority, and their inputs and outputs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import mimetypes
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
 from pydantic import Field
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData, QueryParams, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -241,6 +244,43 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status_details: None = None
 
 
+class FileMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """File as Anthropic's API shows it."""
+
+    id: str
+    type: str = "file"
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: str
+    expires_at: str | None
+    downloadable: bool = True
+
+    @classmethod
+    def of(cls, record: FileRecord) -> FileMetadata:
+        return cls(
+            id=record.id,
+            filename=record.filename,
+            mime_type=mimetypes.guess_type(record.filename)[0] or "application/octet-stream",
+            size_bytes=record.bytes,
+            created_at=_rfc3339(record.created_at),
+            expires_at=None if record.expires_at is None else _rfc3339(record.expires_at),
+        )
+
+
+class FileMetadataList(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[FileMetadata]
+    has_more: bool
+    next_page: str | None
+
+
+class FileDeletion(msgspec.Struct, frozen=True):
+    """Deleted file as Anthropic's API shows it."""
+
+    id: str
+    type: str = "file_deleted"
+
+
 class FileList(ListPage[FileObject], frozen=True, kw_only=True):
     pass
 
@@ -251,7 +291,10 @@ class FileDeleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
-_PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA)
+_PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA, FilePurpose.ASSISTANTS)
+_MOST_IDS, _MAX_METADATA_LISTED = 100, 1000
+_PAGE = "page_"
+"""Begins the name of a page of Anthropic's API; the id of the last file before it follows."""
 
 
 async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
@@ -267,10 +310,12 @@ async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> byt
 
 _UPLOAD_FIELDS: JsonSchema = {
     "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-    "purpose": {"const": "batch"},
+    "purpose": {"enum": [purpose.value for purpose in _PURPOSES]},
     "expires_after[anchor]": {"const": "created_at"},
     "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    "expires_in_seconds": {"type": "integer", "minimum": 3600, "maximum": 2592000},
 }
+"""The last one is Anthropic's, which has no purposes."""
 _UPLOAD: JsonSchema = {
     "type": "object",
     "properties": _UPLOAD_FIELDS,
@@ -278,6 +323,7 @@ _UPLOAD: JsonSchema = {
     "additionalProperties": False,
 }
 _file_route = partial(ApiRoute, access=INFERENCE, tag="Batches")
+_FILE: Any = {"answer": FileObject, "also": (FileMetadata,)}
 _route = partial(_file_route, answer=BatchObject)
 
 
@@ -288,7 +334,7 @@ class BatchRoutes:
         self._models = state.models
         self._lenient = state.options.lenient
 
-    @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, answer=FileObject, errors=(400,))
+    @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, **_FILE, errors=(400,))
     async def create_file(self, request: Request) -> Response:
         """Upload a file, such as the input of a batch."""
         self._models.check_not_ending()  # before the upload is read
@@ -296,7 +342,7 @@ class BatchRoutes:
         owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
         async with form_of(request, most_fields=16) as form:
-            purpose = _purpose(form)
+            purpose = _purpose(form, is_needed=not _is_anthropics(request))
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):
                 raise missing("file")
@@ -318,17 +364,26 @@ class BatchRoutes:
                 record = await asyncio.shield(adding)
             finally:  # a client that leaves must not close the file that the database is reading
                 await asyncio.wait([adding])
-        return json_response(_file_object(record))
+        return json_response(_shown(request, record))
 
     @_file_route(
         "GET",
         "/v1/files",
-        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+        query={
+            **PAGE_QUERY,
+            "order": {"enum": list(ORDERS)},
+            "purpose": {"type": "string"},
+            "page": {"type": "string"},
+            "ids[]": {"type": "array", "items": {"type": "string"}, "maxItems": _MOST_IDS},
+        },
         answer=FileList,
+        also=(FileMetadataList,),
         errors=(404,),
     )
     async def list_files(self, request: Request) -> Response:
-        """List the files."""
+        """List the files. `page` and `ids[]` are those of Anthropic's API."""
+        if _is_anthropics(request):
+            return json_response(await self._metadata(request))
         names = frozenset({"limit", "after", "order", "purpose"})
         page = page_of(request.query_params, names=names, default=_MAX_FILES_LISTED, most=_MAX_FILES_LISTED)
         name = request.query_params.get("purpose")
@@ -338,17 +393,36 @@ class BatchRoutes:
         records, has_more = await self._jobs.files.page(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 
-    @_file_route("GET", "/v1/files/{id}", answer=FileObject)
+    async def _metadata(self, request: Request) -> FileMetadataList:
+        query, owner = request.query_params, context_of(request.scope).owner
+        if ids := [*dict.fromkeys((*query.getlist("ids[]"), *query.getlist("ids")))]:
+            if len(ids) > _MOST_IDS:
+                raise wrong_value("ids", f"at most {_MOST_IDS} ids")
+            listed = list[FileMetadata]()
+            for file_id in ids:
+                with contextlib.suppress(JobObjectNotFound):
+                    listed.append(FileMetadata.of(await self._jobs.files.get(owner, file_id)))
+            return FileMetadataList(data=listed, has_more=False, next_page=None)
+        parameters = {name: value for name, value in query.items() if name != "beta"}
+        if "page" in parameters:
+            parameters["after"] = parameters.pop("page").removeprefix(_PAGE)
+        names = frozenset({"limit", "after"})
+        page = page_of(QueryParams(parameters), names=names, default=_LISTED, most=_MAX_METADATA_LISTED)
+        records, has_more = await self._jobs.files.page(owner, page, None)
+        next_page = f"{_PAGE}{records[-1].id}" if has_more else None
+        return FileMetadataList(data=[*map(FileMetadata.of, records)], has_more=has_more, next_page=next_page)
+
+    @_file_route("GET", "/v1/files/{id}", **_FILE)
     async def file(self, request: Request) -> Response:
         """Describe a file."""
-        return json_response(_file_object(await self._jobs.files.get(*_named(request))))
+        return json_response(_shown(request, await self._jobs.files.get(*_named(request))))
 
-    @_file_route("DELETE", "/v1/files/{id}", answer=FileDeleted, errors=(409,))
+    @_file_route("DELETE", "/v1/files/{id}", answer=FileDeleted, also=(FileDeletion,), errors=(409,))
     async def delete_file(self, request: Request) -> Response:
         """Delete a file."""
         owner, file_id = _named(request)
         await self._jobs.delete_file(owner, file_id)
-        return json_response(FileDeleted(file_id))
+        return json_response(FileDeletion(file_id) if _is_anthropics(request) else FileDeleted(file_id))
 
     @_file_route("GET", "/v1/files/{id}/content", media="application/octet-stream")
     async def content(self, request: Request) -> Response:
@@ -419,6 +493,18 @@ def _batch_object(batch: BatchRecord) -> BatchObject:
     )
 
 
+def _is_anthropics(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _shown(request: Request, record: FileRecord) -> FileObject | FileMetadata:
+    return FileMetadata.of(record) if _is_anthropics(request) else _file_object(record)
+
+
+def _rfc3339(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _file_object(record: FileRecord) -> FileObject:
     return response_of(FileObject, record, purpose=record.purpose.value)
 
@@ -437,11 +523,13 @@ async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIter
         raise JobObjectNotFound(f"The file '{record.id}' was deleted while it was read.")
 
 
-def _purpose(form: FormData) -> FilePurpose:
+def _purpose(form: FormData, *, is_needed: bool) -> FilePurpose:
     for name in form:
         if name not in _UPLOAD_FIELDS:
             raise unknown_parameter(name)
     purpose = form.get("purpose")
+    if purpose is None and not is_needed:
+        return FilePurpose.USER_DATA
     if purpose is None:
         raise missing("purpose")
     found = next((one for one in _PURPOSES if one.value == purpose), None)
@@ -455,19 +543,20 @@ def _purpose(form: FormData) -> FilePurpose:
 def _lifetime_s(form: FormData) -> int | None:
     """The SDK sends `expires_after` as one form field per part."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    path, alone = "expires_after.seconds", form.get("expires_in_seconds")
+    if alone is not None:
+        path, anchor, seconds = "expires_in_seconds", "created_at", alone
     if anchor is None and seconds is None:
         return None
     if not (isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10):
-        raise wrong_value("expires_after.seconds", "a number")
+        raise wrong_value(path, "a number")
     fields = {"anchor": anchor, "seconds": int(seconds)}
     try:
         return parse_fields(ExpiresAfter, fields, lenient=False)[0].seconds
     except InvalidRequest as error:
-        raise InvalidRequest(
-            str(error).replace("'" + str(error.param), f"'expires_after.{error.param}", 1),
-            param=f"expires_after.{error.param}",
-            code=error.code,
-        ) from None
+        param = path if alone is not None else f"expires_after.{error.param}"
+        message = str(error).replace("'" + str(error.param), f"'{param}", 1)
+        raise InvalidRequest(message, param=param, code=error.code) from None
 
 
 ROUTER = ApiRouter[AppState](BatchRoutes, is_served=lambda state: state.jobs is not None)

@@ -10,11 +10,11 @@ import hashlib
 import re
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, Union
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.contract.media import DEAF, MediaItem, Picture, Sound
 from openai_cpu_server.errors import DeadlyInput, EngineUnavailable, InvalidRequest, JobObjectNotFound, wrong
-from openai_cpu_server.http.body import in_thread
+from openai_cpu_server.http.body import ThreadKind, in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
@@ -62,8 +62,72 @@ _CONVERSATIONS = 4
 """Number of conversations with the most media that may be in memory at a time."""
 _AGAIN_S = 5
 
+_T = TypeVar("_T")
+_LEFT_OUT = "[An earlier {} was here. It is left out, because the conversation has too many.]"
+_UNSEEN_PAGES = "and its pages are pictures, which this model cannot see"
+
 ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
 """Read an owner's upload by id, up to one byte above the limit. Raises JobObjectNotFound."""
+
+
+class _BudgetUsed(InvalidRequest):
+    """A limit for all attachments of a conversation together."""
+
+
+class _PageSource(NamedTuple):
+    data: bytes
+    digest: bytes
+    number: int
+
+
+class _Document(NamedTuple):
+    parts: tuple[str | int, ...]
+    """Texts, and numbers of pages that are pictures."""
+    data: bytes
+    digest: bytes
+
+    @property
+    def num_chars(self) -> int:
+        return _num_chars(self.parts)
+
+    def written(self, attachment: Attachment, *, sees: bool) -> tuple[str, dict[str, _PageSource]]:
+        """Return the text, and its pages that are pictures, by mark."""
+        texts, pages = [attachment.source.label] if attachment.source.label else [], dict[str, _PageSource]()
+        blocks = list[str]()
+        for part in self.parts:
+            if isinstance(part, str):
+                blocks.append(part)
+            elif sees:
+                mark = mark_of(f"page {part} {self.digest.hex()}", AttachmentKind.PICTURE)
+                pages[mark] = _PageSource(self.data, self.digest, part)
+                blocks.append(f"[Page {part}]\n{mark}")
+            else:
+                blocks.append(f"[Page {part} is a picture, which this model cannot see.]")
+        return "\n".join([*texts, "\n\n".join(blocks)]), pages
+
+
+class _MediaBudget:
+    def __init__(self, options: MediaOptions, model: ServedModel) -> None:
+        self._options, self._model = options, model
+        self._num_pixels, self._sound_s = 0, 0.0
+
+    def take(self, item: MediaItem) -> None:
+        """Charge for an item, because small files may have many pixels or be long. Raises _BudgetUsed."""
+        most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
+        if isinstance(item, Picture):
+            self._num_pixels += item.size.width * item.size.height
+            if self._num_pixels > most_pixels:
+                message = f"the pictures of a conversation may have {most_pixels} pixels together"
+                raise _BudgetUsed(message, code=_ERRORS[AttachmentKind.PICTURE].too_large)
+        else:
+            self._sound_s += item.size.num_samples / _sound_rate(self._model)
+            if self._sound_s > most_s:
+                message = f"the sounds of a conversation may last {most_s:g} seconds together"
+                raise _BudgetUsed(message, code=_ERRORS[AttachmentKind.SOUND].too_large)
+
+
+def _num_chars(parts: tuple[str | int, ...]) -> int:
+    return sum(len(part) for part in parts if isinstance(part, str))
 
 
 class AttachmentFinder:
@@ -73,7 +137,7 @@ class AttachmentFinder:
         self._options = options
         self._upload = upload
         self._decoded = _Cache[MediaItem](_PIXEL_BYTES * options.max_pixels, lambda item: len(item.content))
-        self._texts = _Cache[str](_MOST_CACHED_CHARS, len)
+        self._texts = _Cache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS, _num_chars)
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
         """Items of `_decoded` and of open requests, by digest."""
 
@@ -84,25 +148,66 @@ class AttachmentFinder:
             return await self._cut(params, params.recording, model)
         if not params.attached:
             return params
-        params = await self._with_documents(params, model, owner)
         info = model.engine.info
         sees, hears = (info.sees, info.hears) if info is not None else (False, False)
+        params, pages = await self._with_documents(params, model, owner, sees=sees)
         replacing = partial(without_unsupported, params, sees=sees, hears=hears)
         params = await in_thread(replacing, is_slow=params.is_slow)
-        by_mark = {one.mark: one for one in _media(params)}
-        if len(by_mark) > self._options.max_items:
-            limit = f"{self._options.max_items} pictures and sounds, and this one has {len(by_mark)}"
-            raise wrong(f"A conversation may have {limit}.", next(iter(by_mark.values())).at)
-        items = await self._items(by_mark.values(), model, owner)
-        media = await asyncio.gather(
-            *(self._measured(one, item, model) for one, item in zip(by_mark.values(), items, strict=True))
-        )
-        return msgspec.structs.replace(params, attached=(), media=tuple(media))
+        attached = [*{one.mark: one for one in _media(params)}.values()]
+        budget = _MediaBudget(self._options, model)
 
-    async def _measured(self, attachment: Attachment, item: MediaItem, model: ServedModel) -> TakenMedia:
-        with _blaming(attachment):
+        async def take(one: Attachment) -> TakenMedia:
+            page = pages.get(one.mark)
+            item = await (self._item(one.source, model, owner) if page is None else self._page(page, model))
+            budget.take(item)
             (shape,) = await model.engine.shapes([item.size])
-        return TakenMedia(attachment.mark, item, shape)
+            return TakenMedia(one.mark, item, shape)
+
+        media_by_mark, texts = await self._each(attached, take, "pictures and sounds")
+        if texts:
+            names = [one.name for one in attached if one.mark in texts]
+            inserting = partial(_with_texts, params, texts, names)
+            params = await in_thread(inserting, is_slow=params.is_slow)
+        media = tuple(media_by_mark[one.mark] for one in attached if one.mark in media_by_mark)
+        return msgspec.structs.replace(params, attached=(), media=media)
+
+    async def _each(
+        self, attached: Sequence[Attachment], take: Callable[[Attachment], Awaitable[_T]], noun: str
+    ) -> tuple[dict[str, _T], dict[str, str]]:
+        """Return what `take` makes of attachments, and texts in place of earlier ones that cannot be had or
+        are too many, both by mark. Raises InvalidRequest for those of the question."""
+        most = self._options.max_items
+        latest = [one for one in attached if one.is_latest]
+        earlier = [one for one in attached if not one.is_latest]
+        if len(latest) > most:
+            raise wrong(
+                f"A conversation may have {most} {noun}, and this message has {len(latest)}.", latest[0].at
+            )
+        items, texts = dict[str, _T](), dict[str, str]()
+        for one in latest:
+            with _blaming(one):
+                items[one.mark] = await take(one)
+        num_left_out = self._num_left_out(len(attached) - most, len(earlier))
+        for index, one in reversed([*enumerate(earlier)]):
+            if index < num_left_out:
+                break
+            try:
+                with _blaming(one):
+                    items[one.mark] = await take(one)
+            except _BudgetUsed:
+                num_left_out = self._num_left_out(index + 1, len(earlier))
+            except InvalidRequest as error:
+                why = str(error).removeprefix(f"'{one.at}': ").rstrip(".")
+                texts[one.mark] = f"[A {_ERRORS[one.source.kind].noun} is missing here: {why}.]"
+        for one in earlier[:num_left_out]:
+            items.pop(one.mark, None)
+            texts[one.mark] = _LEFT_OUT.format(_ERRORS[one.source.kind].noun)
+        return items, texts
+
+    def _num_left_out(self, excess: int, num_earlier: int) -> int:
+        """Leave out several at once, so that the next turns have the same beginning, which is cached."""
+        step = max(1, self._options.max_items // 4)
+        return min(num_earlier, -(-max(0, excess) // step) * step)
 
     async def _cut(
         self, params: GenerationParams, recording: RecordingParam, model: ServedModel
@@ -126,63 +231,56 @@ class AttachmentFinder:
         return msgspec.structs.replace(params, prompt=prompt, recording=None, media=tuple(media.values()))
 
     async def _with_documents(
-        self, params: GenerationParams, model: ServedModel, owner: str
-    ) -> GenerationParams:
-        """Insert the text of files, or the error of earlier ones. Raises InvalidRequest for files of the
-        question."""
-        documents = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
-        if not documents:
-            return params
-        if len({one.mark for one in documents}) > self._options.max_items:
-            raise wrong(f"A conversation may have {self._options.max_items} files.", documents[0].at)
-        texts, unread = dict[str, str](), list[str]()
+        self, params: GenerationParams, model: ServedModel, owner: str, *, sees: bool
+    ) -> tuple[GenerationParams, dict[str, _PageSource]]:
+        """Insert the text of files, or words in place of earlier ones. Pages that are pictures become
+        attachments. Raises InvalidRequest for files of the question."""
+        attached = {one.mark: one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT}
+        if not attached:
+            return params, {}
         left = self._options.max_document_chars
-        for one in documents:
-            if one.mark not in texts:
-                try:
-                    text = await self._document(one, model, owner)
-                except InvalidRequest as error:
-                    if one.is_latest:
-                        raise
-                    text = f"[{error}]"
-                    unread.append(one.name)
-                texts[one.mark] = f"{one.source.label}\n{text}" if one.source.label else text
-            left -= len(texts[one.mark])
+
+        async def take(one: Attachment) -> _Document:
+            nonlocal left
+            document = await self._document(one, model, owner, sees=sees)
+            left -= document.num_chars
             if left < 0:
                 limit = self._options.max_document_chars
-                message = f"The files of a conversation may have {limit} characters of text."
-                raise InvalidRequest(message, param=one.at, code="file_too_large")
-        inserting = partial(_with_texts, params, texts, unread, attached=tuple(_media(params)))
-        return await in_thread(inserting, is_slow=params.is_slow)
+                message = f"the files of a conversation may have {limit} characters of text together"
+                raise _BudgetUsed(message, code="file_too_large")
+            return document
 
-    async def _document(self, attachment: Attachment, model: ServedModel, owner: str) -> str:
-        with _blaming(attachment):
-            data = await self._bytes(attachment.source, owner)
-            digest = await in_thread(partial(_digest, data), is_slow=True)
-            if (text := self._texts.find(digest)) is not None:
-                return text
-            reading = partial(model.read_document, data, self._options.max_document_chars)
-            return self._texts.add(digest, await in_thread(reading, is_slow=True))
+        documents, texts = await self._each([*attached.values()], take, "files")
+        names = [one.name for mark, one in attached.items() if mark in texts]
+        pages, page_media = dict[str, _PageSource](), list[Attachment]()
+        for mark, document in documents.items():
+            one = attached[mark]
+            texts[mark], shown = document.written(one, sees=sees)
+            pages.update(shown)
+            source = partial(AttachmentSource, AttachmentKind.PICTURE)
+            page_media += [
+                Attachment(source(page), one.at, f"{one.name} page {shown[page].number}") for page in shown
+            ]
+        attached_media = (*reversed(page_media), *_media(params))
+        inserting = partial(_with_texts, params, texts, names, attached=attached_media)
+        return await in_thread(inserting, is_slow=params.is_slow), pages
 
-    async def _items(
-        self, attachments: Iterable[Attachment], model: ServedModel, owner: str
-    ) -> list[MediaItem]:
-        """Check sizes one by one, because small files may have many pixels or be long."""
-        most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
-        pixels, sound_s, items = 0, 0.0, list[MediaItem]()
-        for one in attachments:
-            with _blaming(one):
-                items.append(item := await self._item(one.source, model, owner))
-            if isinstance(item, Picture):
-                pixels += item.size.width * item.size.height
-            else:
-                sound_s += item.size.num_samples / _sound_rate(model)
-            if pixels > most_pixels or sound_s > most_s:
-                pixel_limit = f"pictures of a conversation may have {most_pixels} pixels"
-                sound_limit = f"sounds of a conversation may last {most_s:g} seconds"
-                message = f"The {pixel_limit if pixels > most_pixels else sound_limit} together."
-                raise InvalidRequest(message, param=one.at, code=_ERRORS[one.source.kind].too_large)
-        return items
+    async def _document(
+        self, attachment: Attachment, model: ServedModel, owner: str, *, sees: bool
+    ) -> _Document:
+        source = attachment.source
+        data = await self._bytes(source, owner)
+        charset = _charset_of(source.url)
+        digest = await in_thread(partial(_digest, data), is_slow=True)
+        parts = self._texts.find(digest + charset.encode(errors="replace"))
+        if parts is None:
+            reading = partial(model.read_document, data, self._options.max_document_chars, charset)
+            read = await in_thread(reading, kind=ThreadKind.DOCUMENT)
+            parts = self._texts.add(digest + charset.encode(errors="replace"), read)
+        document = _Document(parts, data, digest)
+        if not sees and not any(isinstance(part, str) for part in parts):
+            raise InvalidRequest(f"the PDF has no text, {_UNSEEN_PAGES}", code="invalid_file")
+        return document
 
     async def _item(self, source: AttachmentSource, model: ServedModel, owner: str) -> MediaItem:
         if source.kind is AttachmentKind.SOUND:
@@ -212,8 +310,9 @@ class AttachmentFinder:
                 return await in_thread(partial(_of_data_uri, url), is_slow=True)
             case "http" | "https":
                 too_large = _ERRORS[source.kind].too_large
+                timeout_s = options.fetch_timeout_s
                 return await fetch_url(
-                    Fetched(url, options.domains, most_bytes, too_large, options.fetch_timeout_s)
+                    Fetched(url, options.domains, most_bytes, too_large, timeout_s, options.hosts)
                 )
             case "file":
                 return await asyncio.to_thread(_of_file, url, options.folder, most_bytes)
@@ -226,6 +325,16 @@ class AttachmentFinder:
         self._require_memory()
         opening = partial(model.open_picture, data, self._options.max_pixels, most_side)
         opened = await in_thread(opening, is_slow=True)
+        self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
+        return opened
+
+    async def _page(self, page: _PageSource, model: ServedModel) -> Picture:
+        digest = page.digest + b"page%d" % page.number
+        if isinstance(cached := self._decoded.find(digest), Picture):
+            return cached
+        self._require_memory()
+        rendering = partial(model.render_page, page.data, page.number)
+        opened = await in_thread(rendering, kind=ThreadKind.DOCUMENT)
         self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
         return opened
 
@@ -270,9 +379,6 @@ def _check_size(kind: AttachmentKind, data: bytes, options: MediaOptions) -> Non
         raise InvalidRequest(message, code=_ERRORS[kind].too_large)
 
 
-_T = TypeVar("_T")
-
-
 class _Cache(Generic[_T]):
     """LRU cache by digest, because clients resend the whole conversation in each turn."""
 
@@ -309,7 +415,8 @@ def _blaming(attachment: Attachment) -> Iterator[None]:
         raise InvalidRequest(message, param=at, code=errors.invalid) from None
     except InvalidRequest as error:
         message = f"'{at}': {str(error).rstrip('.')}."
-        raise InvalidRequest(message, param=at, code=error.code or errors.invalid) from None
+        kind = _BudgetUsed if isinstance(error, _BudgetUsed) else InvalidRequest
+        raise kind(message, param=at, code=error.code or errors.invalid) from None
 
 
 def without_unsupported(
@@ -377,7 +484,7 @@ def _replaced(messages: Sequence[MessageParam], texts: dict[str, str]) -> list[M
 
 def _of_data_uri(source: str) -> bytes:
     head, comma, body = source.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
+    if not comma or not head.lower().replace(" ", "").endswith(";base64"):
         raise InvalidRequest("a data URI must be in base64: 'data:image/png;base64,...'")
     if "%" in body:
         body = urllib.parse.unquote(body)
@@ -392,6 +499,14 @@ def _of_data_uri(source: str) -> bytes:
     except (binascii.Error, ValueError):
         raise InvalidRequest("this is not base64") from None
     return data.getvalue()  # without a copy, as CPython has it
+
+
+_CHARSET = re.compile(r"data:[^,]{0,200}?;\s*charset\s*=\s*\"?([^;,\"\s]{1,40})", re.IGNORECASE)
+
+
+def _charset_of(url: str) -> str:
+    match = _CHARSET.match(url)
+    return "" if match is None else match[1].lower()
 
 
 _CHARS_AT_ONCE = 2**20

@@ -346,7 +346,7 @@ def mark_of(source: str, kind: AttachmentKind) -> str:
 def attachment_source(part_type: str, fields: Mapping[str, object]) -> AttachmentSource | None:
     """Return the attachment of a content part, or None if it has none or includes a document's text."""
     match part_type:
-        case "image_url" | "input_image" | "image":
+        case "image_url" | "input_image" | "image" | "computer_screenshot":
             return _picture(fields, fields.get("source" if part_type == "image" else "image_url"))
         case "input_audio" | "audio_url" | "audio":
             return _sound(fields.get(part_type))

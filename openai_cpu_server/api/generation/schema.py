@@ -4,6 +4,8 @@ into error paths, from which `parse` removes them."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
@@ -138,17 +140,29 @@ LACKS = {
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 
 
-def words_in(value: object) -> str:
+def words_in(value: object, *, has_marks: bool = False) -> str:
+    """Return the text in a value. `has_marks`: attachments in its `content` have their marks there."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "\n".join(filter(None, map(words_in, value)))
+        words = partial(words_in, has_marks=has_marks)
+        return "\n".join(filter(None, ((has_marks and _mark_in(one)) or words(one) for one in value)))
     if not isinstance(value, dict):
         return ""
     source = value.get("source")
     if isinstance(source, dict) and source.get("type") in ("text", "content"):
         value = {**value, "content": source.get("data", source.get("content"))}
-    return "\n".join(filter(None, (words_in(value.get(name)) for name in _WORDS)))
+    return "\n".join(filter(None, (words_in(value.get(name), has_marks=has_marks) for name in _WORDS)))
+
+
+def _mark_in(part: object) -> str:
+    source = source_in(part)
+    return "" if source is None else source.mark
+
+
+def source_in(part: object) -> AttachmentSource | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return attachment_source(kind, part) if isinstance(part, dict) and isinstance(kind, str) else None
 
 
 class ForeignKind(Body):
@@ -176,21 +190,31 @@ class ForeignKind(Body):
     def is_attached(self) -> bool:
         source = self.fields.get("source") if self.type == "document" else None
         has_text = isinstance(source, dict) and source.get("type") == "text"
-        return has_text or self.attachment is not None
+        return has_text or any(self.attached("", is_latest=False))
 
-    def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Attachment | None:
-        """Return the attachment, if there is one. `refusal`: error for a model that cannot see or hear."""
-        if (source := self.attachment) is None:
-            return None
-        return Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
+    def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Iterator[Attachment]:
+        """Yield the attachment, or those in its content. `refusal`: error for a model that cannot see or
+        hear."""
+        if (source := self.attachment) is not None:
+            yield Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
+            return
+        holder = self.fields.get("source")
+        where = f"{at}.source" if isinstance(holder, dict) else at
+        content = (holder if isinstance(holder, dict) else self.fields).get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if (inner := source_in(part)) is not None:
+                place, kind = f"{where}.content[{number}]", part["type"]
+                yield Attachment(inner, place, f"{place} ({kind})", is_latest, LACKS[kind])
 
     @property
     def words(self) -> str:
-        if (source := self.attachment) is not None:
-            return source.mark
+        """Text with marks for what `attached` yields."""
+        return self.text(has_marks=True) if self.attachment is None else self.attachment.mark
+
+    def text(self, *, has_marks: bool = False) -> str:
         arguments, name = self.fields.get("input"), self.fields.get("name", self.type)
         call = f"{name}: {to_json(arguments)}" if isinstance(arguments, dict) else ""
-        return "\n".join(filter(None, (call, words_in(self.fields)))) or f"[{self.lack}]"
+        return "\n".join(filter(None, (call, words_in(self.fields, has_marks=has_marks)))) or f"[{self.lack}]"
 
     def named(self, at: str) -> str:
         return f"{at} ({header_safe(self.type)})"
@@ -242,6 +266,28 @@ TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
 """Any integer, reduced to 63 bits. -1 counts as absent."""
 JsonObject = dict[str, JsonValue]
+_NAMING = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("default", "const")
+
+
+def _without_nulls(schema: object) -> object:
+    """Leave out keywords that are null, as clients in Go write empty lists and maps."""
+    if isinstance(schema, list):
+        return [_without_nulls(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[object, object] = {}
+    for name, value in schema.items():
+        if name in _NAMING and isinstance(value, dict):
+            found[name] = {key: _without_nulls(each) for key, each in value.items()}
+        elif name in _VALUES or (name in ("enum", "examples") and value is not None):
+            found[name] = value
+        elif value is not None:
+            found[name] = _without_nulls(value)
+    return found
+
+
+ToolSchema = Annotated[JsonObject, BeforeValidator(_without_nulls)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 

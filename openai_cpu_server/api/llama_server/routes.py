@@ -20,6 +20,7 @@ from openai_cpu_server.api.llama_server.schema import ANY_SEED, DEFAULTS, LlamaC
 from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
+from openai_cpu_server.contract.messages import DraftingState
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.http.context import context_of
@@ -37,7 +38,7 @@ class DefaultSettings(msgspec.Struct, frozen=True):
 
 class PropsModalities(msgspec.Struct, frozen=True):
     vision: bool
-    audio: bool = False
+    audio: bool
     video: bool = False
 
 
@@ -57,6 +58,12 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     build_info: str
     is_sleeping: bool
+    kernels: dict[str, str]
+    """Instruction set of each kernel, or why it is off, as in `/health`."""
+    drafts_by: str
+    """Source of drafts beside prompt lookup: `none`, `model`, or the kind of the prediction head."""
+    drafting: tuple[DraftingState, ...]
+    """Decisions about these drafts, by the number of running sequences."""
 
 
 class NextToken(msgspec.Struct, frozen=True):
@@ -133,12 +140,15 @@ class LlamaServerRoutes:
             model_alias=chosen.name,
             model_ftype=(model.quantisation or "").upper(),
             model_path=PurePath(info.path).name,
-            modalities=PropsModalities(info.sees),
+            modalities=PropsModalities(info.sees, info.hears),
             chat_template=model.template_source or "",
             bos_token=model.tokenizer.bos_text,
             eos_token=model.tokenizer.eos_text,
             build_info=f"openai-cpu-server {__version__}",
             is_sleeping=model.engine.state is EngineState.ASLEEP,
+            kernels=info.computed_by,
+            drafts_by=info.draft_head or ("none" if info.draft_cost is None else "model"),
+            drafting=model.engine.status().drafting,
         )
         return json_response(props)
 

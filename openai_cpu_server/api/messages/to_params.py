@@ -82,19 +82,15 @@ def count_params(body: CountBody) -> GenerationParams:
     """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _messages(turn)]
-    foreign = [*_foreign_blocks(turns)]
+    system = _placed(body.system or "", "system", within="")
+    foreign = [(block, at, False) for block, at in system if isinstance(block, ForeignKind)]
+    foreign += _foreign_blocks(turns)
     left_out = [
         tool.named(f"tools[{index}]")
         for index, tool in enumerate(body.tools or ())
         if isinstance(tool, ForeignKind)
     ]
     left_out += [block.named(at) for block, at, _ in foreign if not block.is_attached]
-    left_out += [
-        placed.block.named(placed.at)
-        for placed in _placed(body.system or "", "system", within="")
-        if isinstance(placed.block, ForeignKind) and not placed.block.is_attached
-    ]
-    attached = (block.attached(at, is_latest=is_last) for block, at, is_last in foreign)
     form = _form(body)
     if form is not None and messages[-1].role == "assistant":
         message = "cannot be combined with a last message of the assistant: the answer continues it."
@@ -110,7 +106,9 @@ def count_params(body: CountBody) -> GenerationParams:
         form=form,
         tools=_tools(body),
         thinking=_thinking(body),
-        attached=tuple(item for item in attached if item is not None),
+        attached=tuple(
+            item for block, at, is_last in foreign for item in block.attached(at, is_latest=is_last)
+        ),
     )
 
 

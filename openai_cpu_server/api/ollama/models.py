@@ -153,6 +153,7 @@ def capabilities(model: ServedModel) -> list[str]:
         "insert": model.tokenizer.fim is not None,
         "thinking": model.thinking is not None,
         "vision": info is not None and info.sees,
+        "audio": info is not None and info.hears,
     }
     return ["completion", *(name for name, is_able in able.items() if is_able)]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import re
 from collections.abc import Iterator, Sequence
 
 from openai_cpu_server.api.generation.params import (
@@ -36,18 +39,21 @@ from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.models.registry import Preset, PresetMessage
 from openai_cpu_server.prompt.template import joined_texts, to_json
 
-_NO_VISION = LACKS["image"]
+_LACKS = {AttachmentKind.PICTURE: LACKS["image"], AttachmentKind.SOUND: LACKS["audio"]}
+_SOUND = re.compile(
+    rb"RIFF....WAVE|ID3|\xff[\xe2-\xfb]|fLaC|OggS|#!AMR|\x1aE\xdf\xa3|....ftyp(?:M4[AB]|mp4|iso|3gp)",
+    re.DOTALL,
+)
+"""First bytes of sounds, which Ollama's clients send as `images`."""
 
 
 def ollama_chat_params(body: OllamaChatBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     messages = body.messages or []
-    pictures = [
-        picture
+    media = [
+        item
         for index, message in enumerate(messages)
-        for picture in _pictures(
-            message.images, f"messages[{index}].images", is_last=index == len(messages) - 1
-        )
+        for item in _attached(message.images, f"messages[{index}].images", is_last=index == len(messages) - 1)
     ]
     functions = tuple(
         FunctionParam(
@@ -63,7 +69,7 @@ def ollama_chat_params(body: OllamaChatBody) -> GenerationParams:
         list(_messages(messages)), "messages", may_forget=body.truncate is not False
     )
     tools = ToolsParam(functions=functions) if functions else None
-    return _params(body, conversation, tools=tools, pictures=pictures)
+    return _params(body, conversation, tools=tools, media=media)
 
 
 def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
@@ -90,11 +96,11 @@ def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
     texts_by_role = [("system", body.system)] if body.system else []
     texts_by_role.append(("user", _with_marks(prompt, body.images)))
     messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in texts_by_role]
-    pictures = list(_pictures(body.images, "images", is_last=True))
+    media = list(_attached(body.images, "images", is_last=True))
     suffix = body.suffix or ""
     conversation = ConversationParam(messages, "prompt", before=context, template=template, suffix=suffix)
     # Pictures are no tokens that could be sent again.
-    return _params(body, conversation, pictures=pictures, returns_context=not (pictures or suffix))
+    return _params(body, conversation, media=media, returns_context=not (media or suffix))
 
 
 def _params(
@@ -102,7 +108,7 @@ def _params(
     prompt: ConversationParam | PromptsParam,
     *,
     tools: ToolsParam | None = None,
-    pictures: Sequence[Attachment] = (),
+    media: Sequence[Attachment] = (),
     returns_context: bool = False,
 ) -> GenerationParams:
     options = body.options or OllamaOptions()
@@ -135,7 +141,7 @@ def _params(
         form=_form(body),
         tools=tools,
         thinking=thinking,
-        attached=tuple(pictures),
+        attached=tuple(media),
         details=DetailsParam(progress=bool(body.return_progress), tokens=returns_context),
     )
 
@@ -172,16 +178,22 @@ def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     return joined_texts(filter(None, (*marks, text)))
 
 
-def _pictures(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[Attachment]:
-    refusal = f"Invalid value for '{at}': {_NO_VISION}." if is_last else None
+def _attached(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[Attachment]:
     for number, image in enumerate(images or ()):
         source = _source(image)
-        yield Attachment(source, f"{at}[{number}]", at, is_last, _NO_VISION, refusal, at)
+        lack = _LACKS[source.kind]
+        refusal = f"Invalid value for '{at}': {lack}." if is_last else None
+        yield Attachment(source, f"{at}[{number}]", at, is_last, lack, refusal, at)
 
 
 def _source(image: str) -> AttachmentSource:
     """Accept base64 alone, as Ollama's clients send it, and data URIs."""
     url = image if image[:5].lower() == "data:" else f"data:;base64,{image}"
+    first = b""
+    with contextlib.suppress(ValueError):
+        first = base64.b64decode(url.partition(",")[2][:16], "-_")
+    if _SOUND.match(first):
+        return AttachmentSource(AttachmentKind.SOUND, url)
     return AttachmentSource(AttachmentKind.PICTURE, url, AUTO_DETAIL)
 
 

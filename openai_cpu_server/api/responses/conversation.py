@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,14 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.generation.params import Attachment, EarlierAnswer, MessageParam
+from openai_cpu_server.api.generation.params import (
+    AUTO_DETAIL,
+    Attachment,
+    AttachmentKind,
+    AttachmentSource,
+    EarlierAnswer,
+    MessageParam,
+)
 from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
@@ -165,9 +173,26 @@ def _as_call(item: McpCallItem) -> FunctionCallItem:
     )
 
 
+SHOWN_PICTURE = re.compile(r"!\[picture\]\((data:image/[a-z0-9.+-]{1,40};base64,[\w+/=-]+)\)")
+"""Picture in the output of an MCP call."""
+
+
 def _as_output(item: McpCallItem) -> FunctionCallOutputItem:
     text = item.output or "" if item.error is None else f"Error: {item.error}"
-    return FunctionCallOutputItem(id=item.id, call_id=item.id, output=text)
+    texts = SHOWN_PICTURE.split(text)
+    if len(texts) == 1:
+        return FunctionCallOutputItem(id=item.id, call_id=item.id, output=text)
+    shown = AttachmentSource(AttachmentKind.PICTURE, "", AUTO_DETAIL)
+    parts = [
+        InputImage.of(msgspec.structs.replace(shown, url=part)) if at % 2 else InputText(part.strip())
+        for at, part in enumerate(texts)
+        if part.strip()
+    ]
+    return FunctionCallOutputItem(id=item.id, call_id=item.id, output=tuple(parts))
+
+
+def round_attachments(items: Sequence[OutputItem]) -> Iterator[Attachment]:
+    return item_attachments([ItemWithSource(item, _TOOLS) for item in items])
 
 
 def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
@@ -276,10 +301,12 @@ def _part_text(part: Part) -> str:
 
 
 def item_attachments(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
+    """Yield attachments. The client is not to blame for pictures of MCP calls."""
     for sourced in items:
-        is_latest = sourced is items[-1]
-        field = "output" if isinstance(sourced.item, _OUTPUTS) else "content"
-        content = getattr(sourced.item, field, ())
+        item = _as_output(sourced.item) if isinstance(sourced.item, McpCallItem) else sourced.item
+        is_latest = sourced is items[-1] and item is sourced.item
+        field = "output" if isinstance(item, _OUTPUTS) else "content"
+        content = getattr(item, field, ())
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
             at = f"{sourced.param}.{field}[{number}]"
             if isinstance(part, (InputImage, InputAudio, InputFile)):

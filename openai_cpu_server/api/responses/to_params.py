@@ -22,7 +22,7 @@ from openai_cpu_server.api.generation.params import (
     ToolsParam,
     ToolUse,
 )
-from openai_cpu_server.api.generation.schema import ForeignKind, words_in
+from openai_cpu_server.api.generation.schema import ForeignKind, source_in, words_in
 from openai_cpu_server.api.generation.to_params import (
     any_object,
     check_stream_options,
@@ -272,7 +272,9 @@ def _foreign(sent: ForeignKind) -> list[Item]:
     call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
     if kind.endswith(_OUTPUT) and isinstance(call_id, str):
         item_id = new_item_id(FunctionCallOutputItem)
-        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=sent.words)]
+        seen = source_in(fields.get("output"))  # a screenshot of a computer
+        output = sent.text() if seen is None else (InputImage.of(seen),)
+        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=output)]
     if not kind.endswith(_CALL):
         return []
     name = str(fields.get("name") or kind.removesuffix(_CALL))
@@ -337,5 +339,5 @@ def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[P
             case ForeignKind(attachment=AttachmentSource() as sound):
                 parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
             case ForeignKind():
-                parts.append(kind(one.words))
+                parts.append(kind(one.text()))
     return tuple(parts)

@@ -24,7 +24,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.renderer import Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.api.generation.running import RunningCall, StreamItem
-from openai_cpu_server.api.responses.conversation import ApprovedCall, round_messages
+from openai_cpu_server.api.responses.conversation import ApprovedCall, round_attachments, round_messages
 from openai_cpu_server.api.responses.items import McpCallItem, OutputItem, new_item_id
 from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool
 from openai_cpu_server.api.responses.stream import PendingCall, ResponseStream
@@ -318,6 +318,7 @@ class ToolLoop:
             params,
             call_id=self.call.id,
             prompt=msgspec.structs.replace(params.prompt, messages=messages),
+            attached=(*params.attached, *round_attachments(items)),
             num_bytes=params.num_bytes + sum(len(message.text) for message in new),
             max_tokens=limit and left and LimitParam(left, limit.path, is_ceiling=True),
             tools=self._tools(),

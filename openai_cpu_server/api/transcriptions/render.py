@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,7 +131,8 @@ class JoinedText:
             if not text:
                 return ""
             self._is_piece_new = False
-            self._blanks = " " if self.text and not (_is_wide(self.text[-1]) or _is_wide(text[0])) else ""
+            is_joined = _UNSPACED.match(self.text[-1:]) or _UNSPACED.match(text)
+            self._blanks = " " if self.text and not is_joined else ""
         whole = self._blanks + text
         text = whole.rstrip()
         self._blanks = whole[len(text) :]
@@ -139,9 +140,11 @@ class JoinedText:
         return text
 
 
-def _is_wide(character: str) -> bool:
-    """Chinese and Japanese have no blanks between sentences."""
-    return unicodedata.east_asian_width(character) in ("W", "F")
+_UNSPACED = re.compile(
+    "[\u2e80-\u2fdf\u3000-\u312f\u3190-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff9f\U0001b000-\U0001b16f"
+    "\U00020000-\U0003ffff]"
+)
+"""Chinese characters, kana and their punctuation, which have no blanks between sentences. Korean has them."""
 
 
 class _Piece(NamedTuple):

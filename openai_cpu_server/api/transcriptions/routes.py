@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Union
 
 import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -64,6 +67,7 @@ def _no_words(granularities: list[str]) -> list[str]:
 
 
 def _no_tuning(strategy: object) -> object:
+    strategy = _from_json(strategy)
     if isinstance(strategy, dict) and strategy.keys() - {"type"}:
         raise PydanticCustomError(
             "tuning", "Input should be 'auto': a recording is always cut where it is quiet, and not otherwise"
@@ -71,10 +75,33 @@ def _no_tuning(strategy: object) -> object:
     return strategy["type"] if isinstance(strategy, dict) and "type" in strategy else strategy
 
 
-_Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+def _from_json(value: object) -> object:
+    """Return an object or a list that a form has as JSON, or anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value := _from_json(value), str) else value
+
+
+def _language(value: object) -> object:
+    """Return a tag of BCP 47 or a name; phones and POSIX write `pt_BR.UTF-8`. Some clients send a word for
+    no language."""
+    if not isinstance(value, str):
+        return value
+    tag = re.split("[.@]", value.strip())[0].replace("_", "-")
+    return None if tag.lower() in _NO_LANGUAGES else tag
+
+
+_NO_LANGUAGES = ("", "auto", "detect", "multi", "none", "null", "und", "undefined")
+_Listed = BeforeValidator(_listed)
 """OpenAI's SDKs write brackets after the name."""
 _Phrase = Annotated[str, Field(min_length=1, max_length=256)]
-_Language = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z -]{1,39}$")]
+_Language = Annotated[str, Field(pattern=r"^[^\W\d_][\w ()'-]{1,63}$")]
+_LanguageOrNone = Annotated[Union[_Language, None], BeforeValidator(_language)]
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
 
 
@@ -86,9 +113,9 @@ class RecordingBody(SharedBody):
 
     file: Annotated[str, WithJsonSchema(_FILE)]
     """File name; the content is separate."""
-    language: _Language | None = None
-    """Spoken language, as a code of ISO 639-1 or a name."""
-    languages: Annotated[list[_Language], Field(max_length=16), _Listed] | None = None
+    language: _LanguageOrNone = None
+    """Spoken language, as a tag of BCP 47 or a name. `auto` is the same as none."""
+    languages: Annotated[list[_LanguageOrNone], Field(max_length=16), _Listed] | None = None
     prompt: Annotated[str, Field(max_length=16_384)] | None = None
     keywords: Annotated[list[_Phrase], Field(max_length=256), _Listed] | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
@@ -217,7 +244,7 @@ class RecordingRoutes:
                 raise missing("file")
             if not isinstance(upload, UploadFile):
                 raise wrong_value("file", "an upload, with a name")
-            fields.append(("file", upload.filename or "file"))
+            fields.append(("file", (upload.filename or "").strip() or "file"))
             data = await upload.read()
         body, ignored = parse_form(RecordingBody, fields, lenient=self._options.lenient)
         params = msgspec.structs.replace(recording_params(body, data, task), ignored=ignored)

@@ -12,7 +12,7 @@
 #include "cpu.hpp"
 #include "simd.hpp"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && !defined(TILES_EMULATED)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512FP16__)
 #define HAS_TILES
 #endif
 

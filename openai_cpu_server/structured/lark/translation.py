@@ -17,6 +17,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Ref,
     Repeat,
@@ -34,6 +35,7 @@ from openai_cpu_server.structured.lark.plan import (
     RegularRules,
     Share,
     Work,
+    check_symbols,
     is_character,
     is_lexeme,
 )
@@ -178,7 +180,8 @@ class _Writer:
         return self._names[rule]
 
     def terminals(self) -> list[tuple[str, Expr]]:
-        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, (Text, Token))]
+        inline = (Text, Token, Multiples)
+        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
 
     def shown(self, expr: Expr) -> str:
         if isinstance(expr, Ref):
@@ -198,6 +201,10 @@ class _Writer:
         expr = self._lexemes.get(name) if is_lexeme(name) else None
         if isinstance(expr, Token):
             return f"<[{self._renumbered(expr.number)}]>"
+        if isinstance(expr, Multiples):
+            bounds = {"minimum": expr.low, "maximum": expr.high}
+            schema = {k: v for k, v in bounds.items() if v is not None}
+            return "%json " + json.dumps({"type": "integer", "multipleOf": expr.step, **schema})
         return json.dumps(expr.text) if isinstance(expr, Text) else self._names[name]
 
 
@@ -213,13 +220,15 @@ class Translation:
     """Plan that can be written for any vocabulary."""
 
     def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
-        """Plan the lexemes. Raises InvalidGrammar.
+        """Plan the lexemes. Raises InvalidGrammar, SchemaTooLarge.
 
         `num_read`: characters that were read for it, which count as work.
         """
         work = work or Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
+        self.share = work.share
+        check_symbols(self._plan)
         found = order(self._plan.rules, ROOT)
         if found.deepest:
             raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")
