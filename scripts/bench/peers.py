@@ -27,7 +27,6 @@ Say = Callable[[str], None]
 
 _PACKAGE = "llama-cpp-python"
 VERSION = version(_PACKAGE)
-SLOTS = 16
 KEYS = ("llama-server", "llama-server-best", "openvino")
 _CONTEXT_STEP = 256
 _STATE_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
@@ -166,7 +165,7 @@ def peers(paths: PeerPaths, flags: str) -> Iterator[Contestant]:
 
 def _llama_server(path: Path, label: str, flags: tuple[str, ...], model: Path, room: Room) -> ServerSpec:
     command = (str(path), "-m", str(model), "--host", "127.0.0.1", "--port", "{port}")
-    sized = ("-np", str(SLOTS), "-c", str(SLOTS * _context(room)))
+    sized = ("-np", str(room.at_once), "-c", str(room.at_once * _context(room)))
     dialect = Dialect(has_json_schema=True)
     return ServerSpec(label, (*command, *sized, *flags), ready="/health", dialect=dialect)
 
@@ -174,7 +173,7 @@ def _llama_server(path: Path, label: str, flags: tuple[str, ...], model: Path, r
 def _openvino(python: Path, threads: str, model: Path, room: Room) -> ServerSpec:
     """Its continuous batching, with its defaults, behind an adapter that streams."""
     options = ("--model", str(model), "--port", "{port}", "--threads", threads)
-    sized = ("--cache-tokens", str(SLOTS * _context(room)))
+    sized = ("--cache-tokens", str(room.at_once * _context(room)))
     return ServerSpec(_OPENVINO, (str(python), str(_OPENVINO_ADAPTER), *options, *sized), ready="/health")
 
 

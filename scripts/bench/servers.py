@@ -24,6 +24,7 @@ import psutil
 from bench.asking import OURS, Dialect, Failed
 from bench.clients import Clients
 
+SLOTS = 16
 _EVERY_S = 0.5
 
 
@@ -240,6 +241,8 @@ def free_port() -> int:
 class Room:
     pool_tokens: int
     request_tokens: int
+    at_once: int = SLOTS
+    """Requests for which peers reserve cells."""
 
 
 @dataclass(frozen=True)

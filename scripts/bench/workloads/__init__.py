@@ -26,7 +26,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "prefix": batches.prefix,
     "mixed": mixed.run,
     "turns": turns.run,
-    "prompt": long_prompt.run_alone,
+    **{f"prompt-{size}": partial(long_prompt.run_alone, size) for size in (2000, 8000, 16000)},
     "long-prompt": long_prompt.run,
     "long-prompt-16": long_prompt.run_beside_16,
     "bursts": batches.bursts,

@@ -1,5 +1,5 @@
-"""*long prompt*: stalls of streams while a long prompt arrives. *prompt*: speed of reading one while
-nothing else runs."""
+"""*long prompt*: stalls of streams while a long prompt arrives. *prompt-N*: speed of reading one of N tokens
+while nothing else runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.bench import Bench
 from bench.clients import Clients, LoadFailed
 from bench.prompts import Prompts
 from bench.results import Direction, WorkloadResult, percentile
-from bench.servers import Contestant, Room, Server, Variant
+from bench.servers import SLOTS, Contestant, Room, Server, Variant
 
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
@@ -32,10 +32,10 @@ class Size:
     @property
     def room(self) -> Room:
         longest = max(self.long_tokens + self.long_output, self.stream_prompt + self.stream_output)
-        return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest, at_once=SLOTS if self.streams else 1)
 
 
-ALONE, QUICK_ALONE = Size(long_tokens=2000, streams=0), Size(long_tokens=500, streams=0)
+QUICK_ALONE = Size(long_tokens=500, streams=0)
 FULL = Size(long_tokens=4000)
 QUICK = Size(long_tokens=1000)
 
@@ -71,8 +71,8 @@ def run_beside_16(bench: Bench) -> WorkloadResult:
     return _run(bench, "long-prompt-16", replace(QUICK if bench.is_quick else FULL, streams=16))
 
 
-def run_alone(bench: Bench) -> WorkloadResult:
-    size = QUICK_ALONE if bench.is_quick else ALONE
+def run_alone(num_tokens: int, bench: Bench) -> WorkloadResult:
+    size = QUICK_ALONE if bench.is_quick else Size(long_tokens=num_tokens, streams=0)
 
     def measure(who: Contestant, number: int) -> float:
         with bench.start(who, size.room) as server:
@@ -82,7 +82,7 @@ def run_alone(bench: Bench) -> WorkloadResult:
     what = f"prompt of {size.long_tokens} tokens"
     line = contest.line(what, "tok/s", Direction.AT_LEAST, lambda seconds: size.long_tokens / seconds)
     return WorkloadResult(
-        name="prompt",
+        name=f"prompt-{num_tokens}",
         sizes=f"prompts of {size.long_tokens} tokens that share nothing, one after the other: the best of "
         f"{_REPEATS}, up to its first token",
         goals=contest.goals_against_llama_server(line, what, plain=1.5, best=1.5),

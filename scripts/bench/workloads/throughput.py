@@ -15,10 +15,9 @@ import msgspec
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.clients import Clients
-from bench.peers import SLOTS
 from bench.prompts import random_tokens
 from bench.results import OURS, Contest, Direction, Goal, Line, WorkloadResult, ratios
-from bench.servers import Contestant, Room, Server, Variant
+from bench.servers import SLOTS, Contestant, Room, Server, Variant
 from bench.workloads.batches import clients_in_words
 
 _POOL_TOKENS = 16384
