@@ -346,6 +346,7 @@ class DraftHead(DraftModel):
         return len(chain.draft) < chain.most
 
     def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
+        """Return a sure token that the constraint allows, or None. Raises `RequestFailed`."""
         if masks is None:
             return sure_token(logits, self._end_tokens)
         allowed = masks.allowed()
