@@ -264,30 +264,31 @@ class _Bytes(msgspec.Struct, frozen=True):
 
     every: int = 0
     later: int = 0
-    """Those of all characters but the first."""
+    """First bytes of all characters but the first."""
 
 
 def may_conflict(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> bool:
     """Return False if no lexeme goes on, behind its first character, with a byte that may follow one that
     begins like it. That holds for most JSON, and saves the search."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
-    shortened = _shortened(lexemes, work)
-    leads, known = FirstBytes(), dict[Expr, _Bytes]()
-    for expr in parts_first(list(shortened.values())):
+    short = _shortened(lexemes, work)
+    leads, bytes_of_parts = FirstBytes(), dict[Expr, _Bytes]()
+    for expr in parts_first(list(short.values())):
         work.spend(1)
-        known[expr] = _bytes_of(expr, known)
+        bytes_of_parts[expr] = _bytes_of(expr, bytes_of_parts)
     behind: dict[int, int] = {}
-    for name, expr in shortened.items():
+    for name, expr in short.items():
         first = leads.mask(expr)
         behind[first] = behind.get(first, 0) | follow[name]
     return any(
-        known[expr].later & union(after for first, after in behind.items() if first & leads.mask(expr))
-        for expr in shortened.values()
+        bytes_of_parts[expr].later
+        & union(after for first, after in behind.items() if first & leads.mask(expr))
+        for expr in short.values()
     )
 
 
-def _bytes_of(expr: Expr, known: dict[Expr, _Bytes]) -> _Bytes:
-    parts = [known[part] for part in expr.parts]
+def _bytes_of(expr: Expr, bytes_of_parts: dict[Expr, _Bytes]) -> _Bytes:
+    parts = [bytes_of_parts[part] for part in expr.parts]
     match expr:
         case Chars(chars):
             return _Bytes(lead_bytes(chars))
