@@ -16,12 +16,14 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.generation.call import Prompt
-from openai_cpu_server.api.transcriptions.render import TranscriptRenderer
+from openai_cpu_server.api.transcriptions.render import JoinedText, TranscriptRenderer
+from openai_cpu_server.api.transcriptions.routes import RecordingBody
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.options import ApiOptions, MediaOptions
+from openai_cpu_server.http.parse import parse_form
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.reader.sounds import decoded_sounds
@@ -360,3 +362,52 @@ async def test_a_broken_form_is_one_sentence(
 ) -> None:
     answer = await http.post(TRANSCRIPTIONS, content=b"--a\r\n", headers={"content-type": content_type})
     assert (answer.status_code, error_of(answer)["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["여러분", "오늘은"], "여러분 오늘은"),
+        (["Hello 🎉", "and"], "Hello 🎉 and"),
+        (["今日は。", "はい"], "今日は。はい"),
+        (["你好", "世界"], "你好世界"),
+        (["ｶﾅ", "カナ"], "ｶﾅカナ"),
+        (["สวัสดี", "ครับ"], "สวัสดี ครับ"),
+        (["So", " it is"], "So it is"),
+    ],
+)
+def test_pieces_are_joined_as_their_script_does(pieces: list[str], text: str) -> None:
+    joined = JoinedText()
+    for piece in pieces:
+        joined.begin_piece()
+        joined.add(piece)
+    assert joined.text == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "languages"),
+    [
+        ([("language", "auto")], (None, None)),
+        ([("language", "en_US")], ("en-US", None)),
+        ([("language", "zh_Hans_CN.UTF-8")], ("zh-Hans-CN", None)),
+        ([("language", "es-419")], ("es-419", None)),
+        ([("language", "Português")], ("Português", None)),
+        ([("language", "undefined"), ("languages", '["de", "fr_CA"]')], (None, ["de", "fr-CA"])),
+    ],
+)
+def test_languages_are_named_as_clients_name_them(fields: Form, languages: object) -> None:
+    body, _ = parse_form(RecordingBody, [("file", "a"), *fields], lenient=False)
+    assert (body.language, body.languages) == languages
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("chunking_strategy", '{"type": "server_vad"}')],
+        [("timestamp_granularities", '["segment"]'), ("response_format", "verbose_json")],
+        [("temperature", ""), ("prompt", ""), ("language", ""), ("stream", "False")],
+    ],
+)
+async def test_forms_are_taken_as_clients_write_them(http: httpx.AsyncClient, fields: Form) -> None:
+    got = await send(http, TRANSCRIPTIONS, FILES["mp3"], *fields)
+    assert got.status_code == 200, got.text
