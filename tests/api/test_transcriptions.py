@@ -18,6 +18,7 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.generation.call import Prompt
 from openai_cpu_server.api.transcriptions.render import JoinedText, TranscriptRenderer
 from openai_cpu_server.api.transcriptions.routes import RecordingBody
+from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
@@ -46,11 +47,16 @@ LONG = wav(np.concatenate([tone(25), QUIET, tone(20)]))
 """46 seconds: two pieces, of which the first ends within the quiet second."""
 
 
-def hearing(engine: FakeEngine, options: ApiOptions = OPTIONS, keys: KeyRing | None = None) -> Starlette:
-    """A model that hears, behind one that does not."""
+def hearing(
+    engine: FakeEngine,
+    options: ApiOptions = OPTIONS,
+    keys: KeyRing | None = None,
+    pieces: tuple[Sound, ...] = (),
+) -> Starlette:
+    """A model that hears, behind one that does not. `pieces`: those of any sound."""
 
     def opened(data: bytes, rate: int, most: int, at_once: int) -> Any:
-        return decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
+        return pieces or decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
 
     ears = model_read_here(
         names=("ears",),
@@ -411,3 +417,15 @@ def test_languages_are_named_as_clients_name_them(fields: Form, languages: objec
 async def test_forms_are_taken_as_clients_write_them(http: httpx.AsyncClient, fields: Form) -> None:
     got = await send(http, TRANSCRIPTIONS, FILES["mp3"], *fields)
     assert got.status_code == 200, got.text
+
+
+async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
+    """Its pieces are short here: what counts is how many there are."""
+    pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
+    engine = FakeEngine(HEARING, says=" Hello there. ")
+    async with client(hearing(engine, pieces=pieces)) as http:
+        told = await send(http, TRANSCRIPTIONS, LONG, ("response_format", "verbose_json"))
+        assert told.status_code == 200, told.text
+        assert len(told.json()["segments"]) == 121
+        got = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("return_progress", "true"))
+        assert events(got)[-1]["text"] == " ".join(["Hello there."] * 121)

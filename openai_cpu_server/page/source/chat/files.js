@@ -131,7 +131,7 @@ function decoded(data) {
   }
 }
 
-export const DOCUMENT_URI = /^data:application\/pdf;base64,/;
+export const DOCUMENT_URI = /^data:application\/[a-z0-9.+-]{1,100};base64,/;
 
 /** Size of a text, or of a file that is kept as a data URI in base64. */
 export function sizeOf({ text, document }) {
