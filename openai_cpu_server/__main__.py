@@ -1,5 +1,20 @@
-"""`python -m openai_cpu_server` is the command `openai-cpu-server`."""
+"""`python -m openai_cpu_server` is the command `openai-cpu-server`. It imports nothing before Ctrl-C ends the
+process without a traceback, as it does until the command has been imported, and again when it has ended."""
 
-from openai_cpu_server.cli.main import main
+import pkgutil
+import signal
 
-main()
+
+def main() -> None:
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        pkgutil.resolve_name("openai_cpu_server.cli.main:main")()
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

@@ -171,7 +171,8 @@ class RouterNotModel(ServerError):
 
     def __init__(self, name: str, targets: Sequence[str]) -> None:
         listed = ", ".join(f"'{target}'" for target in dict.fromkeys(targets))
-        super().__init__(f"'{name}' is a router, and this needs a model: name one of {listed}.")
+        hint = f": name one of {listed}" if listed else ""
+        super().__init__(f"'{name}' is a router, and this needs a model{hint}.")
         self.name = name
 
 

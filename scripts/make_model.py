@@ -8,12 +8,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from random_model.architectures import ARCHITECTURES, SHAPES, spelt
+from random_model.architectures import ARCHITECTURES, HEADS, SHAPES, spelt
 from random_model.gguf_file import write_model
 from random_model.tensors import Quant
 from random_model.vocabulary import UnfitTokenizer, borrowed_vocabulary, build_vocabulary
 
-_MODELS = {**SHAPES, **ARCHITECTURES}
+_TINY = {**ARCHITECTURES, **HEADS}
+_MODELS = {**SHAPES, **_TINY}
 _PROGRESS_FROM_BYTES = 200_000_000
 
 
@@ -58,7 +59,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.seed < 0:
         parser.error(f"argument --seed: {args.seed} is negative")
-    if args.shape in ARCHITECTURES and args.quant != Quant.F32.value:
+    if args.shape in _TINY and args.quant != Quant.F32.value:
         parser.error(f"argument --quant: {args.shape} has {Quant.F32.value} weights only")
     if args.quant == Quant.MXFP4.value and not _MODELS[args.shape].has_experts:
         parser.error(f"argument --quant: {args.quant} is for experts, and {args.shape} has none")

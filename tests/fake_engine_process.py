@@ -29,7 +29,7 @@ from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, Measure
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.errors import StartupError
-from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder
+from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER, FakeBackend, FakeEmbedder
 
 NOWHERE = "/nowhere"
 _LOOK_S = 0.002
@@ -127,7 +127,10 @@ def main() -> None:
         kill_with = signal.Signals[flags.get("kill_with", "SIGSEGV")]
         step_s = float(flags.get("step_s", 0))
         fakes = {"kill_on": kill_on, "kill_with": kill_with, "step_s": step_s}
-        backend = GatedEmbedder(**fakes) if "embeds" in flags else GatedBackend(info, **fakes)  # type: ignore[arg-type]
+        embedder = FAKE_RERANKER if flags.get("embeds") == "scores" else FAKE_EMBEDDER
+        backend = (
+            GatedEmbedder(embedder, **fakes) if "embeds" in flags else GatedBackend(info, **fakes)  # type: ignore[arg-type]
+        )
         backend.gate = StepGate(flags.get("steps", NOWHERE))
         return backend
 

@@ -1,5 +1,5 @@
-"""A program that looks for a model's file: `resolve_model NAME`, `local_model NAME`, or `sees NAME` for what
-the model sees pictures with.
+"""A program that looks for a model's file: `resolve_model NAME`, `local_model NAME`, or `projector_of NAME`
+and `drafting_file NAME` for what the model sees pictures with, and what drafts for it.
 
 It is a process of its own, because the hub's library reads its settings when it is imported.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from openai_cpu_server import model_source
@@ -19,14 +20,15 @@ def main() -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     function, name = sys.argv[1:]
     try:
-        print(_sees(name) if function == "sees" else getattr(model_source, function)(name))  # noqa: T201
+        found = getattr(model_source, function)
+        print(found(name) if function.endswith("_model") else _beside(found, name))  # noqa: T201
     except StartupError as error:
         sys.exit(f"ERROR {error}")
 
 
-def _sees(name: str) -> Path | None:
+def _beside(find: Callable[..., Path | None], name: str) -> Path | None:
     found = model_source.model_to_serve(name)
-    return model_source.projector_of(found.path, "auto", found.hub)
+    return find(found.path, "auto", found.hub)
 
 
 if __name__ == "__main__":

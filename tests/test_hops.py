@@ -14,6 +14,7 @@ MOST_FILES = 85
 number says why."""
 
 
+@pytest.mark.slow
 def test_a_streamed_chat_passes_through_no_more_files_than_it_did() -> None:
     processes = chat_calls(PACKAGE)
     assert set(processes) == {"API process", "engine process", "reader processes"}

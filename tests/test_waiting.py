@@ -121,12 +121,21 @@ def stops(path: str, source: Source) -> Iterator[int]:
             yield node.lineno
 
 
+def page_functions(path: str, source: Source) -> Iterator[int]:
+    """The page's security policy forbids the script that playwright would evaluate at each look but the
+    first."""
+    for node in source.nodes(ast.Attribute):
+        if node.attr == "wait_for_function":
+            yield node.lineno
+
+
 RULES: tuple[Callable[[str, Source], Iterator[int]], ...] = (
     sleeps,
     other_deadlines,
     limited_times,
     discards,
     stops,
+    page_functions,
 )
 
 

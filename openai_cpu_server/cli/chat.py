@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +19,7 @@ from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.private_files import keep_private
 
+_OWN_OPTIONS = ("--host=127.0.0.1", "--port=0", "--jobs-db=none", "--no-page", "--drain-seconds=0")
 _POLL_S = 0.1
 _HISTORY_LINES = 1000
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -79,29 +80,26 @@ def _own_server(options: Sequence[str], parser: CommandParser) -> Iterator[Serve
     if sys.stderr.isatty():
         say("loading the model...")
     key = secrets.token_urlsafe()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    own = (
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--jobs-db",
-        "none",
-        "--no-page",
-        "--drain-seconds",
-        "0",
-    )
-    level = () if "log_level" in settings.model_fields_set else ("--log-level", "error")
-    with subprocess.Popen(
-        [sys.executable, "-m", "openai_cpu_server", "serve", *options, *own, *level],
-        stdin=subprocess.DEVNULL,
-        env={**foreign_settings(), "OCS_API_KEY": key},
-        start_new_session=True,  # Ctrl-C stops an answer, not the server
-        preexec_fn=die_with_parent,
-    ) as process:
+    url_source, url_sink = os.pipe()
+    own = [*_OWN_OPTIONS, f"--url-fd={url_sink}"]
+    if "log_level" not in settings.model_fields_set:
+        own.append("--log-level=error")
+    with (
+        os.fdopen(url_source, encoding="ascii") as url,
+        subprocess.Popen(
+            [sys.executable, "-m", "openai_cpu_server", "serve", *options, *own],
+            stdin=subprocess.DEVNULL,
+            env={**foreign_settings(), "OCS_API_KEY": key},
+            pass_fds=(url_sink,),
+            start_new_session=True,  # Ctrl-C stops an answer, not the server
+            preexec_fn=die_with_parent,
+        ) as process,
+    ):
         try:
-            client = ServerClient(f"127.0.0.1:{port}", key)
+            os.close(url_sink)
+            if not (address := url.read()):
+                sys.exit(process.wait())  # it has written why
+            client = ServerClient(address, key)
             while not _is_ready(client):
                 if process.poll() is not None:  # it has written why
                     sys.exit(process.returncode)

@@ -1,4 +1,4 @@
-"""Dispatch of commands. It imports little, because Ctrl-C during imports must not show a traceback."""
+"""Dispatch of commands. It imports little, because each command imports what it needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Command(NamedTuple):
     computes: bool = False
     """True if it computes in this process, so that our kernels must precede its imports."""
     reads: bool = False
-    """True if it takes reader processes, which start while the rest is imported."""
+    """True if it takes a reader process, which starts while the rest is imported."""
 
 
 def load_command(arguments: Sequence[str]) -> Callable[[], None]:
@@ -68,9 +68,9 @@ def load_command(arguments: Sequence[str]) -> Callable[[], None]:
     is_help = not {"-h", "--help"}.isdisjoint(arguments)
     if command.reads:  # the keys are read later; an ignored signal would stay ignored in child processes
         signal.signal(signal.SIGHUP, lambda number, frame: None)
-    readers = (ReaderChild(), ReaderChild()) if command.reads and not is_help else ()
+    reader = ReaderChild() if command.reads and not is_help else None
     run = functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
-    return functools.partial(run, readers) if readers else run
+    return run if reader is None else functools.partial(run, reader)
 
 
 def version(_: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ _EXIT_INTERRUPTED = 130
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every name can be written so
-    is_python_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_python_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
     try:
         if is_python_default:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

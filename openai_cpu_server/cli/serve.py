@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from openai_cpu_server.config.command_line import words_and_options
 from openai_cpu_server.config.parser import read_settings
@@ -12,11 +14,18 @@ from openai_cpu_server.server.run import run_server as serve_with
 
 def serve(
     arguments: Sequence[str],
-    readers: Sequence[ReaderChild] = (),
+    reader: ReaderChild | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the models that the first words name, beside those of `--model`. `readers`: reader processes that
-    `main` has started. `on_listening`: receives the server's URL."""
+    """Serve the models that the first words name, beside those of `--model`. `reader`: process that `main`
+    has started. `on_listening`: receives the server's URL."""
     models, options = words_and_options(arguments)
     settings = read_settings([*(f"--model={model}" for model in models), *options])
-    serve_with(settings, readers, on_listening)
+    if settings.url_fd is not None:
+        on_listening = partial(_send, settings.url_fd)
+    serve_with(settings, reader, on_listening)
+
+
+def _send(descriptor: int, url: str) -> None:
+    with os.fdopen(descriptor, "w", encoding="ascii") as pipe:
+        pipe.write(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
@@ -71,11 +71,33 @@ class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     same: dict[str, str]
     instead: dict[str, str]
+    variables: dict[str, str]
 
 
 @functools.cache
 def peer_options() -> PeerOptions:
     return msgspec.toml.decode(Path(__file__).with_name("peers.toml").read_bytes(), type=PeerOptions)
+
+
+_OF_LLAMA_SERVER = "LLAMA_ARG_"
+"""Prefix of llama-server's variables, which are named like its options."""
+
+
+def peer_variables(names: Iterable[str], options: Collection[str]) -> Iterator[str]:
+    """Yield a line of advice for each environment variable of another server. `options`: ours."""
+    peers = peer_options()
+    prefixes = (_OF_LLAMA_SERVER, *(each for each in peers.variables if each.endswith("_")))
+    for name in names:
+        instead, advice = peers.variables.get(name), ""
+        if instead is None and name.startswith(_OF_LLAMA_SERVER):
+            theirs = "--" + name.removeprefix(_OF_LLAMA_SERVER).lower().replace("_", "-")
+            instead = theirs if theirs in options else peers.same.get(theirs)
+            if instead == "":
+                continue  # this server always behaves so
+            advice = peers.instead.get(theirs, "")
+        if instead or name.startswith(prefixes):
+            advice = f"use {instead}" if instead else advice
+            yield f"the environment variable {name} has no effect here" + (f": {advice}" if advice else "")
 
 
 def translated(arguments: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,14 +22,12 @@ from openai_cpu_server.contract.request import COUNT, REPEAT_PENALTY, SHARE, TEM
 
 
 class PriceTable(Table):
-    input: float = Field(ge=0, allow_inf_nan=False, description="for a million input tokens")
+    input: float = Field(ge=0, description="for a million input tokens")
     cached: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="for those that were not computed; default: as input"
+        None, ge=0, description="for those that were not computed; default: as input"
     )
-    output: float = Field(ge=0, allow_inf_nan=False, description="for a million output tokens")
-    audio_minute: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="for a minute of sound, beside its tokens"
-    )
+    output: float = Field(ge=0, description="for a million output tokens")
+    audio_minute: float = Field(0.0, ge=0, description="for a minute of sound, beside its tokens")
 
     @property
     def price(self) -> Price:
@@ -46,11 +44,12 @@ ToolFormatName = Literal[
     "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
     "qwen3-coder", "glm", "deepseek", "deepseek-v3.1", "granite", "phi4", "phi4-tags", "functools",
     "functiongemma", "gemma4", "harmony", "kimi", "nemotron", "command-r7b", "apertus", "seed-oss",
-    "minimax", "lfm2",
+    "minimax", "lfm2", "hy3", "deepseek-v3.2", "deepseek-v4", "minicpm5", "kimi-k3", "apriel", "minimax-m1",
+    "minimax-m3", "gigachat", "gigachat3", "solar", "functionary-v3.1", "command-r",
 ]  # fmt: skip
 ReasoningFormatName = Literal[
     "auto", "none", "think", "harmony", "gemma", "mistral", "cohere", "seed", "apertus", "apriel",
-    "granite", "granite-3.2", "hunyuan", "thought",
+    "granite", "granite-3.2", "hunyuan", "hy3", "minimax-m3", "kimi-k3", "solar", "thought",
 ]  # fmt: skip
 
 
@@ -103,7 +102,19 @@ SAMPLING_OPTIONS = (
     "presence_penalty",
     "frequency_penalty",
 )
-_sampling = partial(Field, None, allow_inf_nan=False)
+_sampling = partial(Field, None)
+
+
+def _peer_values(ours: Mapping[str, object]) -> BeforeValidator:
+    """Accept values of llama-server and vLLM that mean the same."""
+    return BeforeValidator(lambda value: ours.get(str(value), value))
+
+
+_Threads = Annotated[int, Field(ge=1, le=_MAX_THREADS)]
+_AS_BY_DEFAULT = _peer_values({"-1": None})
+
+
+_NO_DRAFT_FILE = ("auto", "own", "none")
 
 
 class ModelOptions(BaseModel):
@@ -151,15 +162,15 @@ class ModelOptions(BaseModel):
         le=USAGE_PENALTY.most,
         description="default of requests: the same for each time that the token occurs; default: 0",
     )
-    sampling_defaults: Literal["auto", "openai"] = Field(
+    sampling_defaults: Annotated[Literal["auto", "openai"], _peer_values({"vllm": "openai"})] = Field(
         "auto",
         description="values of the options above where nothing names them; auto: the model's own, from its "
         "file or its makers, else min_p 0.05; openai: temperature 1, top_p 1, and nothing is cut",
     )
-    max_output_tokens: int | None = Field(
+    max_output_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=COUNT.most)] | None, _peer_values({"-1": 0, "-2": 0})
+    ] = Field(
         None,
-        ge=0,
-        le=COUNT.most,
         description="output limit of answers whose request names none; 0: the rest of the context; default: "
         "4096, or 16384 for models that reason",
     )
@@ -170,7 +181,7 @@ class ModelOptions(BaseModel):
         description="how the model writes tool calls; default: as its chat template says, or generic if that "
         "says nothing that the server knows",
     )
-    reasoning_format: ReasoningFormatName = Field(
+    reasoning_format: Annotated[ReasoningFormatName, _peer_values({"deepseek": "auto"})] = Field(
         "auto",
         description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
         "are shown as a part of the answer",
@@ -198,14 +209,11 @@ class ModelOptions(BaseModel):
         description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
     )
     max_seqs: int = Field(ENGINE_DEFAULTS.max_seqs, ge=1, le=254, description="sequences that run at once")
-    threads: int | None = Field(
-        None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
+    threads: Annotated[_Threads | None, _AS_BY_DEFAULT] = Field(
+        None, description="compute threads; default: physical cores"
     )
-    threads_batch: int | None = Field(
-        None,
-        ge=1,
-        le=_MAX_THREADS,
-        description="threads for steps of more than one token; default: as --threads",
+    threads_batch: Annotated[_Threads | None, _AS_BY_DEFAULT] = Field(
+        None, description="threads for steps of more than one token; default: as --threads"
     )
     flash_attention: bool = Field(
         ENGINE_DEFAULTS.flash_attention, description="off: slower with long contexts"
@@ -220,9 +228,10 @@ class ModelOptions(BaseModel):
         "auto",
         description="repack weights for this CPU at load; auto: if that is faster, measured once for a file",
     )
-    kernels: Literal["auto", "off"] = Field(
+    kernels: Literal["auto", "no-tiles", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for",
+        description="off: ggml computes everything; auto: our kernels do what they are proved for; no-tiles: "
+        "without those for AMX",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,
@@ -230,15 +239,22 @@ class ModelOptions(BaseModel):
         "each engine has a copy of its own; whether steps are faster depends on machine and model",
     )
     prefill_tokens: int = Field(
-        ENGINE_DEFAULTS.prefill_tokens, ge=16, description="tokens of a step at most (llama.cpp's batch)"
+        ENGINE_DEFAULTS.prefill_tokens,
+        ge=16,
+        le=65_536,
+        description="tokens of a step at most (llama.cpp's batch)",
     )
     speculation: Literal["auto", "off"] = Field(
         ENGINE_DEFAULTS.speculation,
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
-    draft_model: str | None = Field(
-        None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    draft_model: str = Field(
+        "auto",
+        min_length=1,
+        description="what drafts beside prompt lookup: a small model with the same tokenizer, or a file with "
+        "a prediction head, named as --model is; own: the model's own head, or one in a file beside it or in "
+        "its repository; none; auto: its own where there is one",
     )
     draft_max: int = Field(
         ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
@@ -319,6 +335,7 @@ class ModelOptions(BaseModel):
             "cache_file": None if self.cache_file in ("auto", "off") else self.cache_file,
             "offload": self.offload,
             "draft_offload": self.draft_offload,
+            "head": self.draft_model if self.draft_model in _NO_DRAFT_FILE else "none",
         }
 
     @property
@@ -327,7 +344,7 @@ class ModelOptions(BaseModel):
 
     @property
     def draft_offload(self) -> Offload:
-        if self.draft_model is None:
+        if self.draft_model in _NO_DRAFT_FILE:
             return ON_CPU
         return Offload(gpu_layers=self.draft_gpu_layers, device=self.device)
 

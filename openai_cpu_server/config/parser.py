@@ -73,6 +73,8 @@ _REPLACED = {
 
 _OF_PYDANTIC = "Value error, "
 """Beginning that pydantic gives to the messages of validators."""
+_TABLES = ("dict_type", "model_type")
+"""Errors of values that are not tables."""
 
 
 class _SettingsParser(CommandParser):
@@ -114,7 +116,7 @@ def read_settings(
         problems = (
             (_unknown_key if e["type"] == "extra_forbidden" else _problem)(
                 e["loc"],
-                e["msg"].removeprefix(_OF_PYDANTIC),
+                "expected a table" if e["type"] in _TABLES else e["msg"].removeprefix(_OF_PYDANTIC),
                 option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "",
             )
             for e in error.errors()
@@ -152,13 +154,17 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
     return expanded_path(path) if path else None
 
 
+_NUM_OF_TABLE = {"models": 2, "mcp": 2, "prices": 2, "ray": 1, "aliases": 1}
+"""Number of keys that name a table, by the first of them."""
+
+
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
     """`location` is the option and, for a list, an index, which is omitted."""
     names = [part for part in location if isinstance(part, str)]
     if names and names[0] in _REPLACED:
         return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
-    num_of_table = {"models": 2, "mcp": 2, "prices": 2, "ray": 1}.get(names[0], 0) if names else 0
-    if 0 < num_of_table <= len(names):
+    num_of_table = _NUM_OF_TABLE.get(names[0], 0) if names else 0
+    if num_of_table:
         table = f"[{'.'.join(names[:num_of_table])}]"
         return f"{' '.join([table, *names[num_of_table:]])}: {message}{origin}"
     return f"{option('-'.join(names))}: {message}{origin}" if location else message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from openai_cpu_server.models.routing.options import (
     Cascade,
@@ -23,7 +23,24 @@ _PROMPT = "Which of these is best for the request below? Answer with one of: {ro
 _TIMEOUT_S = 10.0
 
 
-class Table(BaseModel):
+_MOST = 2**31 - 1
+"""Largest number that native code takes. Sizes in MiB stay below 2**63 bytes."""
+
+
+class Bounded(BaseModel):
+    """Options whose numbers are finite, and fit into what they are passed to."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_not_too_large(cls, value: object) -> object:
+        if isinstance(value, int) and value > _MOST:
+            raise ValueError(f"Input should be less than or equal to {_MOST}")
+        return value
+
+
+class Table(Bounded):
     """Table of the TOML file. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid")
@@ -70,7 +87,7 @@ class CascadeTable(Table):
 
 
 class SharesTable(Table):
-    weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    weights: dict[str, Annotated[float, Field(ge=0)]]
     sticky: Literal["user", "key", "none"] = "user"
 
     @model_validator(mode="after")
@@ -80,7 +97,7 @@ class SharesTable(Table):
         return self
 
 
-class RouterTable(BaseModel):
+class RouterTable(Bounded):
     """Options of a router. All other keys are routes, such as `small = "smollm2"`."""
 
     model_config = ConfigDict(extra="allow")

@@ -42,7 +42,7 @@ from openai_cpu_server.config.models import (
     of_servers,
     one_or_more,
 )
-from openai_cpu_server.config.routers import Table
+from openai_cpu_server.config.routers import Bounded, Table
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import AS_SERVED, BY_DEFAULT, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.model_info import Adapter
@@ -82,6 +82,12 @@ def _host_name(text: str) -> str:
     if text != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", text):
         raise ValueError("expected a name, without http:// and without a port")
     return text.lower().rstrip(".")
+
+
+def _origin(text: str) -> str:
+    if text not in ("*", "null") and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@*\s]+", text):
+        raise ValueError(f"expected SCHEME://HOST[:PORT] without a path, or *, not {text!r}")
+    return text
 
 
 class RayTable(Table):
@@ -185,7 +191,7 @@ class WhatToServe(BaseModel):
     )
 
 
-class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
+class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     """Serve a GGUF model behind the OpenAI API."""
 
     model_config = SettingsConfigDict(
@@ -194,6 +200,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         extra="forbid",
+        allow_inf_nan=False,
     )
 
     host: str = of_servers("127.0.0.1", description="address to listen on")
@@ -214,7 +221,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     limits_url: SecretStr | None = of_servers(
         None, description="count what keys use in redis://HOST:PORT; default: in this process"
     )
-    cors_origin: list[str] = of_servers(
+    cors_origin: list[Annotated[str, AfterValidator(_origin)]] = of_servers(
         [], description="pages of this origin may call from a browser; * is all; may be given several times"
     )
     allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = of_servers(
@@ -277,6 +284,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     numa_folder: CliSuppress[Path | None] = of_servers(None)
     """Internal, for tests: folder of simulated NUMA nodes."""
+    url_fd: CliSuppress[int | None] = of_servers(None)
+    """Internal, for `chat`: a pipe that receives the server's URL."""
     experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
     """Internal: it has no description and appears in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
@@ -379,8 +388,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
     end_loops: bool = Field(
         True,
-        description="end a free answer that has repeated the same tokens for a thousand tokens, as if its "
-        "limit were reached; off: it goes on to its limit",
+        description="end an answer that has repeated the same tokens for a thousand tokens, as if its limit "
+        "were reached; off: it goes on to its limit",
     )
     request_timeout: float | None = of_servers(
         None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
@@ -470,7 +479,9 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _keeps_its_cap(self) -> Settings:
+    def _contradicts_nothing(self) -> Settings:
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password) is not None:
+            raise ValueError("--ssl-keyfile and --ssl-keyfile-password need --ssl-certfile")
         usual = [self.max_output_tokens, *(table.max_output_tokens for table in self.models.values())]
         if self.output_token_cap is not None and max(filter(None, usual), default=0) > self.output_token_cap:
             raise ValueError("--max-output-tokens, or that of a model, is above --output-token-cap")

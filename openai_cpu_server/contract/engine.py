@@ -15,7 +15,14 @@ import msgspec
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import MediaShape, MediaSize
-from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
+from openai_cpu_server.contract.messages import (
+    DraftingState,
+    KVStats,
+    ModelLoading,
+    QueuePlace,
+    StepFigures,
+    TokenEvent,
+)
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
@@ -127,6 +134,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     placement: DevicePlacement | None = None
     """Part of the model on a device, or None if there is none or the model is not loaded."""
     draft_placement: DevicePlacement | None = None
+    drafting: tuple[DraftingState, ...] = ()
+    """Decisions about the drafts of a model or a head, by the number of sequences."""
     deaths: tuple[LastDeath, ...] = ()
     """Most recent ones, the oldest first."""
     threads: int = 0
@@ -261,8 +270,8 @@ class Engine(Protocol):
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
-        """Drop the prefix cache but its pinned part with the next step, or the cache file of a sleeping
-        model. Raises `EngineUnavailable`."""
+        """Drop the prefix cache but its pinned part with the next step, or the cache file of a model that
+        sleeps or has failed. Raises `EngineUnavailable`."""
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         """Return adapters that requests may name, and those that were rejected at the start."""

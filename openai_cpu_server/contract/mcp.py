@@ -44,6 +44,8 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`stdio` or `http`."""
     state: McpServerState
     error: str | None = None
+    last_words: tuple[str, ...] = ()
+    """Last lines that a failed command wrote to its standard error, which may hold secrets."""
     tools: tuple[McpTool, ...] | None = None
     """Tools of the server, or None until they have been listed."""
 

@@ -96,8 +96,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Copy the weights into private memory, in huge pages if possible, instead of mapping the file."""
     flash_attention: bool = True
     """False is slower with a long context, and impossible with a quantised KV type."""
-    kernels: Literal["auto", "off"] = "auto"
-    """auto: our kernels replace ggml's where they passed their tests."""
+    kernels: Literal["auto", "no-tiles", "off"] = "auto"
+    """auto: our kernels replace ggml's where they passed their tests. no-tiles: those for AMX do not."""
     offload: Offload = ON_CPU
     draft_offload: Offload = ON_CPU
     prefill_tokens: int = 256
@@ -108,7 +108,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     draft_max: int = 31
     """Maximum draft tokens of one sequence in a step."""
     draft_model_path: str | None = None
-    """Small model with the same vocabulary."""
+    """Small model with the same vocabulary, or a file with a prediction head."""
+    head: Literal["auto", "own", "none"] = "auto"
+    """Use of prediction heads. auto: that of the model's file, or of `draft_model_path`, if it can be used.
+    own: it must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
     projector_path: str | None = None
     """File with the encoder of pictures and sounds, or None if the model takes text only."""
     adapters: tuple[Adapter, ...] = ()
@@ -398,6 +401,23 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.pool_blocks_used * self.block_tokens
 
 
+class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
+    """Decision about the drafts of a model or a head, by measured gains."""
+
+    sequences: int
+    """Smallest number of running sequences that it holds for; it ends before twice as many."""
+    drafts: bool
+    why: str
+    """Reason of the present pause, or "" while it drafts."""
+    gain: float
+    """Speed with drafts relative to that without, as last measured."""
+
+    def __str__(self) -> str:
+        last = 2 * self.sequences - 1
+        numbers = "1 sequence" if last == 1 else f"{self.sequences} to {last} sequences"
+        return f"with {numbers}: {f'{self.gain:.2f} times as fast' if self.drafts else f'paused, {self.why}'}"
+
+
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts and times of a step. Times are those of the backend's work."""
 
@@ -431,6 +451,8 @@ class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done")
     kv: KVStats | None
     """Unset if the model has no KV cells."""
     figures: StepFigures | None = None
+    drafting: tuple[DraftingState, ...] | None = None
+    """Unset if nothing has changed."""
     embedded: tuple[Embedded, ...] = ()
     forecast: Forecast | None = None
     """Sent a few times a second, if the options want it; otherwise None."""

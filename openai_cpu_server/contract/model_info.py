@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -108,6 +108,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Layers with a state for each sequence: delta nets, scans, short convolutions."""
     elementwise: KernelState = KernelState.off("not asked for")
     """Small operations between the products of experts."""
+    tiles: KernelState = KernelState.off("not asked for")
+    """Products with many rows, by AMX."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:
@@ -133,6 +135,9 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     ggml can repack none of the weights here."""
     left_to_ggml: tuple[str, ...] = ()
     """ggml's names of weight types that lie as in the file and that ggml multiplies faster than we do."""
+    tile_rows: tuple[tuple[str, int | None], ...] = ()
+    """Weight type and the number of rows from which tiles multiply it faster, or None for never. Types that
+    were not measured are absent."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -140,6 +145,9 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
             facts.append(f"repacked they take {self.repacked_cost:.2f} of the time")
         if self.left_to_ggml:
             facts.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
+        if self.tile_rows:
+            by_type = (f"{name} {'never' if rows is None else rows}" for name, rows in self.tile_rows)
+            facts.append(f"tiles from so many rows on: {', '.join(by_type)}")
         return "; ".join(facts)
 
 
@@ -178,7 +186,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int | None = None
     """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
     draft_cost: float | None = None
-    """Approximate cost of a token in the draft model relative to this model's, or None without one."""
+    """Approximate cost of a drafted token relative to this model's, or None without a model or head
+    that drafts."""
+    draft_head: str | None = None
+    """Kind of the prediction head that drafts: single, chained or shared; None without one."""
+    draft_most: int | None = None
+    """Longest draft of chained heads."""
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
@@ -226,6 +239,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.draft_placement is not None:
             table["device of the draft model"] = str(self.draft_placement)
         return table
+
+    def drafts_by(self, states: Iterable[object]) -> dict[str, str]:
+        """Return what drafts beside prompt lookup, with the decisions about it, for the same table."""
+        if self.draft_cost is None:
+            return {}
+        source = "a draft model" if self.draft_head is None else f"a prediction head ({self.draft_head})"
+        return {"drafts": "; ".join([source, *map(str, states)])}
 
     @property
     def summary(self) -> str:

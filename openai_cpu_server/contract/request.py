@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import AnyStr, NamedTuple
 
 import msgspec
 
@@ -87,6 +87,8 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Mark behind the reasoning, or "" if there is none because the prompt has closed it."""
     answer_begin: str = ""
     """Optional mark between the reasoning and the answer."""
+    answer_alone: str = ""
+    """Mark of an answer without reasoning."""
     answer_end: str = ""
     has_channels: bool = False
     """Text is passed on unchanged for a reader of channels; only tokens are attributed to parts."""
@@ -168,6 +170,12 @@ class ReasoningTracker:
             return answer
         self._tail = text[-max(len(self._end) - 1, _LONGEST_CHARACTER) :]
         return None
+
+
+def overlap(text: AnyStr, mark: AnyStr) -> int:
+    """Return the length of the longest end of the text that is a proper prefix of the mark."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _ends_within_character(text: bytes) -> bool:

@@ -144,6 +144,8 @@ class Step(msgspec.Struct, frozen=True):
     """Allow `interrupt` to end the step, so that the backend keeps what it needs to roll back."""
     encode: Encode | None = None
     """Executed behind the spans. An interrupted step does not reach it."""
+    reads_along: bool = True
+    """Let a prediction head read the hidden rows of the step, which its drafts need."""
 
     @property
     def num_tokens(self) -> int:
@@ -216,6 +218,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """Samples by slot behind confirmed draft tokens. Each equals the sample of a separate step."""
     drafted: dict[int, Drafted] = {}
     drafting_ms: float = 0.0
+    reading_ms: float = 0.0
+    """Time for a head's reading of hidden rows behind the computation."""
     verbs_ms: float = 0.0
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     failures: dict[int, str] = {}

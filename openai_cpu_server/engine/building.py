@@ -77,10 +77,16 @@ def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator 
         return None
     return Speculator(
         LookupDrafter(info.end_tokens),
-        ModelDrafter(info.draft_cost) if info.draft_cost is not None else None,
+        _model_drafter(info),
         max_tokens=options.draft_max if info.max_draft is None else min(options.draft_max, info.max_draft),
         always=options.experiment.always_drafts,
     )
+
+
+def _model_drafter(info: ModelInfo) -> ModelDrafter | None:
+    if info.draft_cost is None:
+        return None
+    return ModelDrafter(info.draft_cost, reads_along=info.draft_head is not None, most=info.draft_most)
 
 
 def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:

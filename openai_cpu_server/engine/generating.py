@@ -84,6 +84,7 @@ class EngineCore(Core[Step]):
         self._opened: list[Sequence] = []
         """Sequences that have a slot and have been in no step since."""
         self._preemptions_reported = 0
+        self._drafting: tuple[messages.DraftingState, ...] = ()
         self._tracer = StepTracer(clock)
 
     @property
@@ -235,10 +236,13 @@ class EngineCore(Core[Step]):
             return messages.StepDone(events=events, kv=self._scheduler.kv_stats)
         shown = self._tracer.take(self._scheduler) if self._tracer.is_on else None
         forecast, prefixes = self._forecasts.news() if self._forecasts is not None else (None, None)
+        drafting = self._scheduler.drafting
+        news, self._drafting = None if drafting == self._drafting else drafting, drafting
         return messages.StepDone(
             events=events,
             kv=self._scheduler.kv_stats,
             figures=figures,
+            drafting=news,
             forecast=forecast,
             prefixes=prefixes,
             shown=shown,

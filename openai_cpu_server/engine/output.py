@@ -12,11 +12,11 @@ import msgspec
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, overlap
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
-from openai_cpu_server.engine.loops import LoopDetector
-from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer, overlap
+from openai_cpu_server.engine.loops import LOOP_TOKENS, LoopDetector
+from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer
 from openai_cpu_server.scheduler.admission import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take_over
 
@@ -145,6 +145,8 @@ class SequenceOutput:
         self._scores: list[TokenLogprob] = []
         self._progress_sent = sequence.request.num_tokens if num_released else -1
         self._loops = LoopDetector() if sequence.request.ends_loops else None
+        self._last_choice = 0
+        """Number of examined tokens up to the last one that the model chose."""
         self.is_loop = False
         """True if the output has ended because it repeats itself."""
         for token in sequence.output[:num_released]:
@@ -227,15 +229,19 @@ class SequenceOutput:
         self._gain(release)
         if release.stopped:
             return FinishReason.STOP
-        self._look_for_loop(token.number)
+        self._look_for_loop(token.number, is_forced=token.is_forced)
         if self._num_tokens >= self._sequence.request.max_tokens or self.is_loop:
             self._gain(self._text.flush())
             return FinishReason.LENGTH
         return None
 
-    def _look_for_loop(self, token: int) -> None:
+    def _look_for_loop(self, token: int, *, is_forced: bool = False) -> None:
+        """A passage that the constraint demands is not a loop."""
+        if not is_forced:
+            self._last_choice = self._num_tokens
+        is_chosen = self._num_tokens - self._last_choice < LOOP_TOKENS
         is_free = self._num_tokens > self._sequence.request.sampling.min_tokens
-        self.is_loop = self._loops is not None and self._loops.read(token) and is_free
+        self.is_loop = self._loops is not None and self._loops.read(token) and is_free and is_chosen
 
     def _follow(self, piece: bytes) -> None:
         """Stop strings count from the token after the reasoning, and after headers behind it."""

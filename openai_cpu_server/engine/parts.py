@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable
-from typing import AnyStr, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.contract.request import OutputMarks, OutputPart, ReasoningTracker, Thinking
+from openai_cpu_server.contract.request import OutputMarks, OutputPart, ReasoningTracker, Thinking, overlap
 
 _BLANKS = string.whitespace
 """White space that may precede the reasoning, as in `ReasoningTracker`, which reads bytes."""
@@ -169,7 +169,7 @@ class PartReader:
         if begin.startswith(head):
             return self._hold(text)
         # Some put the marks of an answer around one without thoughts, too.
-        has_marks = self._marks.answer_begin or self._marks.answer_end
+        has_marks = self._marks.answer_begin or self._marks.answer_alone or self._marks.answer_end
         return self._go_on(self._behind if has_marks else _answer, text)
 
     def _within(self, text: str) -> list[PartText]:
@@ -182,12 +182,14 @@ class PartReader:
 
     def _behind(self, text: str) -> list[PartText]:
         """Many models close their reasoning again after it was closed for them."""
-        head, begin, end = text.lstrip(), self._marks.answer_begin, self._marks.end
+        head, end = text.lstrip(), self._marks.end
         if head.startswith(end):
             return self._go_on(self._behind, head[len(end) :])
-        if end.startswith(head) or (begin != head and begin.startswith(head)):
+        begins = [mark for mark in (self._marks.answer_begin, self._marks.answer_alone) if mark]
+        if any(mark != head and mark.startswith(head) for mark in (end, *begins)):
             return self._hold(head)
-        if head.startswith(begin):
+        begin = next((mark for mark in begins if head.startswith(mark)), None if begins else "")
+        if begin is not None:
             return self._go_on(self._at_answer, head[len(begin) :])
         return self._go_on(_answer, head)
 
@@ -260,9 +262,3 @@ def _answer(text: str) -> list[PartText]:
 
 def _safe(text: str, mark: str) -> int:
     return len(text[: len(text) - overlap(text, mark)].rstrip())
-
-
-def overlap(text: AnyStr, mark: AnyStr) -> int:
-    """Return the length of the longest end of the text that is a proper prefix of the mark."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -103,7 +103,6 @@ def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
 
 
 def _confine(options: EngineOptions) -> None:
-    logging.getLogger().setLevel(options.log_level.upper())
     if options.wants_device and options.cost_dir is not None:
         keep_shaders_in(Path(options.cost_dir) / "shaders")
     if options.sandbox == "off":
@@ -129,6 +128,7 @@ def _confine(options: EngineOptions) -> None:
 
 def _claim(options: EngineOptions) -> MaySave:
     """The first engine may write the cache file. A folder that the user has not named is created."""
+    logging.getLogger().setLevel(options.log_level.upper())  # before the first message
     if options.cache_file is None:
         return lambda: False
     path = Path(options.cache_file)

@@ -162,7 +162,7 @@ class EngineClient:
         return self._news.kv_stats
 
     def clear_cache(self) -> None:
-        if self.state is EngineState.ASLEEP:
+        if self.state in (EngineState.ASLEEP, EngineState.FAILED):
             self._supervisor.forget_cache_file()
             return
         if self.state is not EngineState.READY:

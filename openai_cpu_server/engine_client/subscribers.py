@@ -208,6 +208,7 @@ class EngineNews:
         self.progress = LoadProgress(options.model_path)
         self.kv_stats: messages.KVStats | None = None
         """Statistics of the last step, or None before the present process's first."""
+        self.drafting: tuple[messages.DraftingState, ...] = ()
         self.forecast: Forecast | None = None
         """Estimates for new requests if the options want them, or None before the first."""
         self.threads: int | None = None
@@ -307,7 +308,7 @@ class EngineNews:
         self.shapes.end(error)
 
     def forget(self) -> None:
-        self.kv_stats, self.forecast, self.threads = None, None, None
+        self.kv_stats, self.forecast, self.threads, self.drafting = None, None, None, ()
         self.is_throttled = False
         self.held_blocks.clear()
 
@@ -321,6 +322,8 @@ class EngineNews:
 
     def _step_done(self, step: messages.StepDone) -> None:
         self.kv_stats = step.kv
+        if step.drafting is not None:
+            self.drafting = step.drafting
         if step.forecast is not None:
             self.forecast = step.forecast
         if step.prefixes is not None:

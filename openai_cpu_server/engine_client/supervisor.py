@@ -55,10 +55,7 @@ class EngineLifecycle:
             self._stopped.set()
         goes_on = to is EngineState.STOPPED or self.is_wanted
         (self.is_wanted_again.set if goes_on else self.is_wanted_again.clear)()
-        if to is EngineState.LOADING:
-            self._settled.clear()
-        elif not self.is_starting:
-            self._settled.set()
+        (self._settled.clear if self.is_starting else self._settled.set)()
 
     async def settled(self) -> EngineState:
         await self._settled.wait()
@@ -167,7 +164,8 @@ class Supervisor:
             deaths=deaths,
             rss_bytes=resident_bytes() + engine_rss_bytes,
             engine_rss_bytes=engine_rss_bytes,
-            kernels=info.computed_by if info else {},
+            kernels={**info.computed_by, **info.drafts_by(self.news.drafting)} if info else {},
+            drafting=self.news.drafting,
             placement=info.placement if info else None,
             draft_placement=info.draft_placement if info else None,
             threads=info.threads if info else 0,

@@ -19,10 +19,18 @@ class UnsupportedParam(msgspec.Struct, frozen=True):
 
     why: str
     accepted: tuple[object, ...] = ()
+    code: str = "unsupported_parameter"
 
 
 Hints = Mapping[str, IgnoredParam]
 Refusals = Mapping[str, UnsupportedParam]
+
+_HISTORY = UnsupportedParam("this route keeps no conversations; send all messages")
+HISTORY_REFUSALS: Refusals = dict.fromkeys(
+    ("previous_response_id", "previous_message_id", "conversation", "thread", "continue"), _HISTORY
+)
+"""Fields of whole bodies that make the messages a part of a conversation. They are rejected wherever they
+have no meaning, also in lenient mode."""
 
 TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"

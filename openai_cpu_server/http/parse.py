@@ -15,7 +15,13 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from openai_cpu_server.errors import InvalidRequest, missing
-from openai_cpu_server.http.ignored_params import Hints, Refusals, UnsupportedParam, is_one_of
+from openai_cpu_server.http.ignored_params import (
+    HISTORY_REFUSALS,
+    Hints,
+    Refusals,
+    UnsupportedParam,
+    is_one_of,
+)
 from openai_cpu_server.json_size import MOST_NUMBERS, check_json_size
 
 _KINDS = {
@@ -233,8 +239,9 @@ def _checked(validate: Callable[[], B], content: Callable[[], object], *, lenien
     kinds: dict[str, None] = {}
     unknown: list[str] = []
     for field in ignored_params(body):
-        if field.refusal is not None:
-            raise _not_supported(field.path, field.refusal)
+        refusal = field.refusal or HISTORY_REFUSALS.get(field.path)
+        if refusal is not None:
+            raise _not_supported(field.path, refusal)
         if not field.is_harmless:
             unknown.append(field.path)
         kinds[field.kind] = None
@@ -281,4 +288,4 @@ def _not_supported(path: str, refusal: UnsupportedParam) -> InvalidRequest:
     values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
     but = f" (accepted is only {' or '.join(values)})" if values else ""
     message = f"'{path[:128]}' is not supported: {refusal.why}{but}."
-    return InvalidRequest(message, param=path, code="unsupported_parameter")
+    return InvalidRequest(message, param=path, code=refusal.code)

@@ -24,6 +24,10 @@ LIBRARY = _FOLDER / "libocs_kernels.so"
 NATIVE = ("-march=native",)
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
+        "avx512fp16": (
+            *("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16", "-mavx512fp16"),
+            *("-mamx-tile", "-mamx-bf16"),
+        ),
         "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
         "avx512": ("-march=x86-64-v4",),
         "avxvnni": ("-march=x86-64-v3", "-mavxvnni"),

@@ -51,10 +51,14 @@ _BLOCKS = {
     GgmlType.IQ2_S: _Block(256, 82),
     GgmlType.IQ4_XS: _Block(256, 136),
     GgmlType.MXFP4: _Block(32, 17, ()),
+    GgmlType.F16: _Block(1, 2),
+    GgmlType.BF16: _Block(1, 2, ()),
 }
 
-PRODUCT_TYPES = tuple(_BLOCKS)
-"""Weight types of our product kernel, if `KernelLibrary.multiplies` them on this CPU."""
+TILE_TYPES = tuple(_BLOCKS)
+"""Weight types of our product kernel for tiles."""
+PRODUCT_TYPES = TILE_TYPES[:-2]
+"""Weight types of our product kernel for few rows, if `KernelLibrary.multiplies` them on this CPU."""
 
 
 def num_weights_of_block(kind: GgmlType) -> int:
@@ -80,6 +84,9 @@ def random_weights(
         packed[..., place : place + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
     if kind is GgmlType.MXFP4:
         packed[..., 0] = random.integers(126, 130, packed.shape[:2]) + round(math.log2(size))
+    if kind is GgmlType.BF16:
+        numbers = np.float32(size) * random.standard_normal(packed.shape[:2], np.float32)
+        packed = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     return packed.reshape(outputs, -1)
 
 
@@ -243,15 +250,13 @@ class GgmlGraphs(GgmlTensors):
     @contextmanager
     def multiplying_each(self, cases: Sequence[ProductCase]) -> Iterator[Computing]:
         """Compute products in one graph, because starting one takes longer than a small product. Results
-        are concatenated."""
+        are concatenated. Cases with the same activations share their tensor."""
         arrays = [array for case in cases for array in (case.weights, case.activations)]
         with self._context(*arrays, *(np.empty(case.shape, np.float32) for case in cases)) as context:
+            activations = {id(case.activations): case.activations for case in cases}
+            stored = {key: self._tensor(context, one, GgmlType.F32) for key, one in activations.items()}
             nodes = [
-                self._ggml.ggml_mul_mat(
-                    context,
-                    self._packed(context, case),
-                    self._tensor(context, case.activations, GgmlType.F32),
-                )
+                self._ggml.ggml_mul_mat(context, self._packed(context, case), stored[id(case.activations)])
                 for case in cases
             ]
             run = self._running(context, nodes)

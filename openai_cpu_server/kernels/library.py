@@ -26,6 +26,7 @@ class Kernel(enum.IntEnum):
     PRODUCTS = 1
     RECURRENT = 2
     ELEMENTWISE = 3
+    TILES = 4
 
 
 class KernelLibrary:
@@ -38,6 +39,8 @@ class KernelLibrary:
         handle.ocs_instruction_set.restype = ctypes.c_char_p
         handle.ocs_num_done.restype = ctypes.c_long
         handle.ocs_multiplies.restype = ctypes.c_bool
+        handle.ocs_multiplies_by_tiles.restype = ctypes.c_bool
+        handle.ocs_why_no_tiles.restype = ctypes.c_char_p
 
     @property
     def suits_this_cpu(self) -> bool:
@@ -51,6 +54,20 @@ class KernelLibrary:
         """Return True if our kernel computes products with this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
+    def multiplies_by_tiles(self, weight_type: int) -> bool:
+        return bool(self._handle.ocs_multiplies_by_tiles(weight_type))
+
+    @property
+    def why_no_tiles(self) -> str | None:
+        """Reason why this process may not use AMX, or None. The library emulates tiles without it."""
+        reason = self._handle.ocs_why_no_tiles()
+        return reason and str(reason.decode())
+
+    def use_tiles_from(self, weight_type: int, rows: int | None) -> None:
+        """Multiply weights of this type by tiles from so many rows on, 0 for the usual number, or None for
+        never."""
+        self._handle.ocs_use_tiles_from(weight_type, -1 if rows is None else rows)
+
     def num_done(self, kernel: Kernel) -> int:
         """Graph nodes computed by the kernel."""
         return int(self._handle.ocs_num_done(kernel))
@@ -60,6 +77,14 @@ class KernelLibrary:
 
     def switch_off(self, kernel: Kernel) -> None:
         self._handle.ocs_switch_off(kernel)
+
+    def reset(self) -> None:
+        """Switch all kernels off, and forget what was decided for types of weights."""
+        for kernel in Kernel:
+            self.switch_off(kernel)
+        self.leave(())
+        for weight_type in range(64):
+            self.use_tiles_from(weight_type, 0)
 
     def leave(self, weight_types: Collection[int]) -> None:
         """Leave products with weights of exactly these types to ggml."""

@@ -14,12 +14,14 @@ import numpy as np
 from openai_cpu_server.contract.model_info import Kernels, KernelState
 from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
+    TILE_TYPES,
     AttentionCase,
     ConvolutionCase,
     DeltaNetCase,
     GgmlGraphs,
     ProductCase,
     ScanCase,
+    num_weights_of_block,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
@@ -28,6 +30,9 @@ from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
 """Share of the largest value, because ggml rounds queries and sums in f16."""
+_TOLERANCES = {Kernel.TILES: 2e-2}
+"""Tiles round to bf16 what ggml rounds to 8 bits."""
+TILES = "amx-bf16"
 
 _found: dict[Kernel, KernelState] = {}
 """Results of the first model, which hold for the process."""
@@ -37,7 +42,7 @@ Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
 
 
 def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on the requested (`auto` or `off`) and proved kernels.
+    """Switch on the requested (`auto`, `no-tiles` or `off`) and proved kernels.
 
     `ggml`: loaded by llama_cpp. `pause`: called between small computations.
     """
@@ -45,22 +50,29 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
     if why_not is not None:
         return Kernels.off(why_not)
     library = KernelLibrary(ctypes.CDLL(str(library_path())))
-    for kernel in Kernel:
-        library.switch_off(kernel)
-    library.leave(())
+    library.reset()
     if mode == "off":
         return Kernels.off("--kernels off")
+    states: dict[Kernel, KernelState] = {}
+    if why_not := "--kernels no-tiles" if mode == "no-tiles" else library.why_no_tiles:
+        states[Kernel.TILES] = KernelState.off(why_not)
     for kernel, operations in (
         (Kernel.ATTENTION, attention_proofs),
         (Kernel.PRODUCTS, partial(product_proofs, library)),
         (Kernel.RECURRENT, recurrent_proofs),
         (Kernel.ELEMENTWISE, elementwise_proofs),
+        (Kernel.TILES, tile_proofs),
     ):
+        if kernel in states:
+            continue
         if kernel not in _found:
             _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
-        elif _found[kernel].is_on:
+            library.switch_off(kernel)  # the next is compared with ggml too
+        states[kernel] = _found[kernel]
+    for kernel, state in states.items():
+        if state.is_on:
             library.switch_on(kernel)
-    return Kernels(**{kernel.name.lower(): _found[kernel] for kernel in Kernel})
+    return Kernels(**{kernel.name.lower(): state for kernel, state in states.items()})
 
 
 def attention_proofs() -> Iterator[Operation]:
@@ -73,6 +85,7 @@ def attention_proofs() -> Iterator[Operation]:
         (5, 96, 4, 2, 64, 64, GgmlType.Q8_0),
         (1, 300, 8, 1, 512, 512, GgmlType.F16),
         (3, 100, 20, 1, 576, 512, GgmlType.F16),
+        (5, 96, 4, 2, 64, 64, GgmlType.F32),
     ):
         q = random.standard_normal((2, rows, heads, width), np.float32)
         k, v = random.standard_normal((2, cells, kv_heads, width), np.float32)
@@ -113,6 +126,29 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
             experts=random.integers(0, 5, (9, 4), np.int32),
         )
         yield methodcaller("multiplying", case)
+
+
+def tile_proofs() -> Iterator[Operation]:
+    """Every type with a pair of blocks of rows and a rest, in a panel and a rest where the type has such;
+    experts with enough rows and with too few."""
+    random = np.random.default_rng(0)
+    for kind in TILE_TYPES:
+        depth = 512 if num_weights_of_block(kind) == 256 else 544
+        case = ProductCase(
+            weights=random_weights(kind, 100, depth, random, size=1e-2),
+            activations=random.standard_normal((37, depth), np.float32),
+            weight_type=kind,
+        )
+        yield methodcaller("multiplying", case)
+    yield methodcaller(
+        "multiplying",
+        ProductCase(
+            weights=random_weights(GgmlType.Q8_0, 5 * 100, 512, random, size=1e-2).reshape(5, 100, -1),
+            activations=random.standard_normal((60, 1, 512), np.float32),
+            weight_type=GgmlType.Q8_0,
+            experts=np.minimum(random.integers(0, 50, (60, 1), np.int32), 4),
+        ),
+    )
 
 
 def recurrent_proofs() -> Iterator[Operation]:
@@ -191,9 +227,10 @@ def proved(
                 library.switch_off(kernel)
                 if library.num_done(kernel) == num_done:
                     return KernelState.off("ggml's calls do not reach it in this process")
-                if not np.max(np.abs(found - expected)) <= _TOLERANCE * np.max(np.abs(expected)):
+                tolerance = _TOLERANCES.get(kernel, _TOLERANCE)
+                if not np.max(np.abs(found - expected)) <= tolerance * np.max(np.abs(expected)):
                     return KernelState.off("its results are not ggml's")
     if num_proved == 0:
         return KernelState.off("it computes nothing on this CPU")
     library.switch_on(kernel)
-    return KernelState(instruction_set=library.instruction_set)
+    return KernelState(instruction_set=TILES if kernel is Kernel.TILES else library.instruction_set)

@@ -40,7 +40,7 @@ from openai_cpu_server.llama.cells.context import (
     RowBatch,
     TokenBatch,
 )
-from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
+from openai_cpu_server.llama.draft_model import DraftModel, DraftRequest, ModelDraft
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host import ComputeThreads, Machine
@@ -90,6 +90,8 @@ class StepRunner:
         )
         self._rows: dict[int, PlacedRows] = {}
         """Rows that are still to be computed, by slot."""
+        self._reading_ms = 0.0
+        """Time of a head's reading in the present step."""
 
     def warm_up(self) -> bool:
         """Return False if interrupted."""
@@ -117,6 +119,9 @@ class StepRunner:
                 assert not step.padding, "padding, and nothing to pad"
                 return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
             self._adapters.use(step.adapter)
+            self._reading_ms = 0.0
+            if self._draft_model is not None:
+                self._draft_model.listen(reads_along=step.reads_along)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._with_draft(span, drafts) for span in step.spans]
             if self._info.takes_media:
@@ -134,7 +139,9 @@ class StepRunner:
                     self._go_back(spans, rollback or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
         result = self._result(step.spans, spans, computed, drafts, drafting_ms)
-        result = msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
+        result = msgspec.structs.replace(
+            result, padding=computed.padding, verbs_ms=verbs_ms, reading_ms=self._reading_ms
+        )
         return self._with_encoding(step, result)
 
     def _with_encoding(self, step: Step, result: StepResult) -> StepResult:
@@ -195,15 +202,28 @@ class StepRunner:
 
     def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
         requests = [
-            DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
+            DraftRequest(
+                span.slot,
+                slot.tokens,
+                span.num_to_draft,
+                span.num_to_read,
+                slot.position(span.start),
+                len(span.tokens),
+                slot.masked_draft(),
+            )
             for span in spans
-            if span.num_to_draft
+            if span.num_to_draft and (slot := self._slots[span.slot])
         ]
         if not requests:
             return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
         started = time.perf_counter()
-        drafts = self._draft_model.draft(requests)
+        try:
+            drafts = self._draft_model.draft(requests)
+        finally:
+            for request in requests:
+                if request.masks is not None:
+                    request.masks.undo()
         return drafts, 1000 * (time.perf_counter() - started)
 
     def _with_draft(self, span: Span, drafts: Drafts) -> Span:
@@ -237,6 +257,11 @@ class StepRunner:
             self._context.free_slot(self._padding_slot)
         if decoded is DecodeOutcome.INTERRUPTED:
             return None
+        if self._draft_model is not None:
+            started = time.perf_counter()
+            with self._abort.held():
+                self._draft_model.note(spans)
+            self._reading_ms += 1000 * (time.perf_counter() - started)
         num_outputs = layout.num_outputs
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
 
@@ -361,7 +386,10 @@ class StepRunner:
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
-            self._context.trim(span.slot, span.start + len(span.tokens) + sampled.num_accepted)
+            end = span.start + len(span.tokens) + sampled.num_accepted
+            self._context.trim(span.slot, end)
+            if self._draft_model is not None:
+                self._draft_model.trim(span.slot, end)
         opened.is_behind = sampled.num_accepted < len(span.draft)
         if sampled.error is not None and opened.constraint is not None:
             self._constraints.give_up(opened.constraint)
@@ -378,7 +406,7 @@ class LlamaBackend:
         """Take ownership of `loaded`."""
         self._loaded = loaded
         self._constraints = Constraints(loaded.vocabulary)
-        self._adapters = NativeAdapters(loaded.model, loaded.context)
+        self._adapters = NativeAdapters(loaded.model, loaded.context, loaded.draft_model)
         self._slots = SlotTable(loaded, self._constraints)
         self._steps = StepRunner(loaded, self._slots, self._constraints, self._adapters)
 
@@ -487,10 +515,11 @@ class NativeAdapters:
     """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
     `check`."""
 
-    def __init__(self, model: Model, context: Context) -> None:
-        """Both arguments must live until `close`."""
+    def __init__(self, model: Model, context: Context, draft_model: DraftModel | None) -> None:
+        """`model` and `context` must live until `close`."""
         self._model = model
         self._context = context
+        self._draft_model = draft_model
         self._loaded: dict[str, _Native] = {}
         self._checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = {}
         self._in_use: str | None = None
@@ -522,10 +551,10 @@ class NativeAdapters:
         because llama.cpp plans its next graph anew."""
         if key == self._in_use:
             return
-        if key is None:
-            self._context.set_adapter(None, 1.0)
-        else:
-            self._context.set_adapter(*self._loaded[key])
+        address, scale = (None, 1.0) if key is None else self._loaded[key]
+        self._context.set_adapter(address, scale)
+        if self._draft_model is not None:
+            self._draft_model.set_adapter(address, scale)
         self._in_use = key
 
     def unload(self, key: str) -> None:

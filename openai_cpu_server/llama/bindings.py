@@ -52,3 +52,15 @@ def mtmd_library() -> Any:
             f"llama-cpp-python has no libmtmd, which takes pictures and sounds: {error}."
         ) from None
     return mtmd_cpp
+
+
+@functools.cache
+def head_library() -> Any:
+    """Return the bindings of llama.cpp's functions for prediction heads, which are not in its stable API.
+    Raises StartupError."""
+    try:
+        with _package_not_run():
+            from llama_cpp import llama_cpp_ext
+    except (ImportError, AttributeError) as error:
+        raise StartupError(f"this llama-cpp-python has no functions for prediction heads: {error}.") from None
+    return llama_cpp_ext

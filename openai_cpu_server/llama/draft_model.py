@@ -1,16 +1,17 @@
-"""Draft model: a small model with the same tokens."""
+"""Sources of drafts in the backend, and one of them: a small model with the same tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull, TokenBatch
+from openai_cpu_server.llama.grammar.constraints import MaskedDraft
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
@@ -23,7 +24,7 @@ _FREE_SHARE = 16
 
 
 class DraftRequest(NamedTuple):
-    """Request for a draft behind the slot's tokens, the last of which is not computed yet."""
+    """Request for a draft behind the slot's tokens, the last of which are not computed yet."""
 
     slot: int
     tokens: Sequence[int]
@@ -31,6 +32,12 @@ class DraftRequest(NamedTuple):
     """At least 1."""
     num_to_read: int | None = None
     """Most tokens to prefill now, or None for a whole batch."""
+    position: int = 0
+    """Position of the first token that the model has not computed."""
+    num_new: int = 1
+    """Number of tokens that the model has not computed."""
+    masks: MaskedDraft | None = None
+    """Set if a constraint holds for the draft's tokens."""
 
 
 class ModelDraft(NamedTuple):
@@ -39,7 +46,47 @@ class ModelDraft(NamedTuple):
     """One more than `tokens` has if the draft ended at an unsure one."""
 
 
-class DraftModel:
+class DraftModel(Protocol):
+    """Source of drafts. Its memory of a slot may have holes, which make drafts worse and change no output.
+
+    `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
+    """
+
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
+        """Return greedy drafts by slot, without slots that cannot have one yet."""
+
+    def forget(self, slot: int) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def num_known(self, slot: int) -> int:
+        """Tokens of the slot that were read for drafting only."""
+        return 0
+
+    def listen(self, *, reads_along: bool) -> None:
+        """Begin or end to read along with the model."""
+        return
+
+    def note(self, spans: Sequence[Span]) -> None:
+        """Take the hidden rows of these spans, which the model has just computed. Starts are positions."""
+        return
+
+    def trim(self, slot: int, end: int) -> None:
+        """Drop the rows from this position on, because the model keeps only the tokens before it."""
+        return
+
+    def share(self, source: int, slot: int, end: int) -> None:
+        """Let an empty slot also hold what is before this position of the source."""
+        return
+
+    def set_adapter(self, address: int | None, scale: float) -> None:
+        """Compute with the model's adapter, as in `Context`."""
+        return
+
+
+class SmallModel(DraftModel):
     """Owns the small model and its pool, with one slot for each slot of the large model.
 
     Each draft compares the slot's tokens with those already computed, so the large model need not report
@@ -57,15 +104,10 @@ class DraftModel:
         self._claims: dict[int, int] = {}
         """Cells for all tokens and the draft of each slot whose prefill has begun."""
 
-    @property
-    def num_parameters(self) -> int:
-        return self._model.num_parameters
-
     def num_known(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
-        """Return greedy drafts by slot, without slots whose prefill is not done."""
         spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
         counts = {one.slot: one.num_tokens for one in requests}
         drafts: dict[int, list[int]] = {}
@@ -153,11 +195,17 @@ class DraftModel:
         return {slot: self._sure(logits[row]) for slot, row in rows.items()}
 
     def _sure(self, logits: Logits) -> int | None:
-        best = int(logits.argmax())
-        if best >= self._num_common or best in self._vocabulary.end_tokens or not np.isfinite(logits[best]):
-            return None
-        probability = 1.0 / float(np.exp(logits - logits[best]).sum())
-        return best if probability >= _LEAST_SURE else None
+        token = sure_token(logits, self._vocabulary.end_tokens)
+        return None if token is None or token >= self._num_common else token
+
+
+def sure_token(logits: Logits, end_tokens: Collection[int]) -> int | None:
+    """Return the most probable token, or None if it ends the output or is not probable enough."""
+    best = int(logits.argmax())
+    if best in end_tokens or not np.isfinite(logits[best]):
+        return None
+    probability = 1.0 / float(np.exp(logits - logits[best]).sum())
+    return best if probability >= _LEAST_SURE else None
 
 
 def require_same_tokens(large: Vocabulary, small: Vocabulary, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,13 +16,21 @@ from openai_cpu_server.contract.model_info import Kernels, ModelInfo, WeightLayo
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
-from openai_cpu_server.llama.bindings import libggml
+from openai_cpu_server.llama.bindings import head_library, libggml
 from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions, TokenBatch
-from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
+from openai_cpu_server.llama.draft_head import DraftHead
+from openai_cpu_server.llama.draft_model import DraftModel, SmallModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.heads import (
+    HeadKind,
+    PredictionHead,
+    head_count,
+    relative_cost,
+    require_model,
+)
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
+from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
@@ -32,8 +41,9 @@ from openai_cpu_server.llama.model.kv_size import (
     SequencePlan,
     batch_tokens,
     encoder_memory,
+    planned_drafts,
 )
-from openai_cpu_server.llama.model.model import Model, cells_fingerprint, native_log
+from openai_cpu_server.llama.model.model import HeadUse, Model, cells_fingerprint, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import Places, chosen_places, of_draft_model
 from openai_cpu_server.llama.projector import Projector, RowStore
@@ -53,6 +63,8 @@ class WeightsPlan(NamedTuple):
     header: GgufHeader
     layout: WeightLayout
     places: Places
+    head: PredictionHead | None = None
+    """Head in the file, if it drafts."""
 
     @classmethod
     def of(
@@ -62,17 +74,24 @@ class WeightsPlan(NamedTuple):
         kernels: Kernels,
         free_bytes: int,
         pause: Callable[[], None],
+        head: PredictionHead | None = None,
     ) -> WeightsPlan:
         """Choose both without loading anything. Raises `StartupError`."""
         layout = chosen_layout(options, header, kernels, pause)
-        return cls(header, layout, chosen_places(options, free_bytes))
+        return cls(header, layout, chosen_places(options, free_bytes), head)
 
-    def open(self, options: EngineOptions, on_progress: Callable[[float], None]) -> Model:
-        """Load the weights. Raises `StartupError`."""
+    def open(
+        self,
+        options: EngineOptions,
+        on_progress: Callable[[float], None],
+        heads: HeadUse = HeadUse.SKIPPED,
+    ) -> Model:
+        """Load the weights. Raises `StartupError`. `heads`: use of those that do not draft."""
         return Model.open(
             self.header,
             repack=self.layout.repacked,
             reads_weights=options.reads_weights,
+            heads=HeadUse.LOADED if self.head is not None else heads,
             on_progress=on_progress,
             places=self.places.native,
         )
@@ -143,26 +162,26 @@ class _Loader:
 
     def load(self) -> LoadedParts:
         options, plan = self._options, self._plan()
-        model = self._opened(plan.weights, self._on_progress)
+        model, weights = self._open_model(plan.weights)
+        plan = plan._replace(weights=weights)
         if not model.generates_text:
             architecture = model.header.architecture
             raise StartupError(f"{model.path} ({architecture}) is not a model that generates text.")
         vocabulary = Vocabulary(model)
         state_bytes, can_go_back = self._probe_state(model) if model.is_recurrent else (0, False)
         sequences = self._plan_sequences(
-            model, state_bytes, plan.host_memory.free_bytes, can_go_back=can_go_back
+            model,
+            state_bytes,
+            plan.host_memory.free_bytes,
+            can_go_back=can_go_back,
+            drafts=plan.draft is not None or plan.weights.head is not None,
         )
         host_memory = plan.host_memory.beside_states(state_bytes * sequences.num_states)
         projector_path = None if options.projector_path is None else Path(options.projector_path)
         projector = None if projector_path is None else self._load_projector(projector_path, model)
         context = self._make_context(model, plan.weights.places, sequences, host_memory, projector)
         info = self._info(plan, model, vocabulary, context, state_bytes)
-        draft_model = None
-        if plan.draft is not None:
-            draft_model = self._load_draft_model(plan.draft, vocabulary, context)
-            draft_cost = draft_model.num_parameters / max(1, info.num_parameters)
-            placement = plan.draft.places.placement
-            info = msgspec.structs.replace(info, draft_cost=draft_cost, draft_placement=placement)
+        draft_model, info = self._load_drafts(plan, model, vocabulary, context, info)
         if projector is not None:
             info = msgspec.structs.replace(info, sees=projector.sees, sound_rate=projector.sound_rate)
         return LoadedParts(
@@ -179,20 +198,43 @@ class _Loader:
             row_store=None if projector is None else RowStore(projector),
         )
 
+    def _open_model(self, weights: WeightsPlan) -> tuple[Model, WeightsPlan]:
+        """Return the model, without its head if that is damaged. llama.cpp takes a file without the head's
+        tensors only if its metadata have no head."""
+        try:
+            return self._opened(weights, self._on_progress), weights
+        except StartupError as error:
+            if not head_count(weights.header) or self._options.head == "own":
+                raise
+            if weights.head is not None:
+                logger.warning("no head drafts: %s", error)
+            for heads in (HeadUse.SKIPPED, HeadUse.HIDDEN):
+                with contextlib.suppress(StartupError):
+                    without = weights._replace(head=None)
+                    return self._opened(without, self._on_progress, heads), without
+            raise
+
     def _plan(self) -> _LoadPlan:
         """Decide everything that is known before a model is loaded."""
         options = self._options
         header = GgufHeader(Path(options.model_path))
-        draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
+        require_model(header)
+        draft, why = planned_drafts(header, options)
+        if why is not None:
+            logger.warning("no head drafts: %s", why)
         kernels = switch_kernels(options.kernels, self._pause)
         if options.projector_path is not None:
             _check_projector(Path(options.projector_path))
         encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
         draft_plan = None
-        if draft is not None:
-            draft_plan = WeightsPlan.of(draft, of_draft_model(options), kernels, free_bytes, self._pause)
-        weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause)
-        leave_to_ggml(weights.layout, kernels)
+        if draft is not None and not draft.is_own:
+            draft_options = of_draft_model(options, draft.header.path)
+            draft_plan = WeightsPlan.of(
+                draft.header, draft_options, kernels, free_bytes, self._pause, draft.head
+            )
+        own_head = draft.head if draft is not None and draft.is_own else None
+        weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause, own_head)
+        use_layout(weights.layout, kernels)
         kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
         host_memory = HostMemory.of(
             header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory
@@ -228,13 +270,15 @@ class _Loader:
     def _pause(self) -> None:
         self._on_progress(0.0)
 
-    def _opened(self, plan: WeightsPlan, on_progress: Callable[[float], None]) -> Model:
-        model = plan.open(self._options, on_progress)
+    def _opened(
+        self, plan: WeightsPlan, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
+    ) -> Model:
+        model = plan.open(self._options, on_progress, heads)
         self._undo.callback(model.close)
         return model
 
-    def _context(self, model: Model, options: ContextOptions) -> Context:
-        context = Context(model, options, self._abort, self._compute_threads)
+    def _context(self, model: Model, options: ContextOptions, target: Context | None = None) -> Context:
+        context = Context(model, options, self._abort, self._compute_threads, target)
         self._undo.callback(context.close)
         return context
 
@@ -266,7 +310,7 @@ class _Loader:
             return context.cells_bytes(1), context.snapshots > 0
 
     def _plan_sequences(
-        self, model: Model, state_bytes: int, free_bytes: int, *, can_go_back: bool
+        self, model: Model, state_bytes: int, free_bytes: int, *, can_go_back: bool, drafts: bool
     ) -> SequencePlan:
         options = self._options
         per_slot = 2 if model.has_window else 1
@@ -281,6 +325,7 @@ class _Loader:
             state_bytes,
             free_bytes,
             has_window=model.has_window,
+            drafts=drafts,
             can_go_back=can_go_back,
             copies_whole=model.is_copied_whole,
         )
@@ -326,7 +371,66 @@ class _Loader:
         self._undo.callback(projector.close)
         return projector
 
-    def _load_draft_model(self, plan: WeightsPlan, large: Vocabulary, context: Context) -> DraftModel:
+    def _load_drafts(
+        self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, info: ModelInfo
+    ) -> tuple[DraftModel | None, ModelInfo]:
+        """Return the source of drafts, and the model's facts with its own."""
+        drafts = plan.draft or plan.weights
+        if drafts.head is not None:
+            try:
+                if info.max_draft == 0:
+                    raise StartupError(f"{model.path} ({info.architecture}) cannot take back tokens.")
+                draft_model = self._load_head(drafts, drafts.head, model, vocabulary, context)
+            except StartupError as error:
+                if self._options.head != "auto":
+                    raise
+                logger.warning("no head drafts: %s", error)
+                return None, info
+            cost = relative_cost(drafts.head, model.header)
+            return draft_model, msgspec.structs.replace(
+                info, draft_cost=cost, draft_head=drafts.head.kind.value, draft_most=drafts.head.most_tokens
+            )
+        if plan.draft is None:
+            return None, info
+        small, small_model = self._load_small_model(plan.draft, vocabulary, context)
+        cost = small.num_parameters / max(1, info.num_parameters)
+        placement = plan.draft.places.placement
+        return small_model, msgspec.structs.replace(info, draft_cost=cost, draft_placement=placement)
+
+    def _load_head(
+        self, plan: WeightsPlan, head: PredictionHead, target: Model, vocabulary: Vocabulary, context: Context
+    ) -> DraftModel:
+        head_library()
+        is_own = plan.header is target.header
+        model = target if is_own else self._opened(plan, lambda fraction: None)
+        if model.output_width != target.output_width:
+            raise StartupError(f"{plan.header.path} has hidden rows of another width than {target.path}.")
+        options = ContextOptions(
+            kv_cells=context.kv_cells,
+            kv_type=DRAFT_KV_TYPE,
+            num_slots=self._options.max_seqs,
+            batch_tokens=context.batch_tokens,
+            outputs=self._options.max_seqs,
+            threads=self._threads,
+            threads_batch=self._threads_batch,
+            flash_attention=self._options.flash_attention,
+        )
+        contexts: list[Context] = []
+        try:
+            for number in range(head.num_heads if head.kind is HeadKind.CHAINED else 1):
+                contexts.append(self._context(model, options, context))
+                contexts[-1].use_head(number)
+        except StartupError:
+            for own in contexts:
+                own.close()
+            if not is_own:
+                model.close()
+            raise
+        return DraftHead(head, model, context, contexts, vocabulary, owns_model=not is_own)
+
+    def _load_small_model(
+        self, plan: WeightsPlan, large: Vocabulary, context: Context
+    ) -> tuple[Model, DraftModel]:
         options, path = self._options, plan.header.path
         model = self._opened(plan, lambda fraction: None)
         if not model.generates_text or model.is_recurrent:
@@ -354,7 +458,9 @@ class _Loader:
             cells_beside_layers=plan.places.cells_beside_layers,
         )
         num_common = min(large.vocab_size, vocabulary.vocab_size)
-        return DraftModel(model, vocabulary, self._context(model, context_options), num_common=num_common)
+        return model, SmallModel(
+            model, vocabulary, self._context(model, context_options), num_common=num_common
+        )
 
 
 def _check_projector(path: Path) -> None:

@@ -48,7 +48,7 @@ from openai_cpu_server.llama.cells.block_store import (
     write_cache_file,
 )
 from openai_cpu_server.llama.cells.context import Context, Logits, PlacedRows
-from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput, Constraints
+from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput, Constraints, MaskedDraft
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
@@ -123,6 +123,16 @@ class OpenSlot:
                 return self._followed(self.constrained).num_allowed(draft)
         except RequestFailed:
             return 0  # it fails again, and is reported, when a token is sampled
+
+    def masked_draft(self) -> MaskedDraft | None:
+        """Return masks for a draft, or None if no constraint holds for its tokens."""
+        if self.constrained is None or self.slow_mask is not None:
+            return None
+        try:
+            with contained():
+                return self.constrained.result().masked_draft()
+        except RequestFailed:
+            return None  # it fails again, and is reported, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
         """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
@@ -485,6 +495,8 @@ class SlotTable:
         end = source.position(verb.end)
         if not self._context.copies_whole or self._context.num_positions(verb.source) == end:
             self._context.share(verb.source, verb.slot, 0, end)
+            if self._draft_model is not None:
+                self._draft_model.share(verb.source, verb.slot, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
         if not self._info.state_bytes:  # else its positions are known only with its state

@@ -75,6 +75,8 @@ class McpConnection:
         )
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._link: _Link | None = None
+        self._traffic = self._new_traffic()
+        """Traffic of the latest connection."""
         self._left: set[asyncio.Task[None]] = set()
         """Tasks of lost connections until they end."""
         self._tools: tuple[McpTool, ...] | None = None
@@ -96,6 +98,7 @@ class McpConnection:
             transport="stdio" if self._options.command else "http",
             state=state,
             error=self._error,
+            last_words=tuple(self._traffic.last_words) if state is McpServerState.FAILED else (),
             tools=self._tools,
         )
 
@@ -186,8 +189,8 @@ class McpConnection:
             wait_s = self._retry_at_s - time.monotonic()
             if wait_s > 0:
                 raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
-            traffic = ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
-            self._link = _Link(self._transport, self._options, traffic, self._handle)
+            self._traffic = self._new_traffic()
+            self._link = _Link(self._transport, self._options, self._traffic, self._handle)
         link = self._link
         try:
             await link.ready()
@@ -196,6 +199,9 @@ class McpConnection:
                 self._lose(str(error))
             raise
         return link
+
+    def _new_traffic(self) -> ServerTraffic:
+        return ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
 
     async def _check_alive(self, link: _Link) -> None:
         try:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ _LEAVE_S, _KILL_S = 2.0, 0.5
 """Time to exit after its pipe is closed, and after SIGTERM."""
 _MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
 """Limit of logged lines per period, the period in seconds, and the characters of each line."""
+_LAST_LINES = 10
 
 
 class ServerTraffic:
@@ -53,6 +55,8 @@ class ServerTraffic:
         """Set when the connection is unusable."""
         self.cause = ""
         """Reason for the end."""
+        self.last_words: deque[str] = deque(maxlen=_LAST_LINES)
+        """Last lines of its standard error, which may hold secrets."""
         self._num_bytes = self._num_messages = 0
 
     def reset_counts(self) -> None:
@@ -174,14 +178,21 @@ async def _log(process: Process, traffic: ServerTraffic) -> None:
             if num_left_out:
                 logger.info("MCP server %s: %d more lines", traffic.name, num_left_out)
             window_s, num_logged, num_left_out = time.monotonic(), 0, 0
+        for line in lines[-_LAST_LINES:]:
+            traffic.last_words.append(_printable(line))
         for line in lines:
             if num_logged >= _MOST_LINES:
                 num_left_out += 1
                 continue
             num_logged += 1
-            text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS].strip()
-            shown = "".join(char if char.isprintable() else "?" for char in text)
-            logger.info("MCP server %s: %s", traffic.name, shown)
+            logger.info("MCP server %s: %s", traffic.name, _printable(line))
+    if rest:
+        traffic.last_words.append(_printable(rest))
+
+
+def _printable(line: bytes) -> str:
+    text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS].strip()
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 async def _stopped(process: Process, *, leave_s: float) -> None:

@@ -77,7 +77,7 @@ async def http_streams(
 def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncBaseTransport:
     import httpx2
 
-    class Bounded(httpx2.AsyncByteStream):
+    class BoundedBody(httpx2.AsyncByteStream):
         def __init__(self, stream: Any) -> None:
             self._stream = stream
 
@@ -103,7 +103,7 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
             if response.headers.get("content-encoding", "identity") != "identity":
                 await response.aclose()
                 raise httpx2.DecodingError("it answers in an encoding that was not asked for")
-            response.stream = Bounded(response.stream)
+            response.stream = BoundedBody(response.stream)
             return response
 
     return BoundedTransport(trust_env=False)

@@ -15,6 +15,7 @@ from openai_cpu_server.config.folders import require_utf8
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_kind
+from openai_cpu_server.llama.gguf.heads import only_drafts
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.model_source.names import model_parts, name_words, whole_models
 
@@ -156,10 +157,11 @@ def _stem(name: str) -> str:
 
 
 def _facts(path: Path) -> FolderFacts | str | None:
-    """Facts of a model, None for adapters and projectors, or a text for a damaged file."""
+    """Facts of a model, None for adapters, projectors and drafting files, or a text for a damaged file."""
     try:
         header = GgufHeader(path)
-        if header.get_str("general.type") not in (None, _MODEL) or not model_tensors(header):
+        is_model = header.get_str("general.type") in (None, _MODEL)
+        if not is_model or only_drafts(header) or not model_tensors(header):
             return None
         quantisation = file_type_name(header.get_int("general.file_type") or 0)
         return FolderFacts(header.architecture, model_kind(header), quantisation)

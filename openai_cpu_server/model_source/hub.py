@@ -49,12 +49,15 @@ from huggingface_hub.utils._headers import build_hf_headers
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source.names import (
     HubName,
+    drafting_files,
+    heads,
     model_parts,
+    named_models,
     preferred,
+    preferred_head,
     preferred_projector,
     projectors,
     quantisation,
-    whole_models,
 )
 
 logger = logging.getLogger(__name__)
@@ -117,6 +120,13 @@ def fetch_projector(name: HubName) -> Path | None:
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
 
 
+def fetch_head(name: HubName) -> Path | None:
+    """Return a file with a prediction head, or None if the repository has none. Raises StartupError."""
+    with _one_line_errors(HubName(repo=name.repo), what="a prediction head"):
+        file = preferred_head(_files_of_kind(name.repo, heads))
+        return None if file is None else _fetch(HubName(repo=name.repo, file=file))
+
+
 class HubModel(msgspec.Struct, frozen=True):
     files: tuple[HubFile, ...]
     projector: HubFile | None
@@ -155,11 +165,12 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
 
 
 def remove_cached(name: HubName) -> int:
-    """Remove a cached model, partial downloads, and the projector with its last model. Returns the freed
+    """Remove a cached model, partial downloads, and with its last model the projector and files
+    that draft. Returns the freed
     bytes. Raises StartupError, also if a server uses it."""
     with _one_line_errors(name):
         files = _cached_files().get(name.repo, [])
-        chosen = name.file or preferred(whole_models(files), name.quant)
+        chosen = name.file or preferred(named_models(files), name.quant)
         going = {*model_parts(chosen)} & {*files} if chosen else set()
         folder = repo_folder(name.repo)
         before = _size(folder)
@@ -168,8 +179,8 @@ def remove_cached(name: HubName) -> int:
         freed = before - _size(folder)
         if not going and not freed:
             raise StartupError(f"{name} is not in the cache ({HF_HUB_CACHE})")
-        if not {*whole_models(files)} - going:
-            going |= {*projectors(files)}
+        if not {*named_models(files)} - going:
+            going |= {*projectors(files), *drafting_files(files)}
         return freed + _remove_files(folder, going)
 
 
@@ -191,7 +202,7 @@ def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
 def find_cached(name: HubName) -> Path:
     """Return the model's (first) file without asking the hub. Raises StartupError if it is not cached."""
     try:
-        file = name.file or preferred(whole_models(_cached_files().get(name.repo, [])), name.quant)
+        file = name.file or preferred(named_models(_cached_files().get(name.repo, [])), name.quant)
         first = _all_cached(name.repo, model_parts(file)) if file else None
     except Exception as error:  # as above
         raise StartupError(one_line_error(error, name)) from None
@@ -208,7 +219,7 @@ def all_cached() -> dict[HubName, Path]:
     return {
         HubName(repo=repo, file=file): first
         for repo, files in _cached_files().items()
-        for file in whole_models(files)
+        for file in named_models(files)
         if (first := _all_cached(repo, model_parts(file))) is not None
     }
 
@@ -241,7 +252,7 @@ def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
 
 
 def _choose(name: HubName) -> str:
-    candidates = _files_of_kind(name.repo, whole_models, name.quant)
+    candidates = _files_of_kind(name.repo, named_models, name.quant)
     chosen = preferred(candidates, name.quant)
     if chosen is not None:
         logger.info("taking %s of %d GGUF models in %s", chosen, len(candidates), name.repo)

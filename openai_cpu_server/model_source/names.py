@@ -108,6 +108,9 @@ def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None
 
 _BEST_STORED = ("f16", "q8_0", "bf16", "f32")
 """Best first, because projectors are small and their error is in every row."""
+_BEST_OF_HEADS = ("q8_0", "f16", "bf16", "f32")
+"""Best first: in fewer bits a head is hardly ever right, and in more it is slower."""
+_DRAFTING = re.compile(r"(mtp|eagle3?|dflash|dspark)[-_.]")
 
 
 def projectors(names: Iterable[str]) -> list[str]:
@@ -116,10 +119,32 @@ def projectors(names: Iterable[str]) -> list[str]:
 
 
 def preferred_projector(candidates: Sequence[str]) -> str | None:
-    named = (
-        name for end in _BEST_STORED for name in candidates if PurePosixPath(name).stem.lower().endswith(end)
-    )
+    return _first_ending(candidates, _BEST_STORED)
+
+
+def _first_ending(candidates: Sequence[str], ends: Sequence[str]) -> str | None:
+    named = (name for end in ends for name in candidates if PurePosixPath(name).stem.lower().endswith(end))
     return next(named, candidates[0] if candidates else None)
+
+
+def named_models(names: Iterable[str]) -> list[str]:
+    """Return the whole models of a repository whose headers cannot be read, without files that only draft."""
+    return [name for name in whole_models(names) if not drafting_files([name])]
+
+
+def drafting_files(names: Iterable[str]) -> list[str]:
+    """Return files that, by their names, only draft for a model."""
+    files = ((name, name.lower().rpartition("/")[2]) for name in names)
+    return sorted(name for name, file in files if file.endswith(".gguf") and _DRAFTING.match(file))
+
+
+def heads(names: Iterable[str]) -> list[str]:
+    """Return files of prediction heads, by their names."""
+    return [name for name in drafting_files(names) if name.lower().rpartition("/")[2].startswith("mtp")]
+
+
+def preferred_head(candidates: Sequence[str]) -> str | None:
+    return _first_ending(candidates, _BEST_OF_HEADS)
 
 
 def name_words(name: str) -> tuple[str, ...]:
@@ -127,7 +152,7 @@ def name_words(name: str) -> tuple[str, ...]:
     part = _PART.fullmatch(name)
     stem = _QUANTISATION.sub(" ", (part["model"] if part else PurePosixPath(name).stem)).lower()
     found = re.split(r"[^a-z0-9.]+|\.(?!\d)", stem)
-    return tuple(word for word in found if word not in ("", "mmproj", "ud"))
+    return tuple(word for word in found if word not in ("", "mmproj", "mtp", "ud"))
 
 
 def _is_model(name: str) -> bool:

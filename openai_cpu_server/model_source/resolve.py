@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
 from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
 from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.heads import head_in, may_have_head, only_drafts, why_unfit
 from openai_cpu_server.llama.gguf.tensors import file_digest
 from openai_cpu_server.model_source.aliases import ALIASES, without_tag
 from openai_cpu_server.model_source.names import (
@@ -36,6 +37,7 @@ from openai_cpu_server.model_source.names import (
     model_parts,
     name_words,
     parse_hub_name,
+    preferred_head,
     preferred_projector,
     projectors,
     whole_models,
@@ -94,6 +96,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
 _DEMO = "demo"
 _DEFAULT = "smollm2"
 _FETCH = "openai_cpu_server.model_source.hub:fetch_model"
+_FETCH_HEAD = "openai_cpu_server.model_source.hub:fetch_head"
 _FETCH_PROJECTOR = "openai_cpu_server.model_source.hub:fetch_projector"
 _FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
 _HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
@@ -222,7 +225,7 @@ def _first_part(path: Path) -> Path:
 
 def _only_model(folder: Path) -> Path:
     names = [path.name for path in folder.iterdir()]
-    found = whole_models(names)
+    found = [name for name in whole_models(names) if not _only_drafts(folder / name)]
     if len(found) == 1:
         return folder / found[0]
     if found:
@@ -283,13 +286,71 @@ def projector_beside(model: Path) -> Path | None:
     the model's lacks, because many have the same width."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
     found = projectors(beside)
-    if len({name_words(name) for name in whole_models(beside)}) > 1:
-        found = [
-            name for name in found if name_words(name) and {*name_words(name)} <= {*name_words(model.name)}
-        ]
+    found = _belonging(model, found, beside)
     fitting = _fitting(model, [beside[name] for name in found])
     chosen = preferred_projector([path.name for path in fitting])
     return None if chosen is None else beside[chosen]
+
+
+def _belonging(model: Path, found: Sequence[str], beside: Mapping[str, Path]) -> list[str]:
+    """Return those whose names have no words that the model's lacks, if there are other models beside it."""
+    models = [name for name in whole_models(beside) if not _only_drafts(beside[name])]
+    if len({name_words(name) for name in models}) <= 1:
+        return list(found)
+    return [name for name in found if name_words(name) and {*name_words(name)} <= {*name_words(model.name)}]
+
+
+def _only_drafts(path: Path) -> bool:
+    try:
+        return only_drafts(GgufHeader(path))
+    except StartupError:
+        return False  # loading it reports this
+
+
+def drafting_file(
+    model: Path, source: str, hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
+) -> Path | None:
+    """Return the file of the model or the head that drafts, downloaded if needed, or None for none beside the
+    model's own. Raises StartupError for a named one that is missing. `source`: `none`, a name, or `auto` or
+    `own` for a head that fits, beside the model or else in its repository."""
+    if source == "none":
+        return None
+    if source not in ("auto", "own"):
+        return find(source)
+    try:
+        header = GgufHeader(model)
+    except StartupError:
+        return None  # loading it reports this
+    if not may_have_head(header) or _has_head(header):
+        return None
+    beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file() and path != model}
+    found = _belonging(model, [name for name, path in beside.items() if _only_drafts(path)], beside)
+    found = [name for name in sorted(found) if _drafts_for(beside[name], header)]
+    if found or hub is None:
+        chosen = preferred_head(found)
+        return None if chosen is None else beside[chosen]
+    try:
+        path: Path | None = pkgutil.resolve_name(_FETCH_HEAD)(hub)
+    except StartupError as error:  # the hub is away, but the model itself is here
+        logger.warning("%s: %s drafts without a head, if there is one", error, hub)
+        return None
+    return path if path is not None and _drafts_for(path, header) else None
+
+
+def _has_head(header: GgufHeader) -> bool:
+    try:
+        return head_in(header) is not None
+    except StartupError:
+        return False
+
+
+def _drafts_for(path: Path, model: GgufHeader) -> bool:
+    try:
+        head = head_in(GgufHeader(path))
+    except StartupError as error:
+        logger.warning("no head drafts: %s", error)
+        return False
+    return head is not None and why_unfit(head, model) is None
 
 
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:

@@ -146,7 +146,7 @@ class ModelGrammars:
         """Compile a schema. Unless `strict`, keywords that cannot be enforced are left out and named.
         `pointer`: place in the schema whose values are wanted. Raises InvalidRequest."""
         made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), pointer=pointer, strict=strict)
-        paths = tuple(f"{_param(param, path)}.{keyword}" for path, keyword in made.unenforced)
+        paths = tuple(f"{param_at(param, path)}.{keyword}" for path, keyword in made.unenforced)
         return CheckedGrammar(made.lark, made.rules, paths, is_json=True, share=made.share)
 
     def of_any_object(self, param: str) -> CheckedGrammar:
@@ -213,7 +213,7 @@ class ModelGrammars:
         )
         made = self._cache.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
         if isinstance(made, RefusedGrammar):
-            place = param if made.path is None else _param(param, made.path)
+            place = param if made.path is None else param_at(param, made.path)
             raise InvalidRequest(made.message, param=place, code=made.code or "invalid_value")
         return made
 
@@ -234,7 +234,7 @@ def _num_bytes(made: Union[MadeGrammar, RefusedGrammar]) -> int:
     return sum(map(sys.getsizeof, (made.lark, made.rules, *sum(made.unenforced, ()))))
 
 
-def _param(param: str, pointer: str) -> str:
+def param_at(param: str, pointer: str) -> str:
     """Convert `/properties/a/anyOf/0` in `x` to `x.properties.a.anyOf[0]`."""
     parts = pointer.split("/")[1:]
     return param + "".join(f"[{part}]" if part.isdecimal() else f".{part[:64]}" for part in parts)

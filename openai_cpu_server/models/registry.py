@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.model_info import AdapterState, ModelKind
 from openai_cpu_server.errors import (
     AdapterNotFound,
@@ -22,6 +23,10 @@ from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
 LATEST = "latest"
+_SIZE_TAG = re.compile(r"(?i)(\d+(?:\.\d+)?)([mb])(?:-(?:instruct|chat|it|text))?(?:-([qifbm]\w+))?")
+"""Ollama's tag of a size, such as `1.5b` or `135m-instruct-q4_K_M`."""
+_SIZE_TOLERANCE = 1.4
+"""`llama3.2:1b` has 1.24 billion parameters, `gemma2:2b` 2.6. Models of one family differ by 1.8 and more."""
 _WORST_FIRST = (
     EngineState.FAILED,
     EngineState.STOPPED,
@@ -117,8 +122,8 @@ class ModelRegistry:
 
     `allowed`: names that a caller may use, or None for all; other names do not exist for it. An adapter is
     called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's clients send for
-    a name without a tag, means the model. `llama3.2:3b` means `llama-3.2-3b` if there is no `llama3.2`,
-    because Ollama puts a size behind a colon.
+    a name without a tag, means the model. Ollama puts a size behind a colon: `llama3.2:3b` means `llama3.2`
+    if that has this size, or `llama-3.2-3b` if there is no `llama3.2`.
     """
 
     def __init__(
@@ -172,7 +177,8 @@ class ModelRegistry:
         if name is None:
             name = self.default.name if allowed is None else next(iter(self.names(allowed)), None)
         if (router := self.router(name, allowed)) is not None:
-            raise RouterNotModel(router.name, tuple(router.options.routes.values()))
+            targets = router.options.routes.values()
+            raise RouterNotModel(router.name, [one for one in targets if allowed is None or one in allowed])
         chosen = None
         if name is not None:
             chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
@@ -181,7 +187,7 @@ class ModelRegistry:
             there_is = (*self.names(allowed), *self.router_names(allowed), *available_models)
             raise ModelNotFound(name, there_is)  # only a name that the client has sent
         if chosen.adapter is not None:
-            _require_adapter(chosen.adapter, chosen.model, param=None if adapter is None else "lora")
+            _require_adapter(chosen, allowed, param=None if adapter is None else "lora")
         return chosen
 
     def meant(self, name: str | None) -> str | None:
@@ -206,8 +212,9 @@ class ModelRegistry:
             models = {id(self._by_name[each]) for each in alike}
             return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
         model = self._by_name[base]
-        if adapter == LATEST and name not in _adapted_names(model):
-            return ChosenModel(base, model)
+        size = _SIZE_TAG.fullmatch(adapter)
+        if (adapter == LATEST or size is not None) and name not in _adapted_names(model):
+            return ChosenModel(base, model) if size is None or _has_size(model, size) else None
         return ChosenModel(name, model, adapter)
 
     def _derived(self, name: str) -> ChosenModel | None:
@@ -361,19 +368,28 @@ def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace(":", "")
 
 
+def _has_size(model: ServedModel, tag: re.Match[str]) -> bool:
+    size = float(tag[1]) * (1e6 if tag[2].lower() == "m" else 1e9)
+    info = model.engine.info
+    is_near = info is not None and 1 / _SIZE_TOLERANCE <= info.num_parameters / size <= _SIZE_TOLERANCE
+    return is_near and (tag[3] is None or tag[3].lower() == model.quantisation)
+
+
 def _adapted_names(model: ServedModel) -> Iterator[str]:
     for status in model.engine.adapters():
         if status.state is not AdapterState.FAILED:
             yield f"{model.name}:{status.adapter.name}"
 
 
-def _require_adapter(name: str, model: ServedModel, *, param: str | None) -> None:
-    statuses = {status.adapter.name: status for status in model.engine.adapters()}
-    status = statuses.get(name)
+def _require_adapter(chosen: ChosenModel, allowed: Collection[str] | None, *, param: str | None) -> None:
+    name, model = chosen.adapter, chosen.model
+    assert name is not None, "the request names none"
+    status = next((one for one in model.engine.adapters() if one.adapter.name == name), None)
     if status is None or status.state is AdapterState.FAILED:
-        usable = [other for other, one in statuses.items() if one.state is not AdapterState.FAILED]
+        usable = [each for each in _adapted_names(model) if allowed is None or each in allowed]
         reason = None if status is None else status.reason
-        raise AdapterNotFound(name, usable, reason=reason, param=param)
+        names = [each.removeprefix(f"{model.name}:") for each in usable]
+        raise AdapterNotFound(name, names, reason=reason, param=param)
 
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -415,11 +431,14 @@ def choose_able(
     adapter: str | None = None,
 ) -> ChosenModel:
     """Resolve a name, or the first allowed model with this ability. `adapter`: for requests with a field
-    of its own. Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model without the ability."""
+    of its own. Raises ModelNotFound, AdapterNotFound, WrongModelKind for a model without the ability, and
+    EngineUnavailable for one whose file cannot be read."""
     if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)
     if not is_able(chosen.model, ability):
+        if (engine := chosen.model.engine).info is None and engine.state is EngineState.FAILED:
+            raise unavailable(engine.status())  # nothing is known of its file
         able = _able_names(models, allowed, ability)
         raise WrongModelKind(chosen.name, ability.value, able=able)
     return chosen

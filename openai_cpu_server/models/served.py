@@ -179,8 +179,6 @@ class UnreadableModel:
     raises EngineUnavailable with the reason."""
 
     has_template = adds_bos = False
-    vocab_size = 0
-    bos_text = eos_text = ""
     bos: int | None = None
     fim: FimTokens | None = None
     marks = SequenceMarks()
@@ -196,6 +194,7 @@ class UnreadableModel:
         raise EngineUnavailable(f"The model could not be loaded: {self._reason}", _AGAIN_S)
 
     encode = encode_all = piece = decode = prompt = __call__ = _refuse
+    vocab_size = bos_text = eos_text = property(_refuse)
 
 
 WAIT_S = 2.0

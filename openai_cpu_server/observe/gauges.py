@@ -108,6 +108,13 @@ _OF_ENGINES = (
 )
 _OF_WORK = (
     _Gauge(
+        "ocs_drafting_gain",
+        "Speed with the drafts of a model or a head relative to that without, by the least number of "
+        "sequences; 0 while they are paused.",
+        lambda one: {(str(each.sequences),): each.gain * each.drafts for each in one.status.drafting},
+        ("sequences",),
+    ),
+    _Gauge(
         "ocs_requests_running",
         "Sequences in the engine's slots.",
         lambda one: {(each.label,): one.status.running[each.label] for each in Priority},

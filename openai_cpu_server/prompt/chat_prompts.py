@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -35,6 +36,8 @@ from openai_cpu_server.prompt.template import (
     tried,
 )
 from openai_cpu_server.prompt.tool_formats import ToolFormat
+
+_MARK = re.compile(r"<\|\w+\|>")
 
 
 class _Place(NamedTuple):
@@ -91,8 +94,10 @@ class Literals:
     control tokens that the template wrote, where tokenisers cut anyway, so all other tokens stay the same.
     """
 
-    def __init__(self, names: ControlNames) -> None:
+    def __init__(self, names: ControlNames, marks: re.Pattern[str] | None = None) -> None:
+        """`marks`: further texts that a template looks for."""
         self._names = names
+        self._marks = marks
         self._stem = f"{secrets.randbits(96):029d}"  # digits pass through all that templates do to texts
         self._hidden_texts: list[str] = []
         self._stand_in = re.compile(self._stem + r"(\d{6})")
@@ -143,7 +148,12 @@ class Literals:
 
     def _hidden_text(self, text: str) -> str:
         parts, behind = [], 0
-        for start, end in self._names.risky_spans(text):
+        spans = self._names.risky_spans(text)
+        if self._marks is not None:
+            spans = sorted([*spans, *(found.span() for found in self._marks.finditer(text))])
+        for start, end in spans:
+            if start < behind:
+                continue
             parts += [text[behind:start], f"{self._stem}{len(self._hidden_texts):06d}"]
             self._hidden_texts.append(text[start:end])
             behind = end
@@ -388,12 +398,18 @@ class ChatPrompts:
     def has_template(self) -> bool:
         return self.template is not None
 
+    @functools.cached_property
+    def _marks(self) -> re.Pattern[str] | None:
+        """Marks that gpt-oss' template looks for in answers, also where the vocabulary lacks them."""
+        found = set(_MARK.findall(self.template.source)) if self.template is not None else set()
+        return re.compile("|".join(map(re.escape, sorted(found)))) if found else None
+
     def prompt(self, conversation: Conversation) -> ChatPrompt:
         if self.template is None:
             raise TemplateFailed(
                 "The model has no chat template; start the server with --chat-template FILE."
             )
-        literals = Literals(self.names)
+        literals = Literals(self.names, self._marks)
         bound = with_bound_results(conversation.messages)
         hidden = msgspec.structs.replace(
             conversation,
@@ -448,10 +464,16 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """If the template rejects or loses a message, write all but plain chat in words."""
+        """If the template rejects or loses a message, write all but plain chat in words; if it does so with
+        a tool, the tools."""
         shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
-        for shape in (template.shape, in_words(template.shape)):
+        functions = [tool.get("function") for tool in chat.tools]
+        names = [str(each["name"]) for each in functions if isinstance(each, Mapping)]
+        shapes = [template.shape, in_words(template.shape)]
+        if names and template.shape.shows_tools:
+            shapes += [msgspec.structs.replace(shape, shows_tools=False) for shape in shapes]
+        for shape in shapes:
             try:
                 turns, tools = adapted(
                     messages, chat.tools, shape, self.tool_format, shows_thoughts=shows_thoughts
@@ -468,11 +490,11 @@ class ChatPrompts:
                 ways.append(text)
             except TemplateFailed as failure:
                 failures.append(failure)
-            if ways and not lost(messages, ways[-1].text):
+            if ways and not lost(messages, names, ways[-1].text):
                 return ways[-1]
         if not ways:
             raise failures[0]
-        return min(ways, key=lambda way: lost(messages, way.text))
+        return min(ways, key=lambda way: lost(messages, names, way.text))
 
     def _boundaries(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
         """Tokenisers cut behind a control token anyway, unless it takes the white space behind it."""

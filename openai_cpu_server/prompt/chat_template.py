@@ -4,6 +4,7 @@ would exceed them."""
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import re
 import types
@@ -15,18 +16,21 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
+from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.prompt.template import (
     CallShape,
     Message,
     SystemPlace,
     TemplateShape,
     template_messages,
+    to_json,
     tried,
 )
 
@@ -98,6 +102,8 @@ BINOP_CHECKS: dict[str, Callable[[object, object], None]] = {
 MAX_STEPS = 2_000_000
 """Loop iterations, seconds of work."""
 _STEPS_OF_A_CALL = 10
+_LIST_CHANGES = ("append", "insert", "pop")
+"""Methods that add one item at most."""
 
 
 @dataclass
@@ -116,11 +122,21 @@ class StepContext(Context):
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
         self.steps = _Steps(environment.max_steps)
+        self.root: StepContext | None = None
+        """Context of the template, or None if it is this one."""
+
+    @functools.cached_property
+    def _inputs(self) -> frozenset[int]:
+        return frozenset(map(id, _lists_in(self.parent)))
+
+    def is_input(self, value: list[object]) -> bool:
+        """Return True for a list that the template did not make itself."""
+        return id(value) in (self.root or self)._inputs
 
     def derived(self, locals: dict[str, Any] | None = None) -> StepContext:
         child = super().derived(locals)
         assert isinstance(child, StepContext)
-        child.steps = self.steps
+        child.steps, child.root = self.steps, self.root or self
         return child
 
 
@@ -138,6 +154,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         self.filters["tojson"] = json_filter
+        self.filters["from_json"] = _from_json
         self.filters["counted"] = counted
         self.filters["joined"] = bounded_concatenation
         for name in ("center", "indent"):
@@ -161,11 +178,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(__context, StepContext)
         __context.steps.spend(_STEPS_OF_A_CALL)
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, list) and __obj.__name__ in _LIST_CHANGES and __context.is_input(owner):
+            raise SecurityError("an unsafe change of a list of the request")
         if isinstance(__obj, LoopContext) and args:
             args = (counted(__context, args[0]), *args[1:])
-        if isinstance(getattr(__obj, "__self__", None), str):
+        if isinstance(owner, str):
             check_numbers((*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow templates to change their own lists, as `call` checks."""
+        changes_list = attr in _LIST_CHANGES and type(obj) is list
+        return changes_list or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         BINOP_CHECKS[operator](left, right)
@@ -204,6 +229,18 @@ class _Bounds(NodeTransformer):
         return nodes.Filter(pieces, "joined", [], [], None, None, lineno=node.lineno)
 
 
+def _lists_in(value: object) -> Iterator[list[object]]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            yield one
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+
+
 @jinja2.pass_context
 def counted(context: StepContext, items: Iterable[object]) -> Iterator[object]:
     for item in items:
@@ -232,6 +269,12 @@ def json_filter(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _from_json(text: str) -> object:
+    """Parse JSON, as templates for llama.cpp do."""
+    check_json_size(text.encode(errors="surrogatepass"))
+    return json.loads(text)
 
 
 def _listed(value: object) -> object:
@@ -276,6 +319,11 @@ class ChatTemplate:
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
+        # Firefunction's template has other names for them.
+        names = find_undeclared_variables(environment.parse(source))
+        self._wants_functions = "functions" in names and "tools" not in names
+        if self._wants_functions:
+            self._constants["datetime"] = f"{now():%b %d %Y %H:%M:%S}"
         # Some templates take the length of their tools, and fail with None.
         self._no_tools: Sequence[Message] | None = None
         question: Sequence[Message] = [{"role": "user", "content": _NEEDLE}]
@@ -303,6 +351,8 @@ class ChatTemplate:
             "tools": tools or self._no_tools,
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._wants_functions:
+            variables["functions"] = to_json([tool.get("function") for tool in tools or ()])
         try:
             return self._template.render(variables)
         except _Refused as error:

@@ -172,9 +172,10 @@ def adapted(
     return turns, tools
 
 
-def lost(messages: Sequence[Message], text: str) -> int:
-    """Count missing texts and calls by their longest words, because templates trim texts and write JSON."""
-    num_lost = at = 0
+def lost(messages: Sequence[Message], tools: Sequence[str], text: str) -> int:
+    """Count missing texts, calls and tools. Texts are found by their longest words, because templates trim
+    them and write JSON."""
+    num_lost, at = sum(name not in text for name in tools), 0
     for part in (part for message in messages for part in _texts(message)):
         word = max(_WORD.findall(part), key=len, default="")
         found = text.find(word, at)  # they stand there in their order, nearly always

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -30,6 +32,8 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     """Written by models before the answer."""
     efforts: tuple[str, ...] = ()
     """Levels of a model that cannot stop thinking, or ()."""
+    levels: tuple[str, ...] = ()
+    """Values of `reasoning_effort` that switch reasoning off and on, the first and the last, or ()."""
     has_channels: bool = False
     """True if the tool format has thoughts of its own, also between calls."""
 
@@ -103,6 +107,37 @@ _ALL = (
         answer_end="</answer>",
         gap="\n",
     ),
+    # Hunyuan 3, whose template builds the marks from a suffix.
+    ReasoningFormat(
+        "hy3",
+        "<think:opensource>",
+        "</think:opensource>",
+        signs=("HYTK = ':opensource'", "<think{}>"),
+        gap="",
+        levels=("no_think", "low", "high"),
+    ),
+    ReasoningFormat("minimax-m3", "<mm:think>", "</mm:think>", signs=("<mm:think>",), gap=""),
+    ReasoningFormat(
+        "kimi-k3",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        signs=("<|open|>", "open_tag('think')"),
+        answer_begin="<|open|>response<|sep|>",
+        turn_begin="<|open|>response<|sep|>",
+        answer_end="<|close|>response<|sep|><|close|>message<|sep|>",
+        gap="",
+    ),
+    ReasoningFormat(
+        "solar",
+        "<|think|>",
+        "<|end|>",
+        signs=("<|think|>", "<|tool_call:begin|>"),
+        answer_begin="<|begin|>assistant<|content|>",
+        answer_alone="<|content|>",
+        turn_begin="<|begin|>assistant",
+        gap="",
+        levels=("low", "medium", "high"),
+    ),
     # EXAONE Deep.
     ReasoningFormat("thought", "<thought>", "</thought>", signs=("<thought>",)),
     # Qwen, QwQ, DeepSeek, SmolLM3, GLM, Kimi, MiniMax, Nemotron, Magistral of 2506, Phi-4 and most others.
@@ -129,7 +164,10 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
     text = prompt.rstrip()
     if text.endswith(form.begin):
         return ThinkingStage.WITHIN
-    return ThinkingStage.BEHIND if text.endswith((form.end, form.empty.rstrip())) else ThinkingStage.BEFORE
+    ends = [form.end, form.empty.rstrip()]
+    if form.turn_begin and not form.has_channels:
+        ends += [form.end + form.turn_begin, form.answer_begin]
+    return ThinkingStage.BEHIND if text.endswith(tuple(ends)) else ThinkingStage.BEFORE
 
 
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
@@ -154,6 +192,8 @@ def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) ->
 
 
 _NEEDLE = "needle 7c2e"
+_WRITTEN_PARTS = re.compile("""['"]thinking['"]""")
+"""Matches parts that a template wrote as text, because it takes texts only."""
 
 
 class ReasoningField(enum.Enum):
@@ -198,8 +238,12 @@ def _shows(template: PromptTemplate, echo: ReasoningField) -> bool:
     called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
     result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
     conversations: tuple[list[Message], ...] = ([question, answered], [question, called, result])
-    shown = (partial(template.render, each, add_generation_prompt=False) for each in conversations)
-    return any(_NEEDLE in tried(each) for each in shown)
+    texts = [
+        tried(partial(template.render, each, add_generation_prompt=False, extra=variables))
+        for each in conversations
+        for variables in ({}, switch(on=True))  # some show thoughts only where the next are wanted
+    ]
+    return any(_NEEDLE in text and not _WRITTEN_PARTS.search(text) for text in texts)
 
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
@@ -216,9 +260,11 @@ class TemplateReasoning(msgspec.Struct, frozen=True):
         return self.thinks_by_default or self.form.begin in prompt
 
 
-def switch(on: bool) -> dict[str, object]:
-    """Return the variables that switch thinking, under all their names."""
-    return {"enable_thinking": on, "thinking": on, "reasoning": on}
+def switch(on: bool, levels: Sequence[str] = ()) -> dict[str, object]:
+    """Return the variables that switch thinking, under all their names. `levels`: as in the format."""
+    mode = "enabled" if on else "disabled"  # MiniMax M3
+    effort = {"reasoning_effort": levels[-1 if on else 0]} if levels else {}
+    return {"enable_thinking": on, "thinking": on, "reasoning": on, "thinking_mode": mode, **effort}
 
 
 def template_reasoning(
@@ -230,7 +276,7 @@ def template_reasoning(
         return None
     unasked, on, off = (
         tried(partial(template.render, [{"role": "user", "content": "a"}], extra=variables))
-        for variables in ({}, switch(on=True), switch(on=False))
+        for variables in ({}, switch(on=True, levels=form.levels), switch(on=False, levels=form.levels))
     )
     return TemplateReasoning(
         form=form,

@@ -81,7 +81,7 @@ class ReadModel:
             is_whole = result.is_last
         return tuple(pieces)
 
-    def document(self, data: bytes, most_chars: int, charset: str) -> tuple[str | int, ...]:
+    def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
         """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as
         `picture`."""
         result = self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.MEDIA)

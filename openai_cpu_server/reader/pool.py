@@ -132,13 +132,12 @@ class ReaderPool:
         self,
         readable: Iterable[Path] | None = None,
         *,
-        children: Sequence[ReaderChild] = (),
+        child: ReaderChild | None = None,
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: folders with models, or None for no sandbox. `children`: up to two running
-        processes, which the pool takes over; the others start on demand. `share_s`: CPU seconds for one
-        piece of work."""
+        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the
+        pool takes over; the others start on demand. `share_s`: CPU seconds for one piece of work."""
         self.deaths = 0
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a cause as in `ReaderDied`."""
@@ -159,10 +158,7 @@ class ReaderPool:
         self._is_closing = False
         # The kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="readers")
-        first, second = [*children, None, None][:2]
-        self._starter.submit(self._start, quick, first)
-        if second is not None:
-            self._starter.submit(self._start, programs[0], second)
+        self._starter.submit(self._start, quick, child)
 
     def load(self) -> dict[str, WorkLoad]:
         with self._changed:
@@ -171,6 +167,12 @@ class ReaderPool:
     @property
     def pids(self) -> list[int]:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
+
+    def start_program_reader(self) -> None:
+        """Start a process for programs in the background, because the first one would wait for it."""
+        with self._changed:
+            if all(place.reader is None for place in self._places if WorkKind.PROGRAM in place.kinds):
+                self._start_spare()
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
@@ -270,6 +272,7 @@ class ReaderPool:
             is_missing = place.reader is None and not place.is_lent
             if WorkKind.PROGRAM in place.kinds and is_missing and not self._is_closing:
                 self._starter.submit(self._start, place)
+                return
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
         causes: list[str] = []
@@ -278,6 +281,8 @@ class ReaderPool:
             try:
                 return self._done(place, work, model)
             except ReaderDied as died:
+                if self._is_closing:  # it was killed by `close`
+                    raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
                 self.deaths += 1
                 self.on_death(died.cause)
                 place.reader = None

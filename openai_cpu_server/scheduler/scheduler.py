@@ -9,7 +9,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.messages import DraftingState, KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import (
     NOTHING_DRAFTED,
@@ -279,6 +279,10 @@ class Scheduler:
             cache_pinned_blocks=self._memory.cache.num_pinned,
         )
 
+    @property
+    def drafting(self) -> tuple[DraftingState, ...]:
+        return () if self._speculator is None else self._speculator.states()
+
     def participants(self, step: Step) -> tuple[Sequence, ...]:
         return tuple(self._memory.running[span.slot] for span in step.spans)
 
@@ -319,6 +323,7 @@ class Scheduler:
             self._turn.key,
             bool(spans) and is_long and self._may_be_interrupted,
             encode,
+            self._drafts.reads_along,
         )
 
     def _composed(self, unready: Collection[int], *, beside_interactive: bool) -> tuple[Span, ...]:
@@ -381,7 +386,9 @@ class Scheduler:
             return []
         self.costs.learn_copying(step, result)
         if elapsed_ms is not None and step.spans:
-            self._learn_time(step, result, elapsed_ms - result.verbs_ms - result.encoding_ms)
+            self._learn_time(
+                step, result, elapsed_ms - result.verbs_ms - result.encoding_ms - result.reading_ms
+            )
         self.costs.executed(step)
         self.eta_estimator.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]

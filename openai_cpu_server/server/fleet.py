@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from openai_cpu_server.errors import (
     AdapterFailed,
     EngineUnavailable,
     InvalidRequest,
+    ModelNotFound,
     ModelNotLoaded,
     ServerError,
     StartupError,
@@ -43,6 +44,8 @@ _LAST_CALLS_S = 2.0
 _LOOK_S = 0.05
 _LARGE_VOCABULARY = 30_000
 """Tokens. To read so many for grammars takes a reader 0.3 seconds."""
+_PREPARE_S = 5.0
+"""Interval of checks whether the server is idle, and may prepare for schemas."""
 _LOOK_AT_FILES_S = 1.0
 """Interval of checks for changed files of sleeping models, whose requests must be tokenized for the file
 that will be loaded."""
@@ -70,9 +73,12 @@ class ModelFleet:
         self._builder = ModelBuilder(settings, telemetry, self._keeper, readers, num_models, self._is_alone)
         try:
             self._models = self._built(plans)
-            states = [model.engine.status() for model in self._models]
-            if all(status.state is EngineState.FAILED for status in states) and not may_grow:
-                raise StartupError("; ".join(f"{status.reason}" for status in states))
+            states = {model.plan.name: model.engine.status() for model in self._models}
+            failed = {name: one.reason for name, one in states.items() if one.state is EngineState.FAILED}
+            if len(failed) == len(states) and not may_grow:
+                raise StartupError("; ".join(map(str, failed.values())))
+            for name, reason in failed.items():
+                logger.error("%s is not served: %s", name, reason)
             kinds = {
                 name: None if model.is_broken else model.served.kind
                 for model in self._models
@@ -123,7 +129,10 @@ class ModelFleet:
         if not self._is_alone:
             self._want_first()
         self._spawn(self._look_at_files())
-        self._spawn(self._prepare_grammars())
+        if not self._models[0].is_broken:
+            self._spawn(
+                prepare_grammars(self._models[0].served, self.requests, self.readers.start_program_reader)
+            )
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -162,8 +171,8 @@ class ModelFleet:
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         """Load the model. If its file has changed, or with `replace`, load it beside the old one and
-        replace that. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
-        async with self._replacing[model.name]:
+        replace that. Raises ModelTooLarge, ModelNotFound, ModelNotLoaded, EngineUnavailable."""
+        async with self._lock(model.name):
             serving = self._named(model.name)
             if serving.engine.is_ending:
                 raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
@@ -173,7 +182,7 @@ class ModelFleet:
             return serving.served
 
     async def unload(self, model: ServedModel) -> None:
-        """Unload the model and wait for its process to end. Raises ModelInUse."""
+        """Unload the model and wait for its process to end. Raises ModelInUse, ModelNotFound."""
         await self._keeper.unload(self._named(model.name).entry)
 
     async def add(self, plan: ModelPlan) -> ServedModel:
@@ -189,9 +198,9 @@ class ModelFleet:
         return new.served
 
     async def remove(self, model: ServedModel) -> None:
-        """Stop serving the model and release its files. Raises ModelInUse, and InvalidRequest for the
-        default."""
-        async with self._replacing[model.name]:
+        """Stop serving the model and release its files. Raises ModelInUse, ModelNotFound, and InvalidRequest
+        for the default."""
+        async with self._lock(model.name):
             old = self._named(model.name)
             if old is self._models[0]:
                 raise InvalidRequest(f"'{model.name}' is the server's default model; it stays.")
@@ -200,7 +209,7 @@ class ModelFleet:
 
     async def dismiss(self, name: str) -> None:
         """Remove a model whose file has gone; it finishes its requests."""
-        async with self._replacing[name]:
+        async with self._lock(name):
             self._withdraw(self._named(name))
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -219,20 +228,13 @@ class ModelFleet:
         task.add_done_callback(ended)
 
     def _named(self, name: str) -> LoadedModel:
-        return next(model for model in self._models if model.plan.name == name)
+        for model in self._models:
+            if model.plan.name == name:
+                return model
+        raise ModelNotFound(name)  # it has been removed since it was chosen
 
-    async def _prepare_grammars(self) -> None:
-        """Read a large vocabulary for grammars once the server is idle, because the first schema would wait
-        for that."""
-        model = self._models[0]
-        if model.is_broken or model.served.tokenizer.vocab_size < _LARGE_VOCABULARY:
-            return
-        while True:
-            await asyncio.sleep(_LOOK_AT_FILES_S)
-            if model.engine.status().state is EngineState.READY and not self.requests():
-                break
-        with contextlib.suppress(ServerError):  # the first schema tells its client
-            await asyncio.to_thread(model.served.grammars.of_any_object, "")
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._replacing[self._named(name).plan.name]
 
     async def _look_at_files(self) -> None:
         """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""
@@ -250,7 +252,7 @@ class ModelFleet:
                     logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
 
     async def _reread(self, old: LoadedModel) -> None:
-        async with self._replacing[old.plan.name]:
+        async with self._lock(old.plan.name):
             is_used = old.entry.is_in_memory or old.engine.residency.has_requests
             if old not in self._models or is_used:
                 return
@@ -328,6 +330,24 @@ class ModelFleet:
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+
+async def prepare_grammars(
+    model: ServedModel,
+    requests: Callable[[], Collection[object]],
+    start_reader: Callable[[], None],
+    *,
+    look_s: float = _PREPARE_S,
+) -> None:
+    """Start a reader for programs and read a large vocabulary for grammars once the server is idle, because
+    the first schema would wait for both. `requests`: live ones of all models."""
+    await asyncio.sleep(look_s)
+    while model.engine.state is not EngineState.READY or requests():  # noqa: ASYNC110 (once in a life)
+        await asyncio.sleep(look_s)
+    await asyncio.to_thread(start_reader)
+    if model.tokenizer.vocab_size >= _LARGE_VOCABULARY:
+        with contextlib.suppress(ServerError):  # the first schema tells its client
+            await asyncio.to_thread(model.grammars.of_any_object, "")
 
 
 def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:

@@ -167,11 +167,14 @@ class ModelParts(NamedTuple):
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
             raise StartupError(f"{plan.name} generates no text, and takes no adapters")
-        template = plan.options.chat_template
+        path = plan.options.chat_template
+        template = None if path is None else read_text(path)
+        if template is not None and not template.strip():
+            raise StartupError(f"there is no chat template in {path}")
         source = ModelSource(
             path=str(plan.path),
             generates=kind is ModelKind.GENERATES,
-            chat_template=read_text(template) if template else None,
+            chat_template=template,
             tool_format=plan.options.tool_format,
             reasoning_format=plan.options.reasoning_format,
         )
@@ -236,7 +239,7 @@ class ModelParts(NamedTuple):
 
 
 def reader_pool(
-    settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
+    settings: Settings, plans: Iterable[ModelPlan], *, child: ReaderChild | None = None
 ) -> ReaderPool:
     plans = list(plans)
     opens_media = (
@@ -245,7 +248,7 @@ def reader_pool(
         or any(plan.projector is not None for plan in plans)
     )
     if settings.sandbox == "off":
-        return ReaderPool(children=children, opens_media=opens_media)
+        return ReaderPool(child=child, opens_media=opens_media)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
     folders = [*(path.parent for path in paths), settings.profile_dir]
     if settings.models_dir is not None:
@@ -256,7 +259,7 @@ def reader_pool(
         cache = hub_cache()
         cache.mkdir(parents=True, exist_ok=True)  # what is not there at their start they can never read
         folders.append(cache)
-    return ReaderPool(folders, children=children, opens_media=opens_media)
+    return ReaderPool(folders, child=child, opens_media=opens_media)
 
 
 def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:
@@ -312,7 +315,6 @@ class ModelBuilder:
                 raise
             return self._broken(plan, str(error))
         if share is not None and (why := self.keeper.why_never(model.entry)) is not None:
-            logger.error("%s is not served: %s", plan.name, why)
             model.engine.residency.fail(why)
         return model
 
@@ -334,7 +336,6 @@ class ModelBuilder:
         return LoadedModel(plan, served, engine, entry, stamp, is_broken=False)
 
     def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
-        logger.error("%s is not served: %s", plan.name, reason)
         engine = self._engine(plan.name, EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
         engine.residency.fail(reason)
         unreadable = UnreadableModel(reason)

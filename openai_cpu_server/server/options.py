@@ -21,7 +21,7 @@ from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.sampling import sampling_in_file
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import AdapterFiles, resolve_model
+from openai_cpu_server.model_source import AdapterFiles
 from openai_cpu_server.model_source.aliases import recommended_sampling
 from openai_cpu_server.models.defaults import MOST_TOKENS, MOST_TOKENS_WITH_REASONING, ModelDefaults
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
@@ -101,6 +101,10 @@ def engine_options(
     """Return the user's choices, else the results of `tune`, else the defaults. The location of the prefix
     cache is left open unless chosen."""
     of, pinned_namespace = plan.options, ""
+    if settings.cache_dir is not None and settings.profile_dir.exists() and not settings.profile_dir.is_dir():
+        raise StartupError(f"--cache-dir: {settings.profile_dir} is not a folder")
+    if Path(of.cache_file).is_dir():
+        raise StartupError(f"--cache-file: {of.cache_file} is a folder")
     if settings.isolates_by_key and settings.api_key is not None:
         # Pinned prompts are shared with the holders of the server's key.
         identity = key_identity(settings.api_key.get_secret_value().encode())
@@ -108,7 +112,7 @@ def engine_options(
     options = settings.engine_options(
         plan.path,
         cache_bytes=cache_bytes,
-        draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
+        draft_model_path=plan.draft,
         projector_path=plan.projector,
         adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
         adapter_folders=adapter_files(settings).folders,

@@ -20,20 +20,22 @@ from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, model_kind, total_bytes
+from openai_cpu_server.llama.gguf.heads import require_model
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
-    DRAFT_KV_TYPE,
     KVType,
     batch_tokens,
     bytes_per_cell,
     encoder_memory,
+    planned_drafts,
     pool_cells,
     tokens_that_fit,
 )
-from openai_cpu_server.model_source import FoundModel, model_to_serve, projector_of
+from openai_cpu_server.model_source import FoundModel, drafting_file, model_to_serve, projector_of
 from openai_cpu_server.model_source.folder import ModelFolder
+from openai_cpu_server.model_source.names import HubName
 from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.registry import Preset
 from openai_cpu_server.models.routing.options import RouterOptions, problem
@@ -61,6 +63,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool
     memory_bytes: int | None
     """Memory limit of this model."""
+    draft: Path | None = None
+    """File of the model or the head that drafts, if that is not the model's."""
     adapters: tuple[AdapterSource, ...] = ()
     of_table: ModelOptions = NO_TABLE
     """Options of its own table."""
@@ -218,10 +222,15 @@ def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
         path=Path(model.path),
         options=NO_TABLE.over(settings),
         projector=None if model.projector is None or settings.mmproj == "off" else Path(model.projector),
+        draft=_draft(Path(model.path), settings),
         keep_alive_s=settings.idle_unload,
         is_pinned=False,
         memory_bytes=None,
     )
+
+
+def _draft(model: Path, options: ModelOptions, hub: HubName | None = None) -> Path | None:
+    return None if options.speculation == "off" else drafting_file(model, options.draft_model, hub)
 
 
 def planned_routers(
@@ -285,6 +294,7 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
         path=model.path,
         options=options,
         projector=projector_of(model.path, options.mmproj, model.hub),
+        draft=_draft(model.path, options, model.hub),
         keep_alive_s=None if table.pinned else keep_alive_s,
         is_pinned=table.pinned,
         memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
@@ -359,10 +369,11 @@ def estimate_model(
     """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
     StartupError for unreadable files."""
     header = GgufHeader(Path(options.model_path))
-    draft = GgufHeader(Path(options.draft_model_path)) if options.draft_model_path else None
+    require_model(header)
     kind, kv_type = model_kind(header), KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
-    weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
+    draft, _ = planned_drafts(header, options) if generates else (None, None)
+    weights = total_bytes(model_files(header)) + (0 if draft is None else draft.weights)
     encoder, ffn_width = (
         encoder_memory(options),
         header.get_int(header.for_architecture("feed_forward_length")),
@@ -371,14 +382,14 @@ def estimate_model(
     # the widest activation.
     step_bytes = 4 * batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
     token_bytes = bytes_per_cell(header, kv_type) if generates else 0
-    draft_bytes = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
+    draft_bytes = 0 if draft is None else draft.cell_bytes
     need = MemoryNeed(
         weights=weights + encoder.weights,
         cells=0,
         buffers=_PROCESS_BYTES + step_bytes + encoder.buffers,
         cache=options.cache_bytes if generates else 0,
     )
-    cells = _cells(options.kv_tokens, token_bytes + draft_bytes, need, share) if generates else 0
+    cells = _cells(options, token_bytes + draft_bytes, need, share) if generates else 0
     if generates:
         options = msgspec.structs.replace(options, kv_tokens=cells)
     elif options.kv_tokens is None:
@@ -390,10 +401,12 @@ def estimate_model(
     return ModelEstimate(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
 
 
-def _cells(requested: int | None, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
+def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
     """Return the requested number, else up to 16,384 in half of the free memory beside the weights,
     divided between the models."""
-    if requested is not None:
+    if (requested := options.kv_tokens) is not None:
+        if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
+            pool_cells(requested, token_bytes, Machine().free_memory())
         return requested
     if share is None:
         free = Machine().free_memory() - need.weights

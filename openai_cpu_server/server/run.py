@@ -22,8 +22,10 @@ from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.api.state import ModelKeeping, ModelStore
-from openai_cpu_server.config.folders import tune_engines, user_data_dir
+from openai_cpu_server.config.command_line import peer_variables
+from openai_cpu_server.config.folders import foreign_settings, tune_engines, user_data_dir
 from openai_cpu_server.config.settings import Settings, revealed
+from openai_cpu_server.config.sources import option
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
@@ -110,7 +112,7 @@ _CLOSE_CONNECTIONS_S = 1
 
 
 def run_server(
-    settings: Settings, readers: Sequence[ReaderChild] = (), on_listening: Callable[[str], None] | None = None
+    settings: Settings, reader: ReaderChild | None = None, on_listening: Callable[[str], None] | None = None
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
     line."""
@@ -118,9 +120,13 @@ def run_server(
         faulthandler.enable()  # a crash of native code tells where it was
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
+    for advice in peer_variables(foreign_settings(), {*map(option, Settings.model_fields)}):
+        logger.warning(advice)
     plans = planned_models(settings)
-    pool = reader_pool(settings, plans, children=readers)
-    with listening(settings.host, settings.port) as listener:
+    with (
+        contextlib.closing(reader_pool(settings, plans, child=reader)) as pool,
+        listening(settings.host, settings.port) as listener,
+    ):
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         telemetry = Telemetry.new(model=plans[0].name, tracing=tracing)

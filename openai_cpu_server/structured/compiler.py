@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from openai_cpu_server.contract.grammar import (
     BYTES_AND_END,
@@ -87,18 +88,46 @@ def compile_schema(schema: Json, options: Options | None = None, pointer: str = 
     UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
     options = options or Options()
     try:
-        return _Compiler(schema, options).compile(pointer)
+        try:
+            found = _Compiler(schema, options, UnenforcedReport(options.strict)).compile(pointer)
+            if not found.unenforced:
+                return found
+        except UnsupportedSchema as error:
+            raise _precise_report(schema, options, pointer).error or error from None
+        return replace(found, unenforced=_precise_report(schema, options, pointer).unenforced)
     except RecursionError:  # several limits nearly reached at once
         raise SchemaTooLarge("depth", options.limits.depth) from None
 
 
+def _precise_report(schema: Json, options: Options, pointer: str) -> UnenforcedReport:
+    """Compile again with equal schemas kept apart, because only then each has its own place."""
+    report = UnenforcedReport(strict=False)
+    compiler = _Compiler(schema, replace(options, limits=options.limits.enlarged), report, is_precise=True)
+    try:
+        compiler.compile_values(pointer)
+    except InvalidRequest:
+        if not options.strict:
+            raise
+    report.add_joined(compiler.joined)
+    return report
+
+
 class _Compiler:
-    def __init__(self, schema: Json, options: Options) -> None:
+    """`is_precise`: equal schemas are kept apart."""
+
+    def __init__(
+        self, schema: Json, options: Options, report: UnenforcedReport, *, is_precise: bool = False
+    ) -> None:
         self._budget = budget = Budget(options.limits)
-        self._report = UnenforcedReport(options.strict)
+        self._report = report
         self._readers = SchemaReaders(
-            schema, budget, self._report, closes_objects=options.additional is Additional.CLOSED
+            schema,
+            budget,
+            report,
+            closes_objects=options.additional is Additional.CLOSED,
+            is_precise=is_precise,
         )
+        self.joined = self._readers.table.joined
         self._normaliser = self._readers.root
         self._table = self._readers.table
         self._goals = Goals(self._table, self._readers.at, budget, self._report)
@@ -128,12 +157,16 @@ class _Compiler:
             self._budget,
         )
 
-    def compile(self, pointer: str) -> CompiledGrammar:
+    def compile_values(self, pointer: str) -> Expr:
         root = self._value(((self._normaliser.at(pointer), True),), "value")
         while self._waiting:
             goal, name = self._waiting.pop()
             with self._budget.looking_at(self._goals.path(goal)):
                 self._grammar.set(name, self._of_goal(goal, name))
+        return root
+
+    def compile(self, pointer: str) -> CompiledGrammar:
+        root = self.compile_values(pointer)
         if (impossible := self._impossible(pointer)) is not None:
             raise InvalidSchema(impossible, "no value can satisfy this schema")
         paths = {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
@@ -181,20 +214,24 @@ class _Compiler:
         shape = array_shape(branch, self._goals)
         if shape is None:
             return NOTHING
-        try:
-            return self._arrays.expr(shape, hint)
-        except NotEnforceable as error:
-            path, keyword = self._table.place(error.place)
-            self._report.refuse(path, keyword, error.reason)
-            return self._arrays.expr(shape.without(error.place), hint)
+        while True:
+            try:
+                return self._arrays.expr(shape, hint)
+            except NotEnforceable as error:
+                self._refuse(error.numbers, error.reason)
+                shape = shape.without(error.numbers)
 
     def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
-        if shape.low > len(shape.members) + bool(shape.others):
-            counts = [f for f in branch if isinstance(f.node, Size) and f.node.low == shape.low]
-            path, keyword = self._table.place(counts[0].number)
-            self._report.refuse(path, keyword, "over 1 cannot be enforced on names that may repeat")
-            shape = shape.without_low()
+        most = len(shape.members) + bool(shape.others)
+        if shape.low > most:
+            counts = [f.number for f in branch if isinstance(f.node, Size) and f.node.low > most]
+            self._refuse(counts, "over 1 cannot be enforced on names that may repeat")
+            shape = replace(shape, low=most)
         return self._objects.expr(shape, hint)
+
+    def _refuse(self, numbers: Iterable[int], reason: str) -> None:
+        for number in numbers:
+            self._report.refuse(*self._table.place(number), reason)
 
     # Which branches have values
 
@@ -286,7 +323,7 @@ def grammar_maker(
             lark=lark,
             rules=packed_rules(compiled.rules),
             unenforced=tuple((each.path, each.keyword) for each in compiled.unenforced),
-            share=compiled.share,
+            share=compiled.share + translation.share,
             is_raw=compiled.is_raw,
         )
 
@@ -314,7 +351,7 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         case GrammarSource.SCHEMA:
             return compile_schema(json.loads(order.text), options, order.pointer)
         case GrammarSource.ANY_OBJECT:
-            return msgspec.structs.replace(compile_schema(ANY_OBJECT, options), share=0.0)
+            return replace(compile_schema(ANY_OBJECT, options), share=0.0)
         case GrammarSource.REGEX:
             return CompiledGrammar(without_characters(regex_rules(order.text), unknown))
         case GrammarSource.CHOICES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -11,15 +11,31 @@ import msgspec
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.languages.rules import MOST_LEVELS
 
+_MOST_NAMED = 10
+"""Further places in a message."""
+
 
 class UnsupportedSchema(InvalidRequest):
-    """`path`: JSON pointer to the schema with the keyword."""
+    """`path`: JSON pointer to the schema with the keyword. `others`: further places."""
 
-    def __init__(self, path: str, keyword: str, reason: str = "cannot be enforced by a grammar") -> None:
-        super().__init__(f"{path or '/'}: '{keyword}' {reason}.", code="unsupported_schema")
+    def __init__(
+        self,
+        path: str,
+        keyword: str,
+        reason: str = "cannot be enforced by a grammar",
+        others: Sequence[Unenforced] = (),
+    ) -> None:
+        message = f"{path or '/'}: '{keyword}' {reason}."
+        if others:
+            named = [f"'{x.keyword}' at {x.path or '/'}" for x in others[:_MOST_NAMED]]
+            more = len(others) - len(named)
+            named += [f"{more} more"] if more else []
+            message += f" Not enforced either: {', '.join(named)}."
+        super().__init__(message, code="unsupported_schema")
         self.path = path
         self.keyword = keyword
         self.reason = reason
+        self.others = tuple(others)
 
 
 class InvalidSchema(InvalidRequest):
@@ -80,6 +96,7 @@ _LIMITS = {
     ),
     "rules": ("rules of the grammar", "use smaller 'minItems', 'minProperties' and 'minContains'"),
     "grammar": ("characters of the grammar", "remove properties, or split the schema into several requests"),
+    "symbols": ("symbols of the grammar", "remove properties, or split the schema into several requests"),
 }
 """Counted thing and advice, by limit."""
 
@@ -91,6 +108,7 @@ _OTHERS = {
     "regex_states": ("states of an automaton", "use smaller counts, and simpler look-around"),
     "regex_work": ("steps for automata", "use simpler patterns"),
     "grammar": ("characters of the grammar", "make it shorter"),
+    "symbols": ("symbols of the grammar", "make it shorter"),
 }
 
 
@@ -171,6 +189,11 @@ class Limits(msgspec.Struct, frozen=True):
     grammar: int = 600_000
     """Characters of the finished text."""
 
+    @property
+    def enlarged(self) -> Limits:
+        """Limits for the same schema with all of its parts kept apart."""
+        return msgspec.structs.replace(self, **{name: 4 * getattr(self, name) for name in _WORK})
+
 
 class Options(msgspec.Struct, frozen=True):
     whitespace: Whitespace = Whitespace.COMPACT
@@ -233,12 +256,34 @@ class UnenforcedReport:
     def __init__(self, strict: bool) -> None:
         self._strict = strict
         self._found: dict[Unenforced, None] = {}
+        self._reasons: dict[Unenforced, str] = {}
 
     def refuse(self, path: str, keyword: str, reason: str) -> None:
         """Note a keyword, or reject it if strict. Raises UnsupportedSchema."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
+        self._reasons.setdefault(Unenforced(path, keyword), reason)
         self.note(path, keyword)
+
+    def add_joined(self, joined: Mapping[tuple[str, str], Iterable[tuple[str, str]]]) -> None:
+        """Name these places beside those that are named already."""
+        queue = list(self._found)
+        for each in queue:
+            for path, keyword in joined.get((each.path, each.keyword), ()):
+                if (other := Unenforced(path, keyword)) not in self._found:
+                    self._found[other] = None
+                    queue.append(other)
+                if each in self._reasons:
+                    self._reasons.setdefault(other, self._reasons[each])
+
+    @property
+    def error(self) -> UnsupportedSchema | None:
+        """Refusal that names all places, or None if nothing is refused."""
+        if not self._reasons:
+            return None
+        (first, reason), *_ = self._reasons.items()
+        others = [each for each in self._reasons if each != first]
+        return UnsupportedSchema(first.path, first.keyword, reason, others)
 
     def note(self, path: str, keyword: str) -> None:
         """For a keyword that the standard lets give way."""

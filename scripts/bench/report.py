@@ -165,6 +165,9 @@ def _section(result: WorkloadResult) -> Iterator[str]:
             memory, cores = f"{use.peak_rss_bytes / 1e6:.0f} MB", use.cpu_s / (use.wall_s or 1)
             rows.append((label, f"{use.ready_s:.1f} s", memory, f"{use.cpu_s:.1f} s", f"{cores:.2f}"))
         yield Table(heads, rows).markdown()
+        kernels = {label: use.kernels for label, use in result.uses if use.kernels}
+        for label, parts in kernels.items():
+            yield f"{label}: {', '.join(f'{name} {what}' for name, what in parts.items())}."
 
 
 def _notes(result: WorkloadResult) -> list[str]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +35,8 @@ class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     """CPU time of all processes during the workload."""
     wall_s: float
+    kernels: dict[str, str] = {}
+    """What computes, from our server's `/health`."""
 
 
 class TreeSampler:
@@ -158,6 +162,16 @@ class Server:
     def clients(self) -> Clients:
         return Clients(self.port, self.spec.dialect)
 
+    def kernels(self) -> dict[str, str]:
+        """Return what computes, or nothing for servers that do not report it."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            urllib.request.urlopen(f"{self.url}/health", timeout=_STOP_S) as answer,
+        ):
+            found: dict[str, str] = json.load(answer).get("kernels", {})
+            return found
+        return {}
+
     def wait_until_ready(self) -> float:
         """Wait for the server, and return the seconds of its start. Raises ServerFailed."""
         deadline = time.perf_counter() + _START_S
@@ -196,11 +210,11 @@ def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Serve
     server = Server(spec)
     try:
         ready_s = server.wait_until_ready()
-        sampler = TreeSampler(server.pid, ready_s)
+        kernels, sampler = server.kernels(), TreeSampler(server.pid, ready_s)
         try:
             yield server
         finally:
-            uses.append((spec.label, sampler.stop()))
+            uses.append((spec.label, msgspec.structs.replace(sampler.stop(), kernels=kernels)))
     finally:
         server.stop()
 

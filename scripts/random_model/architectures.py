@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class Architecture:
         return layers
 
     @property
+    def has_heads(self) -> bool:
+        return "*.nextn_predict_layers" in self.own_facts
+
+    @property
     def has_experts(self) -> bool:
         return "*.expert_count" in self.own_facts
 
@@ -82,9 +86,20 @@ def _read(kind: str, common: Facts) -> dict[str, Architecture]:
     return found
 
 
+def _with_heads() -> dict[str, Architecture]:
+    found = {}
+    for name, fields in _MODELS["heads"].items():
+        base = ARCHITECTURES[fields.pop("of")]
+        facts, memory = {**base.own_facts, **fields.pop("facts")}, Memory(fields.pop("memory", base.memory))
+        found[name] = replace(base, name=name, memory=memory, own_facts=facts, **{"like": "", **fields})
+    return found
+
+
 _OF_TINY: Facts = _MODELS["facts_of_tiny_models"]
 SHAPES = _read("shapes", {})
 ARCHITECTURES = _read("tiny", _OF_TINY)
+HEADS = _with_heads()
+"""Models with heads that predict further tokens, and an assistant, which is a file of its own."""
 VOCAB: int = _OF_TINY["*.vocab_size"]
 WINDOW: int = ARCHITECTURES["tiny-gemma3"].own_facts["*.attention.sliding_window"]
 

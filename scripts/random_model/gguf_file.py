@@ -18,6 +18,7 @@ from gguf import GGML_QUANT_VERSION, GGUFWriter
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.model.model import native_log
 from random_model.architectures import Architecture, Facts
+from random_model.heads import assistant_shapes, with_fused_products
 from random_model.tensors import (
     F32,
     LOGIT_STD,
@@ -35,12 +36,17 @@ from random_model.vocabulary import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Vocabula
 Shapes = dict[str, tuple[int, ...]]
 """By tensor name; the columns come last."""
 
+_HEAD_NORM = "nextn.shared_head_norm.weight"
+_HEAD_STD = 10.0
+"""Spread of a head's logits: wide enough for drafts, which unlikely tokens end."""
 _LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 """The first of them that a model has precedes its output matrix."""
 _FACTORS = ("norm", "rope_f", "scale")
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
 _OFFSET_STD = 0.3
+_ASSISTANT = "gemma4-assistant"
+_FUSED = "mimo2"
 _OUTPUT = "output.weight"
 _EMBEDDINGS = "token_embd.weight"
 _LAYER = "blk."
@@ -119,6 +125,8 @@ class _Weights:
         kind = _kind(name)
         if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
             return Constant(name, shape, self.query_key_norm)
+        if kind == _HEAD_NORM:
+            return Constant(name, shape, _HEAD_STD)
         if kind == "time_mix_w0.weight":
             return Constant(name, shape, _SLOW_DECAY)
         if kind == "ssm_a":
@@ -162,6 +170,8 @@ def _gets_more_bits(layer: int, layers: int) -> bool:
 
 def _all_layers(model: Architecture) -> Shapes:
     """llama.cpp reserves memory for f32 weights of all tensors that it is asked for."""
+    if model.llama_name == _ASSISTANT:
+        return assistant_shapes(model)
     if not model.alike:
         return _shapes(model)
     asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
@@ -182,14 +192,14 @@ def _shapes(model: Architecture) -> Shapes:
     libggml.ggml_get_name.argtypes, libggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
     log, callback = native_log(), llama_cpp.llama_model_set_tensor_data_t(note)
     header = _header(model)
-    loaded = llama_cpp.llama_model_init_from_user(
-        header, callback, None, llama_cpp.llama_model_default_params()
-    )
+    params = llama_cpp.llama_model_default_params()
+    params.load_mtp = model.has_heads
+    loaded = llama_cpp.llama_model_init_from_user(header, callback, None, params)
     libggml.gguf_free(ctypes.c_void_p(header))
     if loaded is None:
         raise RuntimeError(f"{model.name}: {log.cause()}")
     llama_cpp.llama_model_free(loaded)
-    return found
+    return with_fused_products(found) if model.llama_name == _FUSED else found
 
 
 def _header(model: Architecture) -> int:

@@ -18,12 +18,13 @@ MEASUREMENTS = {
     "overhead": "the server against a bare loop of the same steps",
     "embedding": "short texts: a bare loop, our server, llama-server",
     "kernels": "products of weights, ggml's and ours",
+    "roofline": "products by AMX, as shares of the peak of its tiles",
     "attention": "attention of a layer, ggml's and ours: wide heads, latent, windows",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
     "sampling": "choosing a token from a large vocabulary",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }
 
-COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "attention", "steps"})
+COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "roofline", "attention", "steps"})
 """Computed in this process, with allocations in huge pages, as in an engine."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}

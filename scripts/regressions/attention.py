@@ -39,6 +39,7 @@ class Heads:
 
 
 _DENSE = Heads("1 B", 32, 8, 64, 64)
+_LARGE = Heads("8 B", 32, 8, 128, 128)
 _WIDE = Heads("heads of 512 (Gemma 4)", 8, 1, 512, 512)
 _LATENT = Heads("latent (DeepSeek), 16 heads", 16, 1, 576, 512)
 _LATENT_MANY = Heads("latent (DeepSeek), 128 heads", 128, 1, 576, 512)
@@ -94,6 +95,9 @@ def situations() -> Iterator[Situation]:
         yield Situation(heads, 1, 4_000)
         yield Situation(heads, 16, 500)
         yield Situation(heads, 1, 500, prompt=128)
+    for before in (2_000, 8_000):
+        yield Situation(_DENSE, 1, before, prompt=256)
+        yield Situation(_LARGE, 1, before, prompt=256)
     for heads, window in ((_WINDOW, 128), (_WINDOW_ONE, 512)):
         for unseen in (0, 4_000, 16_000):
             yield Situation(heads, 16, window, unseen=unseen)

@@ -90,18 +90,26 @@ async def test_other_ends_have_no_reason_of_ours(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("ends", "fields"),
-    [(False, {}), (True, {"ignore_eos": True, "max_tokens": 1600}), (True, {"regex": "(and so on, )*"})],
+    [(False, {}), (True, {"ignore_eos": True, "max_tokens": 1600})],
 )
 async def test_what_may_repeat_itself(ends: bool, fields: Json) -> None:
-    """Without the option, where the client ignores the model's end, and in a form."""
+    """Without the option, and where the client ignores the model's end."""
     made = await answer("/v1/completions", stream=False, ends=ends, **fields)
     assert made.json()["choices"][0]["text"].startswith(LOOP[:1600])
     assert HEADER not in made.headers
 
 
-async def test_tools_that_may_be_called_leave_text_bound_by_a_grammar() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
+FORMS: tuple[Json, ...] = (
+    {},
+    {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "string"}}}},
+    {"regex": "(and so on, )*"},
+)
+
+
+async def test_a_loop_ends_in_forms_and_beside_tools_too() -> None:
     async with client(api(engine := FakeEngine(says="Hi"))) as http:
-        for more in ({}, {"tools": tools}, {"response_format": {"type": "json_object"}}):
+        for more in FORMS:
             await http.post("/v1/chat/completions", json={"messages": MESSAGES, **more})
-    assert [request.ends_loops for request in engine.submitted] == [True, False, False]
+    assert [request.ends_loops for request in engine.submitted] == [True] * len(FORMS)

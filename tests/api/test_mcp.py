@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,7 @@ async def serving(
     engine: Scripted,
     url: str,
     *,
+    program: str | None = None,
     keys: KeyRing | None = None,
     limits: McpLimits = LIMITS,
     tools: frozenset[str] | None = None,
@@ -84,6 +86,8 @@ async def serving(
 ) -> AsyncIterator[httpx.AsyncClient]:
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake"))
     options = {"tools": McpServerOptions(url=url, tools=tools)}
+    if program is not None:
+        options = {"tools": McpServerOptions(command=(sys.executable, "-I", "-S", "-c", program))}
     async with ConfiguredServers(options, limits, allowed_hosts=allowed_hosts) as servers:
         api = create_api(served(engine), OPTIONS, jobs=jobs, keys=keys, mcp=servers)
         engine.app = api.app
@@ -315,6 +319,17 @@ async def test_a_key_uses_the_servers_and_tools_that_it_lists(url: str, tmp_path
         assert (await http.get("/v1/mcp", headers=of("none"))).json()["data"] == []
         (card,) = (await http.get("/v1/mcp", headers=of("one"))).json()["data"]
         assert (card["state"], [tool["name"] for tool in card["tools"]]) == ("ready", ["add"])
+
+
+async def test_the_last_words_of_a_broken_program_are_for_administrators(tmp_path: Path) -> None:
+    keys = key_ring(tmp_path, user='mcp = ["*"]', admin='mcp = ["*"]\nscopes = ["inference", "admin"]')
+    program = "import sys; sys.exit('no token s3cret')"
+    async with serving(Scripted("x"), "", program=program, keys=keys) as http:
+        card = (await http.get("/v1/mcp/tools", headers=of("user"))).json()
+        assert (card["state"], card["last_words"]) == ("failed", None)
+        assert "s3cret" not in str(card)
+        (card,) = (await http.get("/v1/mcp", headers=of("admin"))).json()["data"]
+        assert card["last_words"] == ["no token s3cret"]
 
 
 async def test_the_servers_and_their_tools_are_listed(url: str) -> None:

@@ -165,6 +165,14 @@ def test_the_context_is_kept_to_the_last_token() -> None:
     assert error.value.param == "prompt"
 
 
+def test_a_prompt_that_is_too_long_is_refused_before_its_grammar_is_made() -> None:
+    unmakeable = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}
+    with pytest.raises(InvalidRequest, match="unknown 'type'"):
+        chat(response_format=unmakeable)
+    with pytest.raises(PromptTooLong):
+        chat(response_format=unmakeable, messages=[user("word " * 2 * CONTEXT)])
+
+
 FIELDS: list[tuple[dict[str, object], str, object]] = [
     ({}, "client", "peer:@"),
     ({}, "stop", ()),

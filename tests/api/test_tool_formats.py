@@ -24,7 +24,7 @@ from openai_cpu_server.prompt.tool_formats import (
 )
 from tests.api.following import Follower
 from tests.api.resolving import chat
-from tests.prompt.test_tool_formats import TRANSCRIPTS
+from tests.prompt.test_tool_formats import SINGLE, TRANSCRIPTS
 
 WEATHER = {
     "type": "object",
@@ -52,13 +52,12 @@ ANSWER = {"type": "json_schema", "json_schema": {"name": "n", "schema": A_NUMBER
 
 def compact(text: str) -> str:
     """The call with the white space that the server's grammars have unless it is flexible."""
-    text = re.sub(r'\{"name": "(\w+)", "(\w+)": ', r'{"name":"\1","\2":', text)
+    text = re.sub(r'\{"(name|tool_name)": "(\w+)", "(\w+)": ', r'{"\1":"\2","\3":', text)
     return text.replace('{"city": "Rome", "days": 3}', '{"city":"Rome","days":3}')
 
 
 ONE = {name: compact(form.written([WrittenCall(*ROME)])) for name, form in TOOL_FORMATS.items()}
-TWO = {name: compact(text) for name, text in TRANSCRIPTS.items() if name != "harmony"}
-"""Harmony's models make one call at a time."""
+TWO = {name: compact(text) for name, text in TRANSCRIPTS.items() if name not in ("harmony", *SINGLE)}
 CONTROL = (
     *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|/tool_call|>", "<|python_tag|>"),
@@ -66,7 +65,12 @@ CONTROL = (
     *('<|"|>', "<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
     *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
     *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|START_ACTION|>", "<|END_ACTION|>"),
-    *("<|tools_prefix|>", "<|tools_suffix|>", "<|tool_call_start|>"),
+    *("<|tools_prefix|>", "<|tools_suffix|>", "<|tool_call_start|>", "｜DSML｜", "]<]minimax[>["),
+    "<tool_calls:opensource>",
+    *("<tool_call:opensource>", "<tool_sep:opensource>", "<arg_key:opensource>", "</arg_key:opensource>"),
+    *("<arg_value:opensource>", "</arg_value:opensource>", "</tool_call:opensource>", "<|open|>", "<|sep|>"),
+    *("<|close|>", "<|function_call|>", "<|message_sep|>", "<|role_sep|>", "<|tool_calls|>", "<|calls|>"),
+    *("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
 )
 TAUGHT, PLAIN = Follower(CONTROL), Follower()
 """A vocabulary with each family's control tokens, and one to which they are text."""
@@ -146,7 +150,20 @@ def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) 
     assert read(call.reader(), list(ONE[form])) == ("", "", [ROME])
 
 
-@pytest.mark.parametrize("form", ["qwen3-coder", "glm", "seed-oss", "minimax", "functiongemma", "gemma4"])
+RAW = [
+    "qwen3-coder",
+    "glm",
+    "seed-oss",
+    "minimax",
+    "functiongemma",
+    "gemma4",
+    "hy3",
+    "deepseek-v4",
+    "kimi-k3",
+]
+
+
+@pytest.mark.parametrize("form", RAW)
 @BOTH
 @settings(max_examples=30, deadline=None)
 @given(city=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30))
@@ -157,6 +174,18 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
         assert read(call.reader(), list(text)) == ("", "", [("weather", {"city": city, "days": 3})])
     else:
         assert "<" in city or any(token in city for token in CONTROL)
+
+
+@pytest.mark.parametrize(
+    "city", ["Rome", "a & b", "<b>", "one\ntwo", "]]", "a]", "]>", "", "]]&", 'it\'s "so"']
+)
+def test_texts_with_marks_of_xml_are_wrapped(city: str) -> None:
+    text = TOOL_FORMATS["minicpm5"].written([WrittenCall("weather", {"city": city, "days": 3})])
+    assert ("CDATA" in text) is any(mark in city for mark in "<&\n")
+    assert accepts(asked("minicpm5"), TAUGHT, text)
+    assert read(asked("minicpm5").reader(), list(text)) == ("", "", [("weather", {"city": city, "days": 3})])
+    bare = text.replace("<![CDATA[", "").replace("]]></", "</")
+    assert accepts(asked("minicpm5"), TAUGHT, bare) is ("CDATA" not in text)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +302,6 @@ def test_what_concerns_several_parameters_at_once_is_named() -> None:
         ({"properties": {}, "required": "a"}, "required"),
         ({"required": [1]}, "required"),
         ({"required": ["a<b"]}, "required"),
-        ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
         (SEVERAL, "minProperties"),
     ],
 )

@@ -133,6 +133,7 @@ def test_an_option_of_servers_is_refused_by_each_name_that_it_has(tmp_path: Path
             batch([*command(tmp_path)[1:], switch])
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     """What it shows at the least, however soon all is over; it is gone when the result is told."""
     write_rows(tmp_path, 4, 4, 4)

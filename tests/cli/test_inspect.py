@@ -28,7 +28,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
-from openai_cpu_server.llama.model.kv_size import DeviceMemory, HostMemory, KVType
+from openai_cpu_server.llama.model.kv_size import DeviceMemory, DraftSource, HostMemory, KVType
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
@@ -266,7 +266,7 @@ def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: F
     for arguments, line in (
         (("--draft-model", tiny), "beside the weights of the model and its draft model\n"),
         (("--draft-model", tiny), "serve takes 16,384 tokens for all requests unless --ctx-size says more"),
-        (("--ctx-size", 10**12), "serve would not start: Not enough memory for the KV pool: 1000000000000 "),
+        (("--ctx-size", 2**31 - 1), "serve would not start: Not enough memory for the KV pool: 2147483647 "),
         (("--gpu-layers", "all"), "\ndevice: llama.cpp knows no device here beside the CPU"),
         (("--draft-model", tiny, "--draft-gpu-layers", "all"), "\ndevice: llama.cpp knows no device here"),
     ):
@@ -307,7 +307,7 @@ def test_what_it_says_is_what_serve_takes(
     )
     machine = SmallMachine(tmp_path, weights + free_bytes)
     facts = read_facts(header, model_tensors(header))
-    memory = read_memory(header, facts, options, machine, header if draft else None)
+    memory = read_memory(header, facts, options, machine, DraftSource(header) if draft else None)
     assert memory.left_bytes == free_bytes
     assert (memory.pool_tokens, memory.problem) == taken(options, machine)
 

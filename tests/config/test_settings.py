@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.config.command_line import peer_options
+from openai_cpu_server.config.command_line import peer_options, peer_variables
 from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings, revealed
@@ -156,6 +156,10 @@ def test_a_wrong_file_is_one_line_too(
         ("-hf acme/quants:Q8_0 --alias x --embeddings", "--model hf:acme/quants:Q8_0 --served-model-name x"),
         ("--hf-repo=acme/quants -nkvo -ncmoe 4", "--model hf:acme/quants --kv-on-gpu off --cpu-moe 4"),
         ("--max_num_seqs=8 --no-webui -v", "--max-seqs 8 --no-page --log-level debug"),
+        ("-n -1 -t -1 -tb=-1", "--max-output-tokens 0"),
+        ("--n-predict -2 --reasoning-format deepseek", "--max-output-tokens 0 --reasoning-format auto"),
+        ("--generation-config vllm", "--sampling-defaults openai"),
+        ("--sampling-defaults vllm", "--sampling-defaults openai"),
     ],
 )
 def test_options_of_other_servers_that_mean_the_same_are_understood(theirs: str, ours: str) -> None:
@@ -174,6 +178,27 @@ def test_options_of_other_servers_mean_options_that_exist_and_are_not_ours(
     assert advised <= here | {"--gpu", "--with"}, "or options of scripts/serve"
     assert not (peers.same.keys() | peers.instead.keys()) & here
     assert not peers.same.keys() & peers.instead.keys()
+
+
+def test_variables_of_other_servers_are_answered_with_advice() -> None:
+    advice = {
+        "OLLAMA_HOST": "use --host and --port for a server, --url for a command that asks one",
+        "OLLAMA_NEW_ENGINE": "",
+        "LLAMA_ARG_CTX_SIZE": "use --ctx-size",
+        "LLAMA_ARG_N_GPU_LAYERS": "use --gpu-layers",
+        "LLAMA_ARG_N_PARALLEL": "use OCS_MAX_SEQS",
+        "LLAMA_ARG_FLASH_ATTN": "flash attention is on, and --no-flash-attention turns it off",
+        "LLAMA_ARG_NONSENSE": "",
+        "LLAMA_API_KEY": "use OCS_API_KEY",
+        "VLLM_API_KEY": "use OCS_API_KEY",
+        "VLLM_USE_V1": "",
+    }
+    silent = ["LLAMA_ARG_JINJA", "PATH", "OCS_PORT"]
+    lines = list(peer_variables([*advice, *silent], {"--ctx-size"}))
+    assert lines == [
+        f"the environment variable {name} has no effect here" + (f": {words}" if words else "")
+        for name, words in advice.items()
+    ]
 
 
 @pytest.mark.parametrize("record", [Scheduling, EngineOptions])
@@ -422,5 +447,7 @@ def test_a_model_s_own_wishes_go_before_the_server_s(config: Path) -> None:
 
 def test_a_draft_model_s_layers_are_nothing_without_one() -> None:
     assert read_settings(["--draft-gpu-layers", "all"]).draft_offload == ON_CPU
+    assert read_settings(["--draft-model", "own"]).engine_fields["head"] == "own"
     drafted = read_settings(["--draft-gpu-layers", "all", "--draft-model", "demo", "--gpu-layers", "0"])
+    assert drafted.engine_fields["head"] == "none"
     assert (drafted.draft_offload.gpu_layers, drafted.offload.wants_device) == ("all", False)

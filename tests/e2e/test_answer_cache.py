@@ -85,6 +85,7 @@ def complete(server: ServerProcess) -> tuple[str, str]:
     return answered(server, "/v1/completions", body, lambda choice: choice["text"])
 
 
+@pytest.mark.slow
 def test_kill_9_forgets_nothing_and_another_file_answers_itself(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     shutil.copy(tiny_model_path(), model)

@@ -87,23 +87,40 @@ def test_a_new_key_is_not_written_where_its_lines_go() -> None:
     assert "sk-ocs-" not in done.stdout
 
 
-def test_ctrl_c_while_it_is_imported_says_nothing() -> None:
-    # One import among the many sends the signal, so that it comes in time on any machine.
-    script = """
-import os, signal, sys
-from openai_cpu_server.cli.main import main
+IMPORTED = ("openai_cpu_server.cli.main", "openai_cpu_server.errors", "msgspec", "the command")
+"""One import among the many sends the signal, so that it comes in time on any machine."""
+INTERRUPT = """
+import os, runpy, sys
+_, number, module, *arguments = sys.argv
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "openai_cpu_server.server.run":
-            os.kill(os.getpid(), signal.SIGINT)
+        stem, _, last = name.rpartition(".")
+        is_command = stem == "openai_cpu_server.cli" and last not in ("main", "plain_text")
+        if name == module or (module == "the command" and is_command):
+            os.kill(os.getpid(), int(number))
 
 sys.meta_path.insert(0, Interrupt())
-sys.argv = ["openai-cpu-server", "serve", "--help"]
-main()
+sys.argv = ["openai-cpu-server", *arguments]
+runpy.run_module("openai_cpu_server", run_name="__main__")
 """
-    done = python("-c", script)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "imported", "number"),
+    [
+        ("key", "openai_cpu_server.cli.main", signal.SIGINT),
+        *(
+            pytest.param(command, imported, number, marks=pytest.mark.slow)
+            for command in COMMANDS[:-1]
+            for imported in IMPORTED
+            for number in (signal.SIGINT, signal.SIGTERM)
+        ),
+    ],
+)
+def test_a_signal_while_it_is_imported_says_nothing(command: str, imported: str, number: int) -> None:
+    done = python("-c", INTERRUPT, str(int(number)), imported, command, "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
 
 
 def test_what_serves_does_not_import_the_hubs_library() -> None:

@@ -83,6 +83,7 @@ def test_alone_it_is_one_line_and_beside_a_good_model_that_goes_on(name: str, tm
         assert server.status()["restarts"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_while_its_model_sleeps_and_on_a_reload(name: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"

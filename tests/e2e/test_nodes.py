@@ -86,6 +86,7 @@ def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:
         assert usage["prompt_tokens_details"]["cached_tokens"] > 100  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -> None:
     """Whoever asks first is told of its size by some node; what is killed meanwhile begins anew elsewhere."""
     data = base64.b64encode(encoded(Image.effect_noise((90, 60), 90).convert("RGB"))).decode()

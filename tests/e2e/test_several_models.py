@@ -89,6 +89,7 @@ def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
         assert server.status()["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     with ServerProcess(*TWO) as server:
         for _ in range(2):

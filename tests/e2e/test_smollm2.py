@@ -78,7 +78,7 @@ def test_it_calls_the_tool_that_fits_though_its_template_knows_no_tools(client: 
 
 
 QUESTIONS = (
-    "What is the capital of France?", "Hello!", "Who wrote Romeo and Juliet?", "What is 2 + 2?",
+    "Hello!", "What is the capital of France?", "Who wrote Romeo and Juliet?", "What is 2 + 2?",
     "Name three colours.", "What is the secret word?", "Tell me a short story about a cat.",
     "How do I boil an egg?", "What is the sun?", "Why is the sky blue?", "Give me a tip for sleeping better.",
     "What is a dog?", "How many days are in a week?", "Write a sentence about rain.", "What is Python?",
@@ -88,7 +88,7 @@ QUESTIONS = (
 
 
 @pytest.mark.parametrize(
-    "question", [*QUESTIONS[:2], *(pytest.param(q, marks=pytest.mark.slow) for q in QUESTIONS[2:])]
+    "question", [*QUESTIONS[:1], *(pytest.param(q, marks=pytest.mark.slow) for q in QUESTIONS[1:])]
 )
 def test_a_first_question_with_nothing_set_is_answered_in_plain_words(
     client: openai.OpenAI, question: str

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import CancelRequest, FinishReason
-from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.engine.loops import LONGEST_PERIOD, LOOP_TOKENS, LoopDetector
 from tests.engine.driver import OPTIONS, Engine
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend
@@ -128,6 +128,13 @@ def test_tokens_that_must_come_are_not_cut() -> None:
     made = engine()
     made.serve(looping(sampling=Sampling(seed=1, min_tokens=2000)))
     assert 2000 < made.finish("a").output_tokens < 2100
+
+
+@pytest.mark.parametrize(("sign", "is_loop"), [("?", True), ("0", False)])
+def test_a_form_ends_a_loop_unless_it_demands_the_passage(sign: str, is_loop: bool) -> None:
+    made = engine()
+    made.serve(looping(constraint=Constraint(grammar=sign * (LOOP_TOKENS + 200))))
+    assert made.finish("a").is_loop is is_loop
 
 
 def test_a_cancelled_request_is_no_loop() -> None:

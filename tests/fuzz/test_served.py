@@ -112,7 +112,8 @@ async def test_odd_uploads(server: ServerProcess, document: Json) -> None:
     assert statuses[400] > 50, statuses
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("examples", [1, 500])
 @pytest.mark.timeout(3600)  # most of it goes into making the examples
 def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples: int) -> None:
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from openai_cpu_server.kernels.graphs import GgmlGraphs
-from openai_cpu_server.kernels.library import Kernel, KernelLibrary, obstacle
+from openai_cpu_server.kernels.library import KernelLibrary, obstacle
 from openai_cpu_server.llama.bindings import libggml
 from tests.kernels.library import KERNELS
 
@@ -24,14 +24,9 @@ def loaded() -> KernelLibrary:
 def library(loaded: KernelLibrary) -> Iterator[KernelLibrary]:
     """Everything in it is off before and after."""
 
-    def switch_off() -> None:
-        for kernel in Kernel:
-            loaded.switch_off(kernel)
-        loaded.leave(())
-
-    switch_off()
+    loaded.reset()
     yield loaded
-    switch_off()
+    loaded.reset()
 
 
 @pytest.fixture(scope="session")

@@ -97,4 +97,5 @@ inline uint32_t emulated_cmpneq(__m512i a, __m512i b) {
 #elif defined(EMULATES_VNNI)
 #define __AVXVNNI__
 #define _mm256_dpbusd_avx_epi32(sum, a, b) simde_mm256_dpbusd_epi32(sum, a, b)
+#define _mm256_dpwssd_avx_epi32(sum, a, b) simde_mm256_dpwssd_epi32(sum, a, b)
 #endif

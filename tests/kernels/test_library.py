@@ -21,7 +21,7 @@ from openai_cpu_server.kernels.graphs import (
     random_weights,
 )
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest
-from openai_cpu_server.kernels.proof import attention_proofs, proved
+from openai_cpu_server.kernels.proof import attention_proofs, kernels_in_use, proved, tile_proofs
 from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import libggml
@@ -71,6 +71,17 @@ def test_another_build_has_another_digest(tmp_path: Path) -> None:
 def test_a_kernel_that_shows_ggmls_results_is_on(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     state = proved(library, Kernel.ATTENTION, graphs, attention_proofs())
     assert state.instruction_set == library.instruction_set
+    library.switch_off(Kernel.ATTENTION)
+    assert proved(library, Kernel.TILES, graphs, tile_proofs()).instruction_set == "amx-bf16"
+
+
+def test_tiles_are_on_only_where_the_cpu_and_the_system_have_them(library: KernelLibrary) -> None:
+    has_amx = {"amx_tile", "amx_bf16"} <= {*cpu_flags().split()}
+    why_not = None if has_amx else "this CPU has no AMX"
+    assert library.why_no_tiles == why_not
+    tiles = kernels_in_use("auto", libggml).tiles
+    assert (tiles.is_on, tiles.why_off) == (has_amx, why_not or "")
+    assert str(kernels_in_use("no-tiles", libggml).tiles) == "off: --kernels no-tiles"
 
 
 def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: GgmlGraphs) -> None:

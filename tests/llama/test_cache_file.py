@@ -244,6 +244,7 @@ def test_parts_lie_behind_each_other_and_what_is_not_ours_is_not_used_again() ->
 def put_and_drop(store: BlockStore, *sizes: int) -> set[int]:
     for number, size in enumerate(sizes):
         store.put(number, saved(store, size))
+        store.get(number).data[0] = 1
     memory = {store.get(number).data.ctypes.data for number in range(len(sizes))}
     for number in range(len(sizes)):
         store.drop(number)
@@ -261,11 +262,23 @@ def test_memory_of_dropped_whole_blocks_is_used_for_the_next() -> None:
 
 
 def test_only_some_memory_is_kept_for_the_next() -> None:
+    """The rest goes back to the system, which gives it out again with zeros."""
     store = BlockStore()
-    put_and_drop(store, *[MEGABYTE] * 100)
+    memory = put_and_drop(store, *[MEGABYTE] * 100)
     assert store.spare_bytes == 64 * MEGABYTE
-    assert len(store.allocate(MEGABYTE)) == MEGABYTE
-    assert store.spare_bytes == 63 * MEGABYTE
+    again = [store.allocate(MEGABYTE) for _ in range(100)]
+    assert {data.ctypes.data for data in again} == memory
+    assert store.spare_bytes == 0
+    assert not any(data.any() for data in again[64:])
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4097, 70_000, MEGABYTE, 3 * MEGABYTE + 5])
+def test_blocks_of_one_mapping_do_not_overlap(num_bytes: int) -> None:
+    store = BlockStore()
+    blocks = [store.allocate(num_bytes) for _ in range(9)]
+    for number, block in enumerate(blocks):
+        block[:] = number
+    assert [(len(block), *np.unique(block)) for block in blocks] == [(num_bytes, n) for n in range(9)]
 
 
 def test_the_size_that_was_asked_for_longest_ago_makes_room() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import math
@@ -19,6 +20,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
 from openai_cpu_server.contract.offload import ON_CPU, Device, DevicePlacement, Offload
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import OtherProcesses
@@ -26,6 +28,7 @@ from openai_cpu_server.llama.loading import switch_kernels
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, curves, is_sane
 from openai_cpu_server.llama.measure.layout import (
     STEPS,
+    TILE_ROWS,
     LayoutKey,
     ProductTimes,
     chosen_layout,
@@ -251,7 +254,8 @@ def chosen(model: Path, folder: Path | None, **more: object) -> WeightLayout:
 
 
 def keep(model: Path, folder: Path, layout: WeightLayout, kernels: Kernels) -> None:
-    key = LayoutKey.here(model, products=kernels.products.instruction_set)
+    sets = kernels.instruction_sets
+    key = LayoutKey.here(model, products=sets["products"], tiles=sets["tiles"])
     Measured(folder, LayoutKey, WeightLayout).put(key, layout)
 
 
@@ -342,3 +346,37 @@ def times(
 def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left: tuple[str, ...]) -> None:
     layout = faster_layout(groups)
     assert (layout.repacked, layout.left_to_ggml) == (repacked, left)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "least"),
+    [
+        ({}, None),
+        ({8: 0.5, 16: 1.2, 32: 2.0}, 16),
+        ({8: 1.1, 16: 0.9, 32: 2.0}, 32),
+        ({8: 1.1, 16: 1.2, 32: 2.0}, 8),
+        ({8: 2.0, 16: 1.2, 32: 1.0}, None),
+    ],
+)
+def test_tiles_are_used_from_where_they_are_always_faster(
+    speeds: dict[int, float], least: int | None
+) -> None:
+    group = times("q4_K", 1.0)._replace(tile_speeds=speeds)
+    slower = group._replace(tile_speeds={64: 2.0})
+    assert faster_layout([group]).tile_rows == (("q4_K", least),)
+    expected = None if least is None else 64
+    assert faster_layout([times("f16", 1.0), group, slower]).tile_rows == (("q4_K", expected),)
+
+
+def test_tiles_are_timed_at_each_number_of_rows(model: Path) -> None:
+    if why_not := obstacle():
+        pytest.skip(why_not)
+    library = KernelLibrary(ctypes.CDLL(str(library_path())))
+    library.reset()
+    library.switch_on(Kernel.TILES)
+    before = library.num_done(Kernel.TILES)
+    groups = list(timed_products(GgufHeader(model), Kernels(tiles=KernelState(instruction_set="amx-bf16"))))
+    library.reset()
+    assert library.num_done(Kernel.TILES) > before
+    assert all((*(group.tile_speeds or ()),) == TILE_ROWS for group in groups)
+    assert "tiles from so many rows on: q4_0 " in str(faster_layout(groups))

@@ -95,6 +95,7 @@ def printed(program: str, model: Path, threads: int, threads_batch: int) -> byte
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     for threads, threads_batch in ((1, 1), (len(cores) + 1, len(cores) + 1), (len(cores), len(cores) + 1)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from random_model.architectures import ARCHITECTURES, VOCAB, Architecture
+from random_model.architectures import ARCHITECTURES, HEADS, VOCAB, Architecture
 
 from openai_cpu_server.contract.messages import EngineOptions, Experiment
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -60,24 +60,28 @@ class Served:
     options: EngineOptions
 
 
-ONE_OF_EACH = ("tiny-deepseek2", "tiny-gemma4", "tiny-mamba", "tiny-qwen35", "tiny-lfm2-window")
-"""All kinds of memory, latent and shared cells, and positions of three numbers."""
+ONE_OF_EACH = ("tiny-deepseek2", "tiny-gemma4", "tiny-mamba", "tiny-qwen35-head", "tiny-lfm2-window")
+"""All kinds of memory, latent and shared cells, positions of three numbers, and heads that draft."""
+ASSISTANTS = {"tiny-gemma4": "tiny-gemma4-assistant"}
+MODELS = {
+    name: model for name, model in {**ARCHITECTURES, **HEADS}.items() if name not in ASSISTANTS.values()
+}
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        name if name in ONE_OF_EACH else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES
-    ],
+    params=[name if name in ONE_OF_EACH else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
 )
 def architecture(request: pytest.FixtureRequest) -> Architecture:
-    return ARCHITECTURES[request.param]
+    return MODELS[request.param]
 
 
 @pytest.fixture(scope="module")
 def served(architecture: Architecture) -> Iterator[Served]:
     path = tiny_model_path(shape=architecture.name)
     more = {"kv_tokens": 2048, "max_seqs": 6, "prefill_tokens": 256, "kv_type": "f32", "threads": 1}
+    if architecture.name in ASSISTANTS:
+        more["draft_model_path"] = str(tiny_model_path(shape=ASSISTANTS[architecture.name]))
     with loaded(path, **more) as backend:
         yield Served(backend, small(path, cache_bytes=2**26, **more))
 

@@ -224,7 +224,9 @@ def test_states_are_where_their_layers_are(files: dict[str, Path]) -> None:
 
 def test_a_server_with_the_default_options_asks_for_such_steps(files: dict[str, Path]) -> None:
     sizes = ModelSizes.of(GgufHeader(files["1b"]), KVType.F16, ALL, "GPU0")
-    assert StepSizes.of(sizes, EngineOptions(model_path=""), 16_384, 8 * GIB) == STEP._replace(states=0)
+    assert StepSizes.of(sizes, EngineOptions(model_path=""), 16_384, 8 * GIB, drafts=False) == STEP._replace(
+        states=0
+    )
 
 
 class _Reserved(NamedTuple):
@@ -375,7 +377,7 @@ def test_where_nothing_fits_it_is_told_though_nothing_was_measured(tmp_path: Pat
     asked, full = Offload(gpu_layers="auto"), msgspec.structs.replace(GPU, free_bytes=0)
     header, options = GgufHeader(tiny_model_path()), EngineOptions(model_path="")
     sizes = ModelSizes.of(header, KVType.F16, asked, GPU.name)
-    fitting = SplitPlanner(sizes, StepSizes.of(sizes, options, 256, 2**30), asked, full)
+    fitting = SplitPlanner(sizes, StepSizes.of(sizes, options, 256, 2**30, drafts=False), asked, full)
     found = fastest(race(key, tmp_path, fitting.candidates()), fitting)
     assert found == Offload(given_up="nothing of it fits on GPU0")
 

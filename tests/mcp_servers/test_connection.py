@@ -16,6 +16,7 @@ import pytest
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions, McpServerState, McpUnavailable
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.mcp_servers.connection import ConfiguredServers, McpConnection
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -102,8 +103,11 @@ async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> Non
     async with connection(of_script()) as server:
         assert (await server.call(tool, {})).text == why
         assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
+        if tool == "die":
+            await eventually(lambda: server.status().last_words == ("goodbye",) * 10)
         assert (await server.call("fine", {})).text == "fine"
         assert (server.status().state, server.status().error) == (McpServerState.READY, None)
+        assert server.status().last_words == ()
 
 
 async def test_a_server_that_hangs_is_started_again() -> None:

@@ -51,6 +51,8 @@ def test_models_are_found_two_folders_deep_and_nothing_else(tmp_path: Path, put:
     put("mmproj-a.gguf")
     for name, kind in (("legal.gguf", "adapter"), ("seen.gguf", "mmproj")):
         put(name, rewritten(TINY, tmp_path / "new", {"general.type": kind}).read_bytes())
+    for name, shape in (("quotes.gguf", "tiny-gemma4-assistant"), ("mtp-b.gguf", "tiny-gemma4-assistant")):
+        put(name, tiny_model_path(shape=shape).read_bytes())
     put("words.gguf", header_only(tmp_path / "new", "llama", {}).read_bytes())
     (tmp_path / "circle").symlink_to(tmp_path)
     found = folder(tmp_path).look()

@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source import DemoFiles, model_to_serve, projector_of, resolve_model
+from openai_cpu_server.model_source import (
+    DemoFiles,
+    drafting_file,
+    model_to_serve,
+    projector_of,
+    resolve_model,
+)
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.names import (
     HubName,
@@ -153,8 +159,8 @@ class TestEyes:
             "acme/blind": Repo({"model.gguf": model}),
         }
 
-    def sees(self, user: User, model: str) -> tuple[Path | None, str]:
-        done = user.run(model, "sees")
+    def sees(self, user: User, model: str, function: str = "projector_of") -> tuple[Path | None, str]:
+        done = user.run(model, function)
         assert done.returncode == 0, done.stderr
         said = done.stdout.strip()
         return None if said == "None" else Path(said), done.stderr
@@ -171,9 +177,51 @@ class TestEyes:
             assert self.sees(user, "hf:acme/blind")[0] is None
         assert self.sees(User(user.home, unreachable), "hf:acme/deep")[0] == path
 
+    def test_a_file_that_drafts_is_found_as_they_are(self, tmp_path: Path) -> None:
+        """And it is not a model of its repository, whatever its type."""
+        model, head = (
+            tiny_model_path(shape=shape).read_bytes() for shape in ("tiny-gemma4", "tiny-gemma4-assistant")
+        )
+        files = {
+            "a-Q4_0.gguf": model,
+            "mtp-a-F16.gguf": b"no",
+            "mtp-a-Q8_0.gguf": head,
+            "eagle3-Q8_0.gguf": b"no",
+        }
+        bare = tiny_model_path(shape="tiny-qwen35").read_bytes()
+        with running({"acme/drafts": Repo(files), "acme/bare": Repo({"a.gguf": bare})}) as hub:
+            user = User(tmp_path / "hf", hub.endpoint)
+            path, _ = self.sees(user, "hf:acme/drafts", "drafting_file")
+            assert [Path(each).name for each in hub.downloads()] == ["a-Q4_0.gguf", "mtp-a-Q8_0.gguf"]
+            assert path.read_bytes() == head
+            assert "has no Q8_0, but Q4_0" in user.failure("hf:acme/drafts:Q8_0")
+            assert self.sees(user, "hf:acme/bare", "drafting_file")[0] is None
+
+    def test_a_head_beside_a_model(self, tmp_path: Path) -> None:
+        """By its header, whatever its name is; the projector is still the model's."""
+        kinds = {
+            "a-1b-Q8_0.gguf": "tiny-gemma4",
+            "b-Q8_0.gguf": "tiny-qwen35",
+            "c-head.gguf": "tiny-qwen35-head",
+            "a-1b-assistant.gguf": "tiny-gemma4-assistant",
+        }
+        for name, shape in kinds.items():
+            shutil.copy(tiny_model_path(shape=shape), tmp_path / name)
+        found = {name: drafting_file(tmp_path / name, "auto") for name in kinds}
+        assert {name for name, path in found.items() if path is not None} == set()
+        (tmp_path / "a-1b-assistant.gguf").rename(tmp_path / "a-1b.gguf")
+        assert drafting_file(tmp_path / "a-1b-Q8_0.gguf", "auto") == tmp_path / "a-1b.gguf"
+        assert drafting_file(tmp_path / "a-1b-Q8_0.gguf", "none") is None
+        (tmp_path / "b-Q8_0.gguf").unlink()
+        (tmp_path / "c-head.gguf").unlink()
+        (tmp_path / "a-1b.gguf").rename(tmp_path / "z.gguf")
+        assert drafting_file(tmp_path / "a-1b-Q8_0.gguf", "own") == tmp_path / "z.gguf"
+        assert model_to_serve(str(tmp_path)).path == tmp_path / "a-1b-Q8_0.gguf"
+
     @pytest.mark.parametrize(
         ("files", "eyes"),
         [
+            (["a-Q8_0.gguf", "mtp-b.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
             (["a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
             (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "mmproj.gguf"], "mmproj.gguf"),
             (["a-Q8_0.gguf", "b-Q8_0.gguf", "mmproj-F16.gguf"], None),
@@ -185,9 +233,11 @@ class TestEyes:
         ],
     )
     def test_found_by_its_name(self, files: list[str], eyes: str | None, tmp_path: Path) -> None:
-        kinds = tiny_model_path(), tiny_projector_path("gemma3", rows_width=256)
+        kinds = {"mmproj": tiny_projector_path("gemma3", rows_width=256)}
+        kinds["mtp"] = tiny_model_path(shape="tiny-gemma4-assistant")
         for name in files:
-            shutil.copy(kinds["mmproj" in name], tmp_path / name)
+            path = next((path for word, path in kinds.items() if word in name), tiny_model_path())
+            shutil.copy(path, tmp_path / name)
         assert projector_of(tmp_path / files[0], "auto") == (eyes and tmp_path / eyes)
 
     def test_without_libmtmd_text_is_served_unless_eyes_are_asked_for(

@@ -13,7 +13,7 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import embedding_model
-from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
+from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER
 from tests.reading import model_read_here
 
 
@@ -100,6 +100,26 @@ def test_a_tag_means_the_model_that_is_called_so_with_a_hyphen(name: str, found:
         assert registry.choose(name, None).model.name == found
         with pytest.raises(ModelNotFound):
             registry.choose(name, {"twin-1b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [
+        *[("smollm2:135m", True), ("smollm2:135M-instruct", True), ("smollm2:0.1b-instruct-q4_K_M", True)],
+        *[("smollm2:360m", False), ("smollm2:1.7b", False), ("smollm2:135m-instruct-q8_0", False)],
+    ],
+)
+def test_a_size_behind_a_colon_is_that_of_the_model(name: str, is_found: bool) -> None:
+    engine = FakeEngine(info=msgspec.structs.replace(FAKE_INFO, num_parameters=134_515_008))
+    smollm2 = model("smollm2", engine=engine)
+    smollm2.quantisation = "q4_k_m"
+    registry = ModelRegistry([smollm2])
+    assert registry.has(name) is is_found
+    if is_found:
+        assert registry.choose(name, {"smollm2"}).name == "smollm2"
+    else:
+        with pytest.raises(ModelNotFound):
+            registry.choose(name, None)
 
 
 def test_all_names_are_listed_in_order(registry: ModelRegistry) -> None:

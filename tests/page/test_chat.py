@@ -261,6 +261,7 @@ def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_pat
     expect(page.get_by_role("article", name="You").locator("summary img")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
     media_visit: Visit, tmp_path: Path
 ) -> None:

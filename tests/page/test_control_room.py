@@ -85,6 +85,7 @@ def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
         expect(page.get_by_role("region", name="Running requests")).to_contain_text("writing")
 
 
+@pytest.mark.slow
 def test_a_key_without_the_scope_is_told_what_it_needs(
     browser: Browser, locked_server: ServerProcess
 ) -> None:

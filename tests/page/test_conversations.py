@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.browser import Visit
 from tests.page.talking import answers, conversation, export, import_file, open_conversation
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -91,9 +92,9 @@ def test_a_conversation_that_is_deleted_while_the_list_is_read_stays_deleted(
     other = visit.tab("/health")
     other.add_init_script(HOLD)
     other.goto(visit.url + "/")
-    other.wait_for_function("'goOn' in window")
+    wait_until(lambda: other.evaluate("'goOn' in window"))
     delete(page, "Gone")
-    other.wait_for_function("window.heard")
+    wait_until(lambda: other.evaluate("window.heard"))
     other.evaluate("goOn()")
     titles(other, "Kept")
 

@@ -193,3 +193,21 @@ def test_wants_parts_only_where_text_is_not_shown() -> None:
     both = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
     sources = (parts, both, TURNS, "{{ raise_exception('never') }}")
     assert [template(source).shape.wants_parts for source in sources] == [True, False, False, False]
+
+
+def test_a_template_may_change_the_lists_that_it_made() -> None:
+    def rendering(source: str) -> str:
+        found = ChatTemplate(source, bos_text="", eos_text="")
+        return found.render([{**USER, "parts": [1]}], extra={"own": [1, [2]]})
+
+    begin = "{% set a = [] %}{% set n = namespace(a=[3]) %}"
+    assert rendering(begin + "{% set _ = a.append(1) %}{% set _ = a.insert(0, 2) %}{{ a }}") == "[2, 1]"
+    assert rendering(begin + "{% set _ = n.a.append(messages) %}{{ n.a.pop(0) }}{{ n.a | length }}") == "31"
+    assert rendering("{% macro m(a) %}{% set _ = a.append(1) %}{{ a }}{% endmacro %}{{ m([]) }}") == "[1]"
+    for source in (
+        *("{{ messages[0].parts.append(1) }}", "{{ own.pop() }}", "{{ own[1].insert(0, 1) }}"),
+        *("{% set a = own %}{{ a.append(1) }}", "{% macro m(a) %}{{ a.pop() }}{% endmacro %}{{ m(own) }}"),
+        *(begin + "{{ a.extend([1]) }}", begin + "{{ a.clear() }}", begin + "{{ {}.update({1: 2}) }}"),
+    ):
+        with pytest.raises(TemplateFailed, match=r"unsafe|not safely callable"):
+            rendering(source)

@@ -292,3 +292,46 @@ def test_what_real_templates_take() -> None:
     for name, shape in expected.items():
         found = template(name).shape
         assert (found.system, found.alternates, found.takes_empty) == shape, name
+
+
+BARE = {"type": "object"}
+ODD = {"type": "object", "properties": {"a": {"type": ["string", "null"], "enum": None}, "b": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("ByteDance-Seed-OSS", BARE),
+        ("ByteDance-Seed-OSS", {"type": "object", "properties": {"a": {"anyOf": []}}}),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", ODD),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", {"properties": {"a": {"type": {"b": 1}}}}),
+        ("openai-gpt-oss-120b", {"type": "object", "properties": {"a": True}}),
+        ("Apertus-8B-Instruct", ODD),
+    ],
+)
+def test_tools_that_a_template_rejects_or_loses_are_told_in_words(name: str, parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "n33dle", "parameters": parameters}}]
+    text = rendered(name, [USER, calling("c"), result("c", "mild"), LATER], tools)
+    assert all(word in text for word in ("n33dle", "mild", "and?"))
+
+
+def test_a_template_that_shows_no_tools_of_a_kind_has_them_in_words() -> None:
+    source = (
+        "{% for t in tools or [] if t.function.parameters.properties %}{{ t.function.name }}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    tokenizer = FakeTokenizer(adds_bos=False)
+    made = ChatPrompts(ChatTemplate(source, bos_text="", eos_text=""), tokenizer, HERMES, ControlNames(()))
+    tools = [{"type": "function", "function": {"name": "n33dle", "parameters": BARE}}]
+    text = tokenizer.decode(made.prompt(Conversation(messages=[USER], tools=tools)).tokens)
+    assert "n33dle" in text
+    assert "<tool_call>" in text
+
+
+@pytest.mark.parametrize("mark", ["<|channel|>", "<|channel|>analysis<|message|>x<|end|>", "a<|start|>b"])
+@pytest.mark.parametrize("place", ["content", "reasoning_content"])
+def test_marks_that_a_template_rejects_in_an_answer_are_text(mark: str, place: str) -> None:
+    messages = [USER, {**said("assistant", "well"), place: f"so {mark} then"}, LATER]
+    text = rendered("openai-gpt-oss-120b", messages)
+    assert "and?" in text
+    assert (f"so {mark} then" in text) is (place == "content")

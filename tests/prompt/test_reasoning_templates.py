@@ -30,7 +30,7 @@ FAMILIES = {
     "HuggingFaceTB-SmolLM3-3B": ("think", ReasoningField.NOWHERE, (BEFORE, BEFORE, BEHIND)),
     "NVIDIA-Nemotron-Nano-v2": ("think", ReasoningField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
     "GLM-4.6": ("think", ReasoningField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
-    "Kimi-K2-Thinking": ("think", None, (BEFORE, BEFORE, BEHIND)),
+    "Kimi-K2-Thinking": ("think", ReasoningField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
     "MiniMax-M2": ("think", ReasoningField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
     "ibm-granite-granite-3.3-2B-Instruct": ("granite", ReasoningField.NOWHERE, (BEFORE, BEFORE, BEFORE)),
     "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", ReasoningField.PARTS, (BEFORE, BEFORE, BEHIND)),

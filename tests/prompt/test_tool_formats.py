@@ -49,6 +49,22 @@ BY_ID = '{{"tool_call_id": "{}", "tool_name": "{}", "parameters": {}}}'
 BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 TAGGED = "<parameter=city>{0}Rome{0}</parameter>\n<parameter=days>{0}3{0}</parameter>"
 KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+HY_CITY = (
+    "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Rome</arg_value:opensource>\n"
+    "<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
+    "</tool_call:opensource>\n"
+)
+DSML = (
+    '<｜DSML｜{0}>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜{0}>'
+)
+M3 = "]<]minimax[>["
+SOLAR = "<|tool_call:begin|>000000000<|tool_call:name|>{}<|tool_call:args|>{}<|tool_call:end|>"
+COHERE = '{{"tool_name": "{}", "parameters": {}}}'
+SINGLE = [name for name, form in TOOL_FORMATS.items() if form.is_single]
+"""Formats of models that make one call at a time."""
 TRANSCRIPTS = {  # as each family's documentation and templates write two calls
     "demo": f"<|tool_call|>{ONE}\n{TWO}",
     "hermes": f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>",
@@ -87,6 +103,26 @@ TRANSCRIPTS = {  # as each family's documentation and templates write two calls
     "nemotron": f"<TOOLCALL>[{ONE}, {TWO}]</TOOLCALL>",
     "command-r7b": "<|START_ACTION|>["
     f"{BY_ID.format(0, 'weather', ROME)}, {BY_ID.format(1, 'now', '{}')}]<|END_ACTION|>",
+    "hy3": "<tool_calls:opensource>\n<tool_call:opensource>weather<tool_sep:opensource>\n"
+    f"{HY_CITY}<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+    "</tool_calls:opensource>",
+    "deepseek-v4": DSML.format("tool_calls"),
+    "deepseek-v3.2": DSML.format("function_calls"),
+    "minicpm5": '<function name="weather"><param name="city">Rome</param><param name="days">3</param>'
+    '</function>\n<function name="now"></function>',
+    "kimi-k3": '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="weather" index="0"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
+    '<|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+    "apriel": f"<tool_calls>[{ONE}, {TWO}]</tool_calls>",
+    "minimax-m1": f"<tool_calls>\n{ONE}\n{TWO}\n</tool_calls>",
+    "minimax-m3": f'{M3}<tool_call>\n{M3}<invoke name="weather">{M3}<city>Rome{M3}</city>'
+    f'{M3}<days>3{M3}</days>{M3}</invoke>\n{M3}<invoke name="now">{M3}</invoke>\n{M3}</tool_call>',
+    "gigachat": f"<|function_call|>{ONE}",
+    "gigachat3": f"<|message_sep|>\n\nfunction call<|role_sep|>\n{ONE}",
+    "solar": f"<|tool_calls|>{SOLAR.format('weather', ROME)}{SOLAR.format('now', '{}')}<|calls|>",
+    "functionary-v3.1": f"<function=weather>{ROME}</function><function=now>{{}}</function>",
+    "command-r": f"Action:\n```json\n[{COHERE.format('weather', ROME)}, {COHERE.format('now', '{}')}]\n```",
     "apertus": f'<|tools_prefix|>[{{"weather": {ROME}}}, {{"now": {{}}}}]<|tools_suffix|>',
 }
 
@@ -101,7 +137,7 @@ def test_calls_and_content_before_them_are_read_in_any_pieces(form: str, text: s
     """White space between them is no content. Calls without a mark have nothing before them."""
     rng = random.Random(5)
     _, calls = parsed(form, [text])
-    assert [name for name, _ in calls] == ["weather", "now"]
+    assert [name for name, _ in calls] == ["weather", "now"][: 1 if form in SINGLE else 2]
     for content in ("",) if form in ("llama3", "pythonic", "harmony") else ("", "Let me  <see> [it]."):
         whole = (content and f"{content}\n \n") + text
         for pieces in ([whole], list(whole), *(cut(whole, rng) for _ in range(60))):
@@ -120,13 +156,14 @@ def test_arguments_are_told_as_they_are_written(form: str) -> None:
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str) -> None:
-    days: object = [{"n": 1}] if form in WHOLE else 3
+    days = [{"n": 1, "it's": [True, None, "a\\'\"\n<b>"]}]
     for arguments in (json.loads(ROME), {"city": 'Rö{m}e "', "days": days}):
-        written = TOOL_FORMATS[form].written([WrittenCall("weather", arguments), WrittenCall("now", {})])
+        both = [WrittenCall("weather", arguments), WrittenCall("now", {})][: 1 if form in SINGLE else 2]
+        written = TOOL_FORMATS[form].written(both)
         transcript = TRANSCRIPTS[form] if arguments["city"] == "Rome" else written
         assert "".join(written.split()) == "".join(transcript.split())
         for pieces in ([transcript], list(transcript)):
-            assert parsed(form, pieces) == ("", [("weather", arguments), ("now", {})])
+            assert parsed(form, pieces) == ("", [(call.name, call.arguments) for call in both])
 
 
 @pytest.mark.parametrize("form", WHOLE)

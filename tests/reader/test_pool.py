@@ -80,7 +80,7 @@ def test_who_comes_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPo
     assert pool.deaths == deaths + (number != signal.SIGTERM)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills: int) -> None:
     """Each comes when the last one is made good, at a random moment of somebody's work."""
     wanted = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
@@ -119,7 +119,7 @@ def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_pat
     odd = opened(pool, rewritten(DEMO, tmp_path / "odd.gguf", {"tokenizer.ggml.pre": "gpt-4o"}))
     with ThreadPoolExecutor(2) as threads:
         deadly = threads.submit(odd.tokenizer.encode, "a" * 2_500_000, add_special=False, parse_special=False)
-        while not deadly.done():
+        for _ in range(9):
             assert odd.tokenizer.encode("Hello", add_special=False, parse_special=False)
             assert encoded(odd, "b" * 99)
         with pytest.raises(DeadlyInput, match="SIGSEGV"):
@@ -137,8 +137,9 @@ def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadMod
 
 
 def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
-    pool = ReaderPool(children=(ReaderChild(), ReaderChild()))
+    pool = ReaderPool(child=ReaderChild())
     model = opened(pool, DEMO)
+    pool.start_program_reader()
     wait_until(lambda: len(pool.pids) == 2)
     children = [psutil.Process(pid) for pid in pool.pids]
     pool.close()
@@ -178,9 +179,9 @@ def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
         templated(pool, "{% if %}")
 
 
-def test_half_a_character_in_a_reply_is_refused(pool: ReaderPool) -> None:
+def test_half_a_character_in_a_reply_is_replaced(pool: ReaderPool) -> None:
     deaths = pool.deaths
-    with pytest.raises(InvalidRequest, match="are not characters"):
+    with pytest.raises(TemplateFailed, match="\ufffd"):
         templated(pool, r"{{ raise_exception('\ud800') }}").prompt(Conversation(messages=[USER]))
     assert pool.deaths == deaths
 

@@ -69,7 +69,7 @@ def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPo
     wait_until(lambda: len(pool.pids) == 2)
     with suspended(*pool.pids), pytest.raises(InvalidRequest):
         model.document(SLOW, 10_000_000)
-    assert model.document(b"a short text", 100) == "a short text"
+    assert model.document(b"a short text", 100) == ("a short text",)
 
 
 def test_a_process_that_computes_is_not_taken_for_silent() -> None:
@@ -96,7 +96,7 @@ def test_work_of_one_kind_waits_for_no_other_kind(
         wait_until(lambda: pool.load()["media"].running == 1)
         assert isinstance(model.make_grammar(schema_order(30)), MadeGrammar)
         assert model.tokenizer.encode("Hello", add_special=False, parse_special=False)
-    assert document.result() == "another"
+    assert document.result() == ("another",)
 
 
 @pytest.mark.parametrize("kind", ["program", "media"])
@@ -105,7 +105,7 @@ def test_one_client_never_keeps_the_work_of_another_waiting(
 ) -> None:
     def done(number: int) -> bool:
         if kind == "media":
-            return model.document(b"text %d" % number, 100) == f"text {number}"
+            return model.document(b"text %d" % number, 100) == (f"text {number}",)
         return isinstance(model.make_grammar(schema_order(number)), MadeGrammar)
 
     before = set(pool.pids)

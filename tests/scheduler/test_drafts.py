@@ -131,13 +131,28 @@ def test_what_gains_is_kept_and_one_large_gain_makes_up_for_many_small_losses() 
 def test_what_loses_is_left_after_a_trial_and_tried_again_ever_later() -> None:
     gains, pauses = DraftGains(), []
     for _ in range(8):
-        assert learn(gains, QUOTES, step(20.0), times=100) == 32
+        assert learn(gains, QUOTES, step(11.0), times=100) == 32
         pause = 0
         while not gains.allows(QUOTES):
             gains.pass_time(1000.0)
             pause += 1
         pauses.append(pause)
     assert pauses == [10, 20, 40, 80, 160, 320, 320, 320]
+
+
+def test_a_clear_loss_ends_its_trial_early_and_a_large_one_pauses_longer() -> None:
+    """A pause is a hundred times as long as what its trial has lost, also by the reading of prompts."""
+    for loss_ms, charged_ms, pause_s in ((10.0, 0.0, 10), (1000.0, 0.0, 800), (10.0, 400.0, 48)):
+        gains = DraftGains()
+        gains.charge(BY_MODEL, charged_ms)
+        done = step(10.0 + loss_ms, predicted_ms=10.0 + loss_ms)
+        assert learn(gains, BY_MODEL, done, times=100) == 8
+        (state,) = gains.states(uses_model=True)
+        assert (state.drafts, state.why.startswith("they lost")) == (False, True)
+        gains.pass_time(1000.0 * pause_s - done.elapsed_ms - 10.0)
+        assert not gains.allows(BY_MODEL)
+        gains.pass_time(10_000.0)
+        assert gains.allows(BY_MODEL)
 
 
 def test_a_gain_makes_the_next_pause_short_again() -> None:

@@ -71,6 +71,7 @@ def test_a_model_of_each_architecture_is_small_and_has_its_kind_of_memory(archit
         expect_varied_outputs(model, 100, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("name", "quant", "types"),

@@ -132,8 +132,8 @@ def test_a_file_with_a_value_out_of_range_is_refused_unless_its_table_has_anothe
         (("--top-k", "-2"), "", "", "--top-k: Input should be greater than or equal to -1"),
         ((), "", "top_p = 1.5\n", "[models.m] top_p: Input should be less than or equal to 1"),
         ((), "", "temprature = 1\n", "[models.m] temprature: unknown option; did you mean temperature?"),
-        ((), "max_output_tokens = -1", "", "--max-output-tokens: Input should be greater than or equal to 0"),
-        (("--sampling-defaults", "vllm"), "", "", "--sampling-defaults: "),
+        ((), "max_output_tokens = -3", "", "--max-output-tokens: Input should be greater than or equal to 0"),
+        (("--sampling-defaults", "greedy"), "", "", "--sampling-defaults: "),
         (
             ("--sampling-defaults", "openai", "--top-k", "3"),
             "",

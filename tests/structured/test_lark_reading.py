@@ -159,6 +159,8 @@ def test_a_regular_expression_is_rusts() -> None:
          "The grammar is too large: more than 200000 characters"),
         ("start: " + " ".join(f'"{i}"' for i in range(1_001)), "more than 1000 terminals"),
         ("start: " + "|".join(f"/\\p{{L}}{i}/" for i in range(60)), "more than 20000 ranges of characters"),
+        ('start: "a"\n' + "".join(f"%ignore /[a-z]{{1,{i}}}!/\n" for i in range(1, 99)),
+         "line 34, column 1: more than 32 times '%ignore'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> None:

@@ -1,6 +1,7 @@
 """Hostile schemas: each is compiled or refused by counting, with a clear error, and never by running out."""
 
 import contextlib
+import json
 import sys
 import unicodedata
 from collections import defaultdict
@@ -8,10 +9,24 @@ from collections import defaultdict
 import msgspec
 import pytest
 
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured.compiler import regex_rules
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured.compiler import compile_schema, grammar_maker, regex_rules
 from openai_cpu_server.structured.gbnf.printer import text_length
-from openai_cpu_server.structured.options import Limits, Options, SchemaTooLarge, UnsupportedSchema
+from openai_cpu_server.structured.languages.automaton import build_automaton
+from openai_cpu_server.structured.languages.charset import DIGITS
+from openai_cpu_server.structured.languages.expr import ALL, NOTHING, Chars, any_of, repeat
+from openai_cpu_server.structured.lark.plan import Work
+from openai_cpu_server.structured.lark.translation import Translation
+from openai_cpu_server.structured.options import (
+    Additional,
+    Budget,
+    Limits,
+    Options,
+    SchemaTooLarge,
+    UnsupportedSchema,
+)
 from openai_cpu_server.structured.scalars.regex_parser import unicode_property
 from tests.structured.chains import chain
 from tests.structured.making import peak_bytes, schema_to_gbnf
@@ -191,3 +206,41 @@ def test_errors_stay_short_however_long_the_schema():
         with pytest.raises(InvalidRequest) as caught:
             schema_to_gbnf(schema)
         assert len(str(caught.value)) < 400
+
+
+def test_the_minimal_automaton_has_one_state_for_each_rest():
+    """Words of four letters with two endings: their middle letters differ, and what may follow does not."""
+    words = any_of([a + b + c + end for a in "abcd" for b in "xy" for c in "xy" for end in ("st", "sts")])
+    automaton = build_automaton(words, Budget(Limits()))
+    assert (len(automaton.edges), len(automaton.accepting)) == (7, 2)
+    counted = build_automaton(repeat(Chars(DIGITS), 3, 9), Budget(Limits()))
+    assert (len(counted.edges), len(counted.accepting)) == (10, 7)
+    assert build_automaton(ALL, Budget(Limits())).accepting == {0}
+    assert build_automaton(NOTHING, Budget(Limits())).is_empty
+
+
+def test_names_of_two_alternatives_are_excluded_without_an_automaton():
+    """Each of the names had a state for each of its letters: 3 s."""
+    names = [f"{a}{b}-{a * 3}-{b * 5}" for a in "abcdefghij" for b in "abcdefghij"]
+    closed = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    schema = {"oneOf": [closed, {**closed, "additionalProperties": False}]}
+    rules = compile_schema(schema).rules
+    work = Work()
+    lark = Translation(rules, work=work).text()
+    assert len(lark) < 60_000
+    assert work.spent < 30_000
+    grammar = GrammarCheck(lark)
+    assert grammar.check('{"zz":1}').fits  # one fits the open one only
+    assert not grammar.check('{"aa-aaa-aaaaa":"x"}').fits
+    assert not grammar.check('{"aa-aaa-aaaaa":1}').fits
+
+
+def test_the_share_of_a_schema_counts_its_translation():
+    schema = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(300)}})
+    made = grammar_maker(lambda lark: None)(GrammarOrder(source=GrammarSource.SCHEMA, text=schema))
+    assert isinstance(made, MadeGrammar)
+    compiled = compile_schema(json.loads(schema), Options(additional=Additional.CLOSED))
+    work = Work()
+    Translation(compiled.rules, work=work)
+    assert made.share == pytest.approx(compiled.share + work.share)
+    assert work.share > compiled.share / 10

@@ -15,7 +15,7 @@ from openai_cpu_server.contract.mcp import McpServer, McpServerStatus, McpUnavai
 from openai_cpu_server.errors import McpServerNotFound
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import REQUESTS, Identity
+from openai_cpu_server.http.keys import REQUESTS, Identity, Scope
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 
 
@@ -34,6 +34,9 @@ class McpServerCard(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`idle` (not asked yet), `starting`, `ready`, or `failed` (at the last attempt)."""
     error: str | None
+    last_words: tuple[str, ...] | None
+    """Last lines that a failed program wrote to its standard error, or null for keys without the scope
+    `admin`, because they may hold secrets."""
     tools: tuple[McpToolCard, ...] | None
     """Tools that this key may use, or null until they are known."""
 
@@ -79,6 +82,7 @@ def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
         McpServerCard,
         status,
         state=status.state.value,
+        last_words=status.last_words if identity.may(Scope.ADMIN) else None,
         tools=None
         if tools is None
         else tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, response_of
-from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PullNotAllowed, ServerError, wrong_value
@@ -199,7 +199,8 @@ class AlwaysLoaded:
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         if replace:
             raise InvalidRequest("This server does not load models anew.", param="reload")
-        model.loaded()
+        if model.engine.state is not EngineState.READY:
+            raise unavailable(model.engine.status())
         return model
 
     async def unload(self, model: ServedModel) -> None:
@@ -258,7 +259,7 @@ class ModelRoutes:
         served = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         cards = [model_card(chosen) for chosen in served]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
-        cards += [router_card(name, router) for name, router in routers if router is not None]
+        cards += [router_card(name, router, allowed) for name, router in routers if router is not None]
         cards += map(available_card, available)
         if CODEX not in request.query_params:
             return json_response(ModelList(cards))
@@ -274,7 +275,7 @@ class ModelRoutes:
         """Describe a model."""
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         if (router := self._models.router(name, allowed)) is not None:
-            return json_response(router_card(name, router))
+            return json_response(router_card(name, router, allowed))
         if not self._models.has(name):
             for available in await available_models(self._models, allowed):
                 if available.name == name:
@@ -404,7 +405,8 @@ def codex_model(name: str, place: int, model: ServedModel | None = None) -> Code
     )
 
 
-def router_card(name: str, router: ModelRouter) -> ModelCard:
+def router_card(name: str, router: ModelRouter, allowed: Collection[str] | None) -> ModelCard:
+    routes = router.options.routes.items()
     return ModelCard(
         id=name,
         created=router.created,
@@ -414,7 +416,7 @@ def router_card(name: str, router: ModelRouter) -> ModelCard:
         reason=None,
         memory_bytes=None,
         meta=None,
-        routes=router.options.routes,
+        routes={route: target for route, target in routes if allowed is None or target in allowed},
     )
 
 

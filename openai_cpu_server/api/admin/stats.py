@@ -188,11 +188,11 @@ class StatsRoutes:
     @ApiRoute("GET", "/v1/cache/stats", ADMIN, "Cache", answer=CacheStats, errors=(503,))
     async def cache_stats(self, request: Request) -> Response:
         """Return the use of both tiers of KV memory and of the answer cache."""
-        self._models.default.loaded()
+        if not (caches := caches_of(self._models)):
+            self._models.default.loaded()
         size = await self._answer_lookup.size() if self._answer_lookup is not None else None
         answers = AnswerCacheSize(*size) if size is not None else None
-        stats = cache_stats(caches_of(self._models))
-        return json_response(msgspec.structs.replace(stats, answers=answers))
+        return json_response(msgspec.structs.replace(cache_stats(caches), answers=answers))
 
     @ApiRoute("GET", "/v1/stats", METRICS, "Operation", answer=Stats)
     async def stats(self, request: Request) -> Response:
@@ -216,11 +216,11 @@ class StatsRoutes:
         )
 
     def _engines_with_prompts(self) -> list[Engine]:
-        """Clearing needs all engines that may have a cache. A sleeping model may have one in a file."""
-        models, empty = self._models.current, (EngineState.LOADING, EngineState.FAILED)
-        engines = [model.engine for model in models if len(models) == 1 or model.engine.state not in empty]
+        """Clearing needs all engines. A model without a process may have a cache in a file, which one that
+        loads is about to read."""
+        engines = [model.engine for model in self._models.current]
         for engine in engines:
-            if engine.state not in (EngineState.READY, EngineState.ASLEEP):
+            if engine.state not in (EngineState.READY, EngineState.ASLEEP, EngineState.FAILED):
                 raise unavailable(engine.status())
         return engines
 

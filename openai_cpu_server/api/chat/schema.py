@@ -24,6 +24,7 @@ from openai_cpu_server.api.generation.schema import (
     ReasoningBody,
     Syntax,
     TextOrList,
+    ToolSchema,
     TopLogprobs,
     by_type,
     by_value,
@@ -42,7 +43,7 @@ def _refuse_choice(kind: object) -> object:
 class LegacyFunction(OpenBody):
     name: Name
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: ToolSchema | None = None
 
 
 class Function(LegacyFunction):

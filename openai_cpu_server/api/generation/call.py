@@ -86,6 +86,7 @@ class CallThinking(msgspec.Struct, frozen=True):
             begin=form.begin if self.stage is ThinkingStage.BEFORE else "",
             end=form.end if self.stage is not ThinkingStage.BEHIND else "",
             answer_begin=form.answer_begin,
+            answer_alone=form.answer_alone,
             answer_end=form.answer_end,
             has_channels=form.has_channels,
         )

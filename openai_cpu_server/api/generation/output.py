@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint, Thinking
 from openai_cpu_server.errors import InvalidRequest, wrong
-from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
+from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars, param_at
 from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, switch
@@ -55,12 +56,75 @@ def check_no_choice(choice: object, *, without: str, path: str) -> None:
 
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
 _NAMING = {"$defs", "definitions", "$anchor", "$dynamicAnchor"}
-_SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProperties"}
+_SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProperties", "$ref", "allOf"}
 """Keywords of an object's schema that keep their meaning if properties are handled one by one."""
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
 _MOST_CHOICES = 200
-_WAYS = {"$ref", "allOf", "anyOf", "oneOf"}
+_WAYS = ("anyOf", "oneOf", "then", "else")
+"""Keywords whose schemas may or may not hold."""
+_MOST_JOINED = 64
+
+
+@dataclass
+class JoinedSchema:
+    """Properties of a tool's schema and of those that it refers to at its root, by their JSON pointers."""
+
+    function: FunctionParam
+    root: JsonObject
+
+    def __post_init__(self) -> None:
+        self.path = self.function.schema_path
+        self.properties: dict[str, str] = {}
+        self.required: dict[str, None] = {}
+        self.unenforced: dict[str, None] = {}
+        """Paths of keywords, in their order."""
+        self._seen: set[str] = set()
+        self._join(self.root, "", is_certain=True)
+
+    def _join(self, schema: object, pointer: str, *, is_certain: bool) -> None:
+        if not isinstance(schema, dict) or pointer in self._seen or len(self._seen) == _MOST_JOINED:
+            return
+        self._seen.add(pointer)
+        path = param_at(self.path, pointer)
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict):
+            raise self._invalid(path, "properties", "an object")
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise self._invalid(path, "required", "a list of names")
+        self.unenforced |= dict.fromkeys(f"{path}.{each}" for each in sorted(schema.keys() - _SPLIT))
+        reference = schema.get("$ref")
+        target = urllib.parse.unquote(str(reference)).removeprefix("#")
+        referred = self.at(target) if str(reference).startswith("#") else None
+        if reference is not None and not isinstance(referred, dict):
+            self.unenforced[f"{path}.$ref"] = None
+        for name in properties:
+            at = f"{pointer}/properties/{name.replace('~', '~0').replace('/', '~1')}"
+            if self.properties.setdefault(name, at) != at:
+                self.unenforced[f"{path}.properties.{name}"] = None
+        if is_certain:
+            self.required |= dict.fromkeys(map(str, required))
+        self._join(referred, target, is_certain=is_certain)
+        for keyword in ("allOf", *_WAYS):
+            ways = schema.get(keyword)
+            for index, each in enumerate(ways if isinstance(ways, list) else ()):
+                self._join(each, f"{pointer}/{keyword}/{index}", is_certain=is_certain and keyword == "allOf")
+            self._join(ways, f"{pointer}/{keyword}", is_certain=False)
+
+    def at(self, pointer: str) -> object:
+        """Return the value at a JSON pointer, or None."""
+        found: object = self.root
+        for part in pointer.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+            else:
+                found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    def _invalid(self, path: str, keyword: str, expected: str) -> InvalidRequest:
+        message = f"Invalid schema for function '{self.function.name}': '{keyword}' must be {expected}."
+        return InvalidRequest(message, param=f"{path}.{keyword}", code="invalid_schema")
 
 
 @dataclass
@@ -75,70 +139,51 @@ class SplitParameters:
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        schema, self.parts = self.schema, dict[str, bytes]()
-        self.unenforced = self._left_out(schema)
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise self._invalid("properties", "an object")
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise self._invalid("required", "a list of names")
-        needed = [str(name) for name in required]
-        names = [name for name in dict.fromkeys([*properties, *needed]) if self._is_written(name, needed)]
-        self.parameters = tuple(
-            self._parameter(name, properties.get(name, {}), index, is_required=name in needed)
-            for index, name in enumerate(names)
-        )
-
-    def _invalid(self, keyword: str, expected: str) -> InvalidRequest:
-        message = f"Invalid schema for function '{self.function.name}': '{keyword}' must be {expected}."
-        return InvalidRequest(message, param=f"{self.function.schema_path}.{keyword}", code="invalid_schema")
-
-    def _left_out(self, schema: JsonObject) -> tuple[str, ...]:
-        others = sorted(schema.keys() - _SPLIT)
-        is_lost = bool(_WAYS & schema.keys()) and not schema.get("properties")
-        if others and (self.function.is_strict or is_lost):
-            message = f"'{others[0]}' cannot be enforced: this model writes each parameter by itself."
-            path = f"{self.function.schema_path}.{others[0]}"
+        self.parts = dict[str, bytes]()
+        joined = JoinedSchema(self.function, self.schema)
+        self.unenforced = tuple(joined.unenforced)
+        if self.unenforced and self.function.is_strict:
+            path = self.unenforced[0]
+            keyword = path.rpartition(".")[2]
+            message = f"'{keyword}' cannot be enforced: this model writes each parameter by itself."
             raise InvalidRequest(message, param=path, code="unsupported_schema")
-        return tuple(f"{self.function.schema_path}.{each}" for each in others)
+        names = [name for name in {**joined.properties, **joined.required} if self._is_written(name, joined)]
+        self.parameters = tuple(self._parameter(name, joined, index) for index, name in enumerate(names))
 
-    def _is_written(self, name: str, required: list[str]) -> bool:
+    def _is_written(self, name: str, joined: JoinedSchema) -> bool:
         if self.can_name(name):
             return True
-        if name in required:
+        if name in joined.required:
             message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
             path = f"{self.function.schema_path}.required"
             raise InvalidRequest(message, param=path, code="invalid_function_parameters")
         return False
 
-    def _parameter(self, name: str, schema: object, index: int, *, is_required: bool) -> Parameter:
+    def _parameter(self, name: str, joined: JoinedSchema, index: int) -> Parameter:
+        """Compile a place in the whole schema, so that its references resolve."""
+        pointer = joined.properties.get(name, "")
+        schema = joined.at(pointer) if pointer else {}
         choices, rule = _choices(schema), f"{self.stem}p{index}"
-        self.parts[rule] = self._value(name).rules
+        grammar = self.grammars.of_schema(
+            self.schema if pointer else {},
+            self.function.schema_path,
+            strict=self.function.is_strict,
+            pointer=pointer,
+        )
+        self.parts[rule] = grammar.rules
+        self.unenforced += grammar.unenforced
+        self.share += grammar.share
         is_boolean = (
             isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
         )
         return Parameter(
             name,
-            is_required=is_required,
+            is_required=name in joined.required,
             rule=rule,
             is_text=choices is not None,
             choices=choices or (),
             is_boolean=is_boolean,
         )
-
-    def _value(self, name: str) -> CheckedGrammar:
-        """Compile the parameter as a place in the whole schema, so that its references resolve."""
-        properties = self.schema.get("properties", {})
-        is_described = isinstance(properties, dict) and name in properties
-        grammar = self.grammars.of_schema(
-            self.schema if is_described else {},
-            self.function.schema_path,
-            strict=self.function.is_strict,
-            pointer="/properties/" + name.replace("~", "~0").replace("/", "~1") if is_described else "",
-        )
-        self.unenforced += grammar.unenforced
-        self.share += grammar.share
-        return grammar
 
 
 def _choices(schema: object) -> tuple[str, ...] | None:
@@ -169,8 +214,8 @@ class PlannedOutput(msgspec.Struct, frozen=True):
     unenforced: tuple[str, ...] = ()
     """Paths of the schemas' keywords that are not enforced."""
     tool_calls: ToolCallStyle | None = None
-    is_free: bool = False
-    """True if text outside of tool calls is free, so that a stop string cannot break it."""
+    takes_stop: bool = True
+    """False if a stop string could cut JSON or a demanded call."""
     thinking: CallThinking | None = None
     shows_marks: bool = False
     """True if marks of reasoning are control tokens."""
@@ -183,19 +228,17 @@ def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOut
     if form is None:
         return PlannedOutput()
     grammar = form.make(grammars, form.path)
-    return PlannedOutput(Constraint(grammar=grammar.lark), form.path, grammar.unenforced)
+    constraint = Constraint(grammar=grammar.lark)
+    return PlannedOutput(constraint, form.path, grammar.unenforced, takes_stop=not grammar.is_json)
 
 
 def check_ends(params: GenerationParams, output: PlannedOutput) -> None:
-    """Reject options that cut the output, or prevent its end. Raises InvalidRequest."""
-    if output.constraint is None or output.constraint.grammar is None:
-        return
-    path, reason = "ignore_eos", "the output ends where its grammar ends"
-    if not params.sampling.ignore_eos:
-        if not params.stop or output.is_free:
-            return
-        path, reason = params.stop_path, "it could cut the output short"
-    raise wrong(f"'{path}' cannot be combined with structured output or tools: {reason}.", path)
+    """Reject an option that prevents the output's end. Raises InvalidRequest."""
+    has_grammar = output.constraint is not None and output.constraint.grammar is not None
+    if has_grammar and params.sampling.ignore_eos:
+        why = "the output ends where its grammar ends"
+        message = f"'ignore_eos' cannot be combined with structured output or tools: {why}."
+        raise wrong(message, "ignore_eos")
 
 
 class ToolOutputs:
@@ -214,7 +257,7 @@ class ToolOutputs:
         callees = [offer.callee for offer in offers]
         several = tools.several and use is not ToolUse.NAMED
         whole = partial(self._form.whole, callees, self._spelling, several=several)
-        field, triggers, is_free = tools.path, tuple[str, ...](), False
+        field, triggers, takes_stop = tools.path, tuple[str, ...](), False
         if use is not ToolUse.AUTO:
             root = whole(answer=None)
         elif answer is not None and form is not None:
@@ -224,9 +267,9 @@ class ToolOutputs:
             unenforced = answer.unenforced + unenforced
         elif marker := self._form.marker:
             root = self._form.behind_marker(callees, self._spelling, several=several)
-            triggers, is_free = (marker,), True
+            triggers, takes_stop = (marker,), True
         else:
-            root, is_free = whole(answer=""), True
+            root, takes_stop = whole(answer=""), True
         grammar = self._grammars.composed(root, parts, field)
         # A call that was demanded by name ends with `stop`, as at OpenAI.
         reason = "stop" if use is ToolUse.NAMED else "function_call" if tools.is_legacy else "tool_calls"
@@ -239,7 +282,7 @@ class ToolOutputs:
             custom=frozenset(each.name for each in tools.callable if each.is_custom),
         )
         constraint = Constraint(grammar=grammar, triggers=triggers)
-        return PlannedOutput(constraint, field, unenforced, style, is_free=is_free)
+        return PlannedOutput(constraint, field, unenforced, style, takes_stop=takes_stop)
 
     def _offers(self, tools: ToolsParam, spent: float) -> list[_OfferedFunction]:
         offers: list[_OfferedFunction] = []
@@ -334,10 +377,15 @@ def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> Thinkin
     budget = None if model is None else _budget(param, model)
     if budget == 0:
         is_on = False
-    variables: dict[str, object] = {} if is_on is None else {**switch(is_on)}
+    levels = () if model is None else model.form.levels
+    variables = {} if is_on is None else switch(is_on, levels)
     effort = param.effort if model is None or is_on is not False else "none"
     if effort is not None:
-        variables["reasoning_effort"] = effort if model is None else _nearest(effort, model.form.efforts)
+        if levels and effort == "none":
+            effort = levels[0]
+        elif model is not None:
+            effort = _nearest(effort, model.form.efforts or levels[1:])
+        variables["reasoning_effort"] = effort
     if model is None:
         return ThinkingPlan(
             {**variables, **param.variables}, is_on=None, skips_thinking=False, budget=None, is_hidden=False
@@ -376,10 +424,10 @@ class ThinkingOutputs:
     ) -> PlannedOutput:
         """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""
         form, stage = self.form, prompt.stage
-        if stage is ThinkingStage.BEHIND and not form.answer_end:
+        if stage is ThinkingStage.BEHIND and not (form.answer_end or form.answer_alone):
             return output
         shown = CallThinking(form, stage, plan.is_hidden)
-        marks = self._tokens(form.begin + form.end + form.answer_begin)
+        marks = self._tokens(form.begin + form.end + form.answer_begin + form.answer_alone)
         are_silent = any(not self.tokenizer.piece(token) for token in marks)
         output = msgspec.structs.replace(output, thinking=shown, shows_marks=are_silent)
         if stage is ThinkingStage.BEHIND:

@@ -101,6 +101,9 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
     if params.last_tokens is not None:
         prompts = _cut(prompts, params, params.last_tokens, context)
     check_ends(params, output)
+    if params.stop and not output.takes_stop:
+        output = msgspec.structs.replace(output, ignored=(*output.ignored, params.stop_path))
+        params = msgspec.structs.replace(params, stop=())
     is_wanted = context.caller.wants_progress() or params.details.progress
     details = msgspec.structs.replace(params.details, progress=params.stream and is_wanted)
     params = msgspec.structs.replace(params, details=details)
@@ -168,7 +171,6 @@ def _request(
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
-    is_free = output.constraint is None or output.constraint.grammar is None
     return GenerationRequest(
         id="",
         tokens=(),
@@ -180,7 +182,7 @@ def _request(
         prompt_logprobs=params.score_prompt,
         scores_end=params.score_end,
         reports_progress=params.details.progress,
-        ends_loops=context.options.end_loops and is_free and not sampling.ignore_eos,
+        ends_loops=context.options.end_loops and not sampling.ignore_eos,
         client=router_caller.client,
         account=router_caller.account,
         group=router_caller.group,
@@ -245,17 +247,20 @@ def _of_conversation(
     tools = usable_tools(params.tools)
     maker = PromptMaker(params, conversation.path, tools, model, info)
     template = maker.template
+    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
+    if params.last_tokens is None:  # a prompt that is too long is refused before its grammar is made
+        output_budget(params, len(prompt.tokens), info, context.options, model.defaults.max_output_tokens)
     if tools is None or tools.use is None:
         output = answer_output(params.form, model.grammars)
     else:
         outputs = ToolOutputs(template.tool_format, model.grammars, model.tokenizer)
         output = outputs.plan(tools, tools.use, params.form)
-    prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
     if template.thinking is None:
         output = msgspec.structs.replace(output, ignored=params.thinking.paths)
     else:
         thinking = ThinkingOutputs(template.thinking.form, model.tokenizer)
-        output = thinking.plan(output, maker.thinking, prompt, has_stop=bool(params.stop))
+        has_stop = bool(params.stop) and output.takes_stop
+        output = thinking.plan(output, maker.thinking, prompt, has_stop=has_stop)
     # What is asked about a picture, or behind tokens, is not alike because the words are.
     is_whole = not (params.media or conversation.before)
     turn = None

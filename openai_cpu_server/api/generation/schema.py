@@ -266,6 +266,28 @@ TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
 """Any integer, reduced to 63 bits. -1 counts as absent."""
 JsonObject = dict[str, JsonValue]
+_NAMING = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("default", "const")
+
+
+def _without_nulls(schema: object) -> object:
+    """Leave out keywords that are null, as clients in Go write empty lists and maps."""
+    if isinstance(schema, list):
+        return [_without_nulls(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[object, object] = {}
+    for name, value in schema.items():
+        if name in _NAMING and isinstance(value, dict):
+            found[name] = {key: _without_nulls(each) for key, each in value.items()}
+        elif name in _VALUES or (name in ("enum", "examples") and value is not None):
+            found[name] = value
+        elif value is not None:
+            found[name] = _without_nulls(value)
+    return found
+
+
+ToolSchema = Annotated[JsonObject, BeforeValidator(_without_nulls)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 

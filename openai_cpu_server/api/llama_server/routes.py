@@ -20,6 +20,7 @@ from openai_cpu_server.api.llama_server.schema import ANY_SEED, DEFAULTS, LlamaC
 from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
+from openai_cpu_server.contract.messages import DraftingState
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.http.context import context_of
@@ -57,6 +58,12 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     build_info: str
     is_sleeping: bool
+    kernels: dict[str, str]
+    """Implementations of products, attention and the rest, as in `/health`."""
+    drafts_by: str
+    """Source of drafts beside prompt lookup: `none`, `model`, or the kind of the prediction head."""
+    drafting: tuple[DraftingState, ...]
+    """Decisions about these drafts, by the number of running sequences."""
 
 
 class NextToken(msgspec.Struct, frozen=True):
@@ -139,6 +146,9 @@ class LlamaServerRoutes:
             eos_token=model.tokenizer.eos_text,
             build_info=f"openai-cpu-server {__version__}",
             is_sleeping=model.engine.state is EngineState.ASLEEP,
+            kernels=info.computed_by,
+            drafts_by=info.draft_head or ("none" if info.draft_cost is None else "model"),
+            drafting=model.engine.status().drafting,
         )
         return json_response(props)
 

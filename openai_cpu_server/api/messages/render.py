@@ -25,6 +25,7 @@ from openai_cpu_server.api.generation.renderer import (
     progress_field,
     random_letters,
 )
+from openai_cpu_server.api.messages.schema import NO_THREADS
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import (
     Finish,
@@ -64,9 +65,16 @@ _TYPES: Mapping[int, str] = {
 _STATUSES = {failure.code: failure.status for failure in TABLE.values() if failure.code is not None}
 
 
-class MessagesErrorBody(msgspec.Struct, frozen=True):
+class ThreadErrorDetails(msgspec.Struct, frozen=True):
+    error_code: str
+    unsupported: tuple[str, ...]
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
+    details: ThreadErrorDetails | None = None
+    """Set where Anthropic's SDKs react to it."""
 
 
 class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,7 +98,8 @@ def _body(sent: ErrorObject, status: int) -> MessagesErrorBody:
         message = f"prompt is too long: {message}"
     elif error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
-    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), message)
+    details = ThreadErrorDetails(NO_THREADS, ("thread",)) if error.code == NO_THREADS else None
+    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), message, details)
 
 
 def _response(error: Exception, request_id: str) -> Response:

@@ -19,31 +19,37 @@ from openai_cpu_server.api.generation.schema import (
     ProgressBody,
     Temperature,
     TextOrList,
+    ToolSchema,
     TopK,
     by_type,
 )
-from openai_cpu_server.http.ignored_params import Hints, IgnoredParam
+from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 
 MAX_TOOLS = 512
 """Above OpenAI's 128, because agents with many tool servers have more."""
+NO_THREADS = "thread_unsupported_request"
+"""Code on which Anthropic's SDKs send the whole conversation."""
 _SERVICE = IgnoredParam("it is for a service of Anthropic's that is not here")
 SERVICE_HINTS: Hints = dict.fromkeys(
     (
         "billing_policy",
-        "compaction",
         "container",
         "context_management",
         "diagnostics",
         "fallback_credit_token",
         "fallbacks",
         "inference_geo",
-        "mcp_servers",
         "speed",
         "user_profile_id",
         "workspace_id",
     ),
     _SERVICE,
 )
+SERVICE_REFUSALS: Refusals = {
+    "compaction": UnsupportedParam("conversations are not summarised"),
+    "mcp_servers": UnsupportedParam("the Responses API calls MCP servers; this one does not", ([],)),
+    "thread": UnsupportedParam("conversations are not kept; send all messages", code=NO_THREADS),
+}
 _UNCOUNTED = IgnoredParam("it is for answers; here nothing is generated")
 
 
@@ -112,7 +118,7 @@ class CustomTool(Cacheable):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: str | None = None
-    input_schema: JsonObject
+    input_schema: ToolSchema
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     """Ignored, because arguments are always streamed as they come."""
@@ -173,6 +179,7 @@ class CountBody(Cacheable):
     """Fields that determine the prompt's length. Fields that only concern the answer are ignored."""
 
     is_open: ClassVar[bool] = False
+    refusals: ClassVar[Refusals] = SERVICE_REFUSALS
     hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None

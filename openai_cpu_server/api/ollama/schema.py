@@ -21,6 +21,7 @@ from openai_cpu_server.api.generation.schema import (
     Seed,
     Stop,
     Temperature,
+    ToolSchema,
     TopK,
     TopLogprobs,
     TypicalP,
@@ -131,7 +132,7 @@ class OllamaBody(ProgressBody, OpenBody):
 class OllamaFunction(OpenBody):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: ToolSchema | None = None
 
 
 class OllamaTool(OpenBody):

@@ -16,7 +16,6 @@ from openai_cpu_server.api.generation.params import (
     GenerationParams,
     MessageParam,
 )
-from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import adapted_names
 from openai_cpu_server.api.responses.conversation import (
     ApprovedCall,
@@ -165,7 +164,7 @@ class ResponseReader:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
         if not self.has_mcp:
-            body = _without_mcp(body)
+            _check_no_mcp(body)
         is_stored = self._is_stored(body)
         if body.conversation is not None and body.previous_response_id is not None:
             message = (
@@ -292,14 +291,12 @@ class ResponseReader:
         return await off_loop(size, lambda: tuple(decode()))
 
 
-def _without_mcp(body: ResponsesBody) -> ResponsesBody:
-    if not any(isinstance(tool, McpServerTool) for tool in body.tools or ()):
-        return body
-    tools = [
-        ForeignKind.model_construct(type=tool.type) if isinstance(tool, McpServerTool) else tool
-        for tool in body.tools or ()
-    ]
-    return body.model_copy(update={"tools": tools})
+def _check_no_mcp(body: ResponsesBody) -> None:
+    for index, tool in enumerate(body.tools or ()):
+        if isinstance(tool, McpServerTool):
+            param = f"tools[{index}].type"
+            message = f"'{param}': 'mcp' is not supported, because this server has no MCP servers."
+            raise InvalidRequest(message, param=param, code="unsupported_parameter")
 
 
 def _answer(written: bytes, vocabulary: str) -> EarlierAnswer | None:

@@ -144,7 +144,6 @@ class ResponsesRoutes:
         allowed = context.identity.allowed_models
         await ensure_served(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
-        chosen.model.loaded()
         tools = await self._maker.open_tools(params.body, context.identity)
         if tools is not None:
             await tools.close()

@@ -24,6 +24,7 @@ from openai_cpu_server.api.generation.schema import (
     SharedBody,
     Syntax,
     TextOrList,
+    ToolSchema,
     TopLogprobs,
     by_type,
     by_value,
@@ -227,7 +228,7 @@ class FunctionTool(EchoedBody):
     type: Literal["function"]
     name: Name
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: ToolSchema | None = None
     strict: bool | None = None
 
 

@@ -42,8 +42,9 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
+from openai_cpu_server.llama.model.kv_size import planned_drafts
 from openai_cpu_server.llama.offload.choice import NO_DEVICE
-from openai_cpu_server.model_source import local_model, projector_of
+from openai_cpu_server.model_source import drafting_file, local_model, projector_of
 
 
 class InspectReport(msgspec.Struct, frozen=True):
@@ -372,8 +373,7 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     """Options are those of `serve`, but without the prefix cache, which cannot be measured."""
     folder, machine = settings.profile_dir, Machine()
     profile = load_profile(header.path, folder) if settings.profile == "auto" else None
-    draft = local_model(settings.draft_model) if settings.draft_model else None
-    draft_header = GgufHeader(draft) if draft is not None else None
+    draft = drafting_file(header.path, settings.draft_model, find=local_model)
     projector = projector_of(header.path, settings.mmproj, find=local_model) if facts.generates_text else None
     options = settings.engine_options(
         header.path, cache_bytes=0, draft_model_path=draft, projector_path=projector
@@ -385,7 +385,8 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     if not facts.generates_text:
         return InspectReport(facts, None, None, template, None, devices, absent, profile=None, speed=None)
     sight, hearing = read_encoders(GgufHeader(projector)) if projector is not None else (None, None)
-    memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
+    drafts, _ = planned_drafts(header, options)
+    memory = read_memory(header, facts, options, machine, drafts)  # as it is without the model
     curve = (
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )

@@ -21,7 +21,13 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, curves
 from openai_cpu_server.llama.measure.layout import stored_layout
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
-from openai_cpu_server.llama.model.kv_size import DeviceMemory, HostMemory, KVType, encoder_memory
+from openai_cpu_server.llama.model.kv_size import (
+    DeviceMemory,
+    DraftSource,
+    HostMemory,
+    KVType,
+    encoder_memory,
+)
 from openai_cpu_server.llama.offload.choice import device_for, devices, of_draft_model, split_planner_for
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -63,7 +69,7 @@ def read_memory(
     facts: FileFacts,
     options: EngineOptions,
     machine: Machine,
-    draft: GgufHeader | None = None,
+    draft: DraftSource | None = None,
 ) -> MemoryFacts:
     free, trained = machine.free_memory(), facts.shape.context_trained
     encoder, device_memory = encoder_memory(options), DeviceMemory()
@@ -84,7 +90,7 @@ def read_memory(
         total_bytes=machine.total_memory(),
         free_bytes=free,
         left_bytes=left,
-        draft_model=str(draft.path) if draft is not None else None,
+        draft_model=str(draft.header.path) if draft is not None else None,
         kv_type=options.kv_type,
         kv_types=kv_costs(host_memories, trained, options.kv_type),
         pool_tokens=pool,
@@ -152,7 +158,8 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
     why = "; ".join([*([split.why] if split.why else []), *planner.unused_options]) or None
     draft = None
     if options.draft_model_path is not None and options.draft_offload.wants_device:
-        draft = str(split_planner_for(of_draft_model(options), device, machine.free_memory()).first_choice())
+        draft_options = of_draft_model(options, Path(options.draft_model_path))
+        draft = str(split_planner_for(draft_options, device, machine.free_memory()).first_choice())
     takes = split.device_bytes._asdict()
     return DeviceFacts(device, offload.gpu_layers, str(split), takes, why, measured, draft)
 

@@ -26,7 +26,7 @@ struct Prepared {
 struct Scratch {
     std::vector<ManyLanes> many;  // by the groups of an item
     std::vector<FewLanes> few;
-    Buffer tile, part;
+    Buffer<> tile, parts;
 };
 
 // Between rows of a tile, for rows that lie a power of 2 apart would share few places of the first cache.
@@ -36,7 +36,7 @@ constexpr int TILE_PADDING = 64 / sizeof(float);
 template <class Lanes>
 class Attention {
 public:
-    Attention(const Node& node, const Prepared& prepared, const Item& item, int group, Buffer& tile, Lanes& lanes)
+    Attention(const Node& node, const Prepared& prepared, const Item& item, int group, Buffer<>& tile, Lanes& lanes)
         : node_(node),
           sight_(prepared.sight),
           rows_(prepared.rows(prepared.plan.blocks[item.block])),
@@ -47,11 +47,13 @@ public:
           lanes_(lanes) {
         tile.resize(size_t(TILE) * tile_stride_);
         tile_ = tile.data();
-        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width);
+        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width, node.k.type == GGML_TYPE_F32);
         for (int i = 0; i < num_rows_; ++i)
             for (int h = 0; h < node_.group; ++h)
                 lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);
     }
+
+    void begin_part() { lanes_.restart(); }
 
     void add_tile(int first, int count, CellsAhead& keys, CellsAhead& values) {
         score(first, count, keys);
@@ -110,7 +112,8 @@ private:
     // Adds the mask to a row's scores.
     void hide(int row, int first, int count) {
         if (!sight_.is_plain(rows_[row])) weigh(row, first, count);
-        for (uint32_t hidden = ~gathered_.seen(row, first); hidden; hidden &= hidden - 1) {
+        const uint32_t tile = count == TILE ? ~0u : (1u << count) - 1;  // what is behind belongs to the next part
+        for (uint32_t hidden = ~(gathered_.seen(row, first) & tile); hidden; hidden &= hidden - 1) {
             float* scores = lanes_.scores(row * node_.group, __builtin_ctz(hidden));
             for (int h = 0; h < node_.group; ++h) scores[h * lanes_.lane_step()] = MINUS_INFINITY;
         }
@@ -136,13 +139,13 @@ private:
     size_t offsets_[TILE];
 };
 
-// What has been found about a lane.
+// What has been found about a lane. Scores are logarithms of base 2.
 struct Found {
     float largest = MINUS_INFINITY, sum = 0;
     float* output;
 
     void scale_to(float new_largest, int width) {
-        const float factor = largest > MINUS_INFINITY ? std::exp(largest - new_largest) : 0.0f;
+        const float factor = largest > MINUS_INFINITY ? std::exp2(largest - new_largest) : 0.0f;
         for (int d = 0; d < width; ++d) output[d] *= factor;
         sum *= factor;
         largest = new_largest;
@@ -151,14 +154,14 @@ struct Found {
     void merge(const float* part, int width) {
         if (part[1] == 0) return;
         scale_to(std::max(largest, part[0]), width);
-        const float factor = std::exp(part[0] - largest);
+        const float factor = std::exp2(part[0] - largest);
         for (int d = 0; d < width; ++d) output[d] += factor * part[2 + d];
         sum += factor * part[1];
     }
 
     void add_sink(float score, int width) {
         scale_to(std::max(largest, score), width);
-        sum += std::exp(score - largest);
+        sum += std::exp2(score - largest);
     }
 };
 
@@ -172,7 +175,7 @@ void finish(const Node& node, const Block& block, const int* rows, int group, in
         found.output = node.result_of(row, head);
         std::fill_n(found.output, width, 0.0f);
         for (int part = 0; part < num_parts; ++part) found.merge(parts + part * stride, width);
-        if (node.sinks) found.add_sink(node.sinks[head], width);
+        if (node.sinks) found.add_sink(node.sinks[head] * LOG2_E, width);
         const float share = found.sum == 0 ? 0.0f : 1 / found.sum;
         for (int d = 0; d < width; ++d) found.output[d] *= share;
     }
@@ -186,36 +189,62 @@ CellsAhead cells_ahead(const Node& node, const ggml_tensor& tensor, const Item& 
     return {first, tensor.nb[1], (end_head - first_head) * tensor.nb[2], cells, count};
 }
 
+// Of the cells that a block has gathered.
+struct Range {
+    int begin, end;
+};
+
+// Few lanes: parts are of the same size. Many lanes: they are parts of the pool.
+Range cells_of_part(const Prepared& prepared, const Item& item, int part, bool has_many) {
+    const Block& block = prepared.plan.blocks[item.block];
+    const auto tile = [&](int number) {
+        const int tiles = (block.cells + TILE - 1) / TILE;
+        return std::min(block.cells, int(long(tiles) * number / item.num_parts) * TILE);
+    };
+    if (!has_many) return {tile(part), tile(part + 1)};
+    const std::vector<int>& cells = prepared.gathered[item.block].cells();
+    const auto first_of = [&](int number) {
+        const int cell = (block.first_pool_part() + number) * PART_CELLS;
+        return int(std::lower_bound(cells.begin(), cells.end(), cell) - cells.begin());
+    };
+    return {first_of(part), first_of(part + 1)};
+}
+
+template <class Lanes>
+void compute_part(const Node& node, const Prepared& prepared, const Item& item, Range range,
+                  std::vector<Attention<Lanes>>& groups) {
+    const std::vector<int>& cells = prepared.gathered[item.block].cells();
+    for (auto& group : groups) group.begin_part();
+    for (int first = range.begin; first < range.end; first += TILE) {
+        const int next = std::min(first + TILE, range.end), ahead = std::min(TILE, range.end - next);
+        CellsAhead keys = cells_ahead(node, node.k, item, cells.data() + next, ahead);
+        CellsAhead values = cells_ahead(node, node.v, item, cells.data() + next, node.values_in_keys ? 0 : ahead);
+        for (auto& group : groups) group.add_tile(first, next - first, keys, values);
+    }
+}
+
 template <class Lanes>
 void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
                   std::vector<Lanes>& lanes) {
     const Block& block = prepared.plan.blocks[item.block];
-    const size_t floats = part_floats(node, block);
+    const size_t floats = part_floats(node, block), stride = item.num_parts * floats;
     if (int(lanes.size()) < item.num_groups) lanes.resize(item.num_groups);
     std::vector<Attention<Lanes>> groups;
     groups.reserve(item.num_groups);
     for (int i = 0; i < item.num_groups; ++i)
         groups.emplace_back(node, prepared, item, item.first_group + i, scratch.tile, lanes[i]);
-    const int tiles = (block.cells + TILE - 1) / TILE;
-    const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
-    const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
-    const std::vector<int>& cells = prepared.gathered[item.block].cells();
-    for (int first = begin; first < end; first += TILE) {
-        const int next = std::min(first + TILE, end), ahead = std::min(TILE, end - next);
-        CellsAhead keys = cells_ahead(node, node.k, item, cells.data() + next, ahead);
-        CellsAhead values = cells_ahead(node, node.v, item, cells.data() + next, node.values_in_keys ? 0 : ahead);
-        for (auto& group : groups) group.add_tile(first, next - first, keys, values);
+    float* results = partials + item.partials + item.first_group * stride;
+    if (item.partials == WHOLE) {
+        scratch.parts.resize(item.num_groups * stride);
+        results = scratch.parts.data();
     }
-    scratch.part.resize(floats);
-    for (int i = 0; i < item.num_groups; ++i) {
-        const int group = item.first_group + i;
-        if (item.partials == WHOLE) {
-            groups[i].write_part(scratch.part.data());
-            finish(node, block, prepared.rows(block), group, 1, scratch.part.data());
-        } else {
-            groups[i].write_part(partials + item.partials + (group * item.num_parts + item.part) * floats);
-        }
+    for (int part = item.first_part; part < item.part_behind; ++part) {
+        compute_part(node, prepared, item, cells_of_part(prepared, item, part, Lanes::HAS_POOL_PARTS), groups);
+        for (int i = 0; i < item.num_groups; ++i) groups[i].write_part(results + i * stride + part * floats);
     }
+    if (item.partials != WHOLE) return;
+    for (int i = 0; i < item.num_groups; ++i)
+        finish(node, block, prepared.rows(block), item.first_group + i, item.num_parts, results + i * stride);
 }
 
 void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch) {
@@ -232,7 +261,7 @@ void merge_parts(const Node& node, const ggml_compute_params& params, const Prep
     ggml().barrier(params.threadpool);
     for (int i = params.ith; i < int(plan.items.size()); i += params.nth) {
         const Item& item = plan.items[i];
-        if (item.partials == WHOLE || item.part != 0) continue;
+        if (item.partials == WHOLE || item.first_part != 0) continue;
         const Block& block = plan.blocks[item.block];
         const size_t stride = item.num_parts * part_floats(node, block);
         for (int group = item.first_group; group < item.first_group + item.num_groups; ++group)

@@ -28,9 +28,9 @@ public:
     const std::vector<int>& cells() const { return cells_; }
 
     // Bit i: whether the block's row sees the cell first + i; behind the last cell there is nothing to see.
-    // `first` begins a tile.
     uint32_t seen(int row, int first) const {
-        return uint32_t(seen_[row * stride_ + first / 64] >> first % 64);
+        const uint64_t* words = &seen_[row * stride_ + first / 64];
+        return uint32_t(words[0] >> first % 64 | words[1] << 1 << (63 - first % 64));
     }
 
 private:

@@ -56,6 +56,12 @@ Cells look_at(const uint16_t* mask, int first, int cells) {
     return found;
 }
 
+int behind_last_bit(const uint64_t* bits, int words) {
+    for (int i = words; i > 0; --i)
+        if (bits[i - 1]) return 64 * i - __builtin_clzll(bits[i - 1]);
+    return 0;
+}
+
 uint64_t all_of(int first, int cells) {
     return cells - first >= 64 ? ~uint64_t(0) : (uint64_t(1) << (cells - first)) - 1;
 }
@@ -97,7 +103,7 @@ void Plan::form_blocks(const Node& node, const Sight& sight) {
     blocks.clear();
     for (int i = 0; i < node.rows; ++i)
         if (const uint64_t* row = sight.of(order[i]); !join_last_block(node, row, sight.words())) {
-            blocks.push_back({i, 1, count(row, sight.words())});
+            blocks.push_back({i, 1, count(row, sight.words()), first_bit(row, sight.words()), behind_last_bit(row, sight.words())});
             seen_.assign(row, row + sight.words());
         }
     const auto is_dearer = [&](const Block& a, const Block& b) {
@@ -115,7 +121,8 @@ bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
     const long apart = cost(block.cells, lanes) + cost(count(row, words), node.group);
     if (cost(together, lanes + node.group) > apart) return false;
     for (int word = 0; word < words; ++word) seen_[word] |= row[word];
-    block = {block.first, block.count + 1, together};
+    const int behind = std::max(block.cell_behind, behind_last_bit(row, words));
+    block = {block.first, block.count + 1, together, std::min(block.first_cell, first_bit(row, words)), behind};
     return true;
 }
 
@@ -134,12 +141,13 @@ Cut Plan::cut(const Node& node, const Block& block, int threads) const {
     const long wanted = items_wanted(node, block, threads);
     const long most = std::max(1, block.cells / PART_CELLS_MIN);
     if (has_many_lanes(block.count * node.group)) {
-        const long parts = (wanted + node.num_groups() - 1) / node.num_groups();
-        return {int(std::min(parts, most)), 1};
+        const int parts = std::max(1, block.num_pool_parts());
+        const long items = (wanted + node.num_groups() - 1) / node.num_groups();
+        return {parts, int(std::min<long>({items, most, parts})), 1};
     }
     const int parts = int(std::min(wanted, most));
     const int items = int(std::min<long>(node.num_groups(), (wanted + parts - 1) / parts));
-    return {parts, (node.num_groups() + items - 1) / items};
+    return {parts, parts, (node.num_groups() + items - 1) / items};
 }
 
 // A block is cut by cells only if there is room for the results of its parts.
@@ -147,16 +155,18 @@ void Plan::form_items(const Node& node, int threads, size_t room) {
     items.clear();
     size_t used = 0;
     for (int number = 0; number < int(blocks.size()); ++number) {
+        const bool has_many = has_many_lanes(blocks[number].count * node.group);
         Cut how = cut(node, blocks[number], threads);
-        const size_t floats = how.parts * node.num_groups() * part_floats(node, blocks[number]);
-        if (used + floats > room) how.parts = 1;
-        const int partials = how.parts == 1 ? WHOLE : int(used);
+        const size_t floats = how.num_parts * node.num_groups() * part_floats(node, blocks[number]);
+        if (used + floats > room) how = {has_many ? how.num_parts : 1, 1, how.groups};
+        const int partials = how.items == 1 ? WHOLE : int(used);
         for (int group = 0; group < node.num_groups(); group += how.groups)
-            for (int part = 0; part < how.parts; ++part) {
+            for (int item = 0; item < how.items; ++item) {
                 const int num_groups = std::min(how.groups, node.num_groups() - group);
-                items.push_back({number, group, num_groups, part, how.parts, partials});
+                const int first = how.num_parts * item / how.items, behind = how.num_parts * (item + 1) / how.items;
+                items.push_back({number, group, num_groups, first, behind, how.num_parts, partials});
             }
-        if (how.parts > 1) used += floats;
+        if (how.items > 1) used += floats;
     }
 }
 

@@ -32,23 +32,32 @@ private:
     std::vector<uint64_t> bits_;
 };
 
+// Cells of the pool whose results are summed apart where there are many lanes, whether or not several threads share
+// them: what is added to what does not depend on the number of threads or rows.
+constexpr int PART_CELLS = 1024;
+
 // Rows that see much the same.
 struct Block {
-    int first, count;  // in the plan's order
-    int cells;         // that any of them sees
+    int first, count;             // in the plan's order
+    int cells;                    // that any of them sees
+    int first_cell, cell_behind;  // of the pool: the first and last that any of them sees
+
+    int first_pool_part() const { return first_cell / PART_CELLS; }
+    int num_pool_parts() const { return (cell_behind + PART_CELLS - 1) / PART_CELLS - first_pool_part(); }
 };
 
-// A part of a block's cells, for some groups of heads: what one thread computes at a time.
+// Parts of a block's cells, for some groups of heads: what one thread computes at a time.
 struct Item {
     int block;
     int first_group, num_groups;
-    int part, num_parts;
-    int partials;  // where the results of the block's parts go, counted in floats; WHOLE: there is one part
+    int first_part, part_behind;
+    int num_parts;  // of the block
+    int partials;   // where the results of the block's parts go, counted in floats; WHOLE: the item has all parts
 };
 
 constexpr int WHOLE = -1;
 
-// The result of an item for one of its groups: for each lane its largest score, the sum of its weights, and the
+// The result of a part for one of its groups: for each lane its largest score, the sum of its weights, and the
 // weighted sum of values.
 inline size_t part_floats(const Node& node, const Block& block) {
     return size_t(block.count) * node.group * (node.value_width + 2);
@@ -56,8 +65,9 @@ inline size_t part_floats(const Node& node, const Block& block) {
 
 // How a block is cut into items.
 struct Cut {
-    int parts;   // of its cells
-    int groups;  // of heads in an item
+    int num_parts;  // of its cells
+    int items;      // to which parts go
+    int groups;     // of heads in an item
 };
 
 struct Plan {

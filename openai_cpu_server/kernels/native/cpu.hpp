@@ -18,7 +18,9 @@
 #define INSTRUCTION_SET_NEON
 #endif
 
-#if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
+#if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__) && defined(__AVX512FP16__)
+constexpr const char* INSTRUCTION_SET = "avx512fp16";
+#elif defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
 constexpr const char* INSTRUCTION_SET = "avx512vnni";
 #elif defined(INSTRUCTION_SET_512)
 constexpr const char* INSTRUCTION_SET = "avx512";
@@ -40,9 +42,15 @@ inline bool has_avxvnni() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
 }
+
+inline bool has_avx512fp16() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & 1u << 23);
+}
 #endif
 
-// Whether this CPU has what the library was compiled for: the files of one machine may be read by another.
+// Whether this CPU has what the library was compiled for: the files of one machine may be read by another. AMX may be
+// missing: only kernels that have asked amx::why_no_tiles() execute it.
 inline bool suits_this_cpu() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -70,6 +78,9 @@ inline bool suits_this_cpu() {
 #endif
 #ifdef __AVX512BF16__
     if (!__builtin_cpu_supports("avx512bf16")) return false;
+#endif
+#ifdef __AVX512FP16__
+    if (!has_avx512fp16()) return false;
 #endif
 #elif defined(__aarch64__) && defined(__linux__) && defined(__ARM_FEATURE_DOTPROD)
     if (!(getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) return false;

@@ -18,10 +18,10 @@ struct Switch {
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
 };
 
-enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, NUM_KERNELS };  // their order is that of `kernels/library.py`
+enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, TILES, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
-// By type of weights, a bit for each: products that ggml has been measured to compute faster here.
+// By type of weights, a bit for each: products with few rows that ggml has been measured to compute faster here.
 std::atomic<uint64_t> left_to_ggml{0};
 
 bool is_on(int kernel) { return switches[kernel].is_on.load(std::memory_order_relaxed); }
@@ -42,6 +42,7 @@ bool computed_by(int kernel, CanDo can_do, Compute compute, const ggml_compute_p
 }
 
 bool is_product_computed(const ggml_compute_params& params, ggml_tensor& node) {
+    if (computed_by(TILES, products::can_use_tiles, products::compute_by_tiles, params, node)) return true;
     const bool is_left = left_to_ggml.load(std::memory_order_relaxed) >> node.src[0]->type & 1;
     return !is_left && computed_by(PRODUCTS, products::can_do, products::compute, params, node);
 }
@@ -74,8 +75,10 @@ int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
     std::optional<GraphPlan> plan;
     if (is_on(RECURRENT)) plan.emplace(graph);
     attention::begin_graph();
+    products::begin_graph();
     const int status = ggml().graph_compute(graph, how);
     attention::end_graph();
+    products::end_graph();
     return status;
 }
 

@@ -1,6 +1,7 @@
 // The most that one thread gets out of this CPU, for `scripts/regress.py steps`: loops that do one thing only.
 #include <utility>
 
+#include "amx.hpp"
 #include "int8_lanes.hpp"
 
 namespace {
@@ -47,6 +48,26 @@ long ocs_multiply_floats(long rounds, float* result) {
     run(sums, rounds, [&](floats sum) { return sum * factor + summand; }, ALL);
     for (const floats& sum : sums) *result += total(sum);
     return rounds * CHAINS * LANES;
+}
+
+// Multiplies bf16 in tiles of real numbers (zeros would be faster: the clock rises), `rounds` times with four sums.
+// Returns the number of multiply-adds.
+long ocs_multiply_tiles(long rounds, float* result) {
+    alignas(64) uint32_t numbers[2][amx::TILE_BYTES / 4];
+    for (uint32_t i = 0; i < 512; i++) numbers[i / 256][i % 256] = 0x3f803f80 + i * 0x9e3779b9 % 0x00800080;
+    amx::configure();
+    amx::load<4>(numbers[0]), amx::load<5>(numbers[1]), amx::load<6>(numbers[1]), amx::load<7>(numbers[0]);
+    amx::zero<0>(), amx::zero<1>(), amx::zero<2>(), amx::zero<3>();
+    for (long round = 0; round < rounds; round++) {
+        amx::multiply_bf16<0, 4, 6>();
+        amx::multiply_bf16<1, 4, 7>();
+        amx::multiply_bf16<2, 5, 6>();
+        amx::multiply_bf16<3, 5, 7>();
+    }
+    amx::store<0>(numbers[0]);
+    amx::release();
+    std::memcpy(result, numbers[0], sizeof *result);
+    return rounds * 4 * 16 * 16 * 32;
 }
 
 // Reads memory from one end to the other.

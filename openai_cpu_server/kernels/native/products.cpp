@@ -1,9 +1,14 @@
 #include "products.hpp"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <optional>
 #include <vector>
 
+#include "amx.hpp"
 #include "one_row.hpp"
+#include "tile_products.hpp"
 
 namespace products {
 namespace {
@@ -36,6 +41,7 @@ struct Product {
     const ggml_tensor* experts;  // of tokens and slots; null: slots have them in order
 
     int64_t num_results() const { return num_tokens * num_slots; }
+    const float* activations_of(int64_t token, int64_t slot) const { return activations.at(token, slot % activation_slots); }
     int num_panels() const { return static_cast<int>((depth + PANEL_DEPTH - 1) / PANEL_DEPTH); }
     int64_t num_tiles() const { return (num_rows + ROWS - 1) / ROWS; }
     const uint8_t* weights_of(int64_t expert, int64_t row) const {
@@ -97,6 +103,7 @@ public:
     // The places of an expert's rows; behind the last expert's are rows without one.
     int64_t start(int64_t expert) const { return starts_[expert]; }
     int64_t end(int64_t expert) const { return starts_[expert + 1]; }
+    int64_t count(int64_t expert) const { return end(expert) - start(expert); }
 
     Row row_at(int64_t place) const { return rows_[place]; }
     int64_t place_of(int64_t token, int64_t slot) const { return places_[token * num_slots_ + slot]; }
@@ -145,9 +152,10 @@ uint8_t* shared_room(const ggml_compute_params& params, size_t size) {
 }
 
 // Quantises this thread's share of the activations: each row once, and copies for the other slots that it serves.
+// Experts with `tile_rows` rows or more need none.
 template <class Format>
 void quantise_share(const Product& product, const Routing& routing, const ggml_compute_params& params,
-                    const QuantisedActivations<Format>& quantised) {
+                    const QuantisedActivations<Format>& quantised, int64_t tile_rows) {
     const int64_t num_rows = product.num_tokens * product.activation_slots, count = num_rows * product.num_panels();
     for (int64_t i = count * params.ith / params.nth; i < count * (params.ith + 1) / params.nth; i++) {
         const int panel = static_cast<int>(i / num_rows);
@@ -155,10 +163,13 @@ void quantise_share(const Product& product, const Routing& routing, const ggml_c
         const int64_t start = int64_t{panel} * PANEL_DEPTH;
         const int depth = static_cast<int>(std::min<int64_t>(PANEL_DEPTH, product.depth - start));
         const auto place = [&](int64_t slot) -> auto& { return *quantised.at(panel, routing.place_of(token, slot)); };
-        quantise_panel<Format>(product.activations.at(token, first_slot) + start, depth, place(first_slot));
-        for (int64_t slot = first_slot + product.activation_slots; slot < product.num_slots;
-             slot += product.activation_slots)
-            place(slot) = place(first_slot);
+        const Activations<Format>* first = nullptr;
+        for (int64_t slot = first_slot; slot < product.num_slots; slot += product.activation_slots) {
+            if (routing.count(product.expert_of(token, slot)) >= tile_rows) continue;
+            if (first) place(slot) = *first;
+            else quantise_panel<Format>(product.activations.at(token, first_slot) + start, depth, place(slot));
+            first = &place(slot);
+        }
     }
 }
 
@@ -167,37 +178,58 @@ struct Piece {
     int64_t expert;
     int64_t tile;
     int64_t start, end;
+    bool is_for_tiles;
 };
 
 constexpr int PIECES_FOR_EACH_THREAD = 4;  // so that a thread which is held up does not hold up all for long
 
-// How the product is cut into pieces: tiles of each expert, and, where these are few, ranges of its places.
+int64_t divided_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
+
+// How experts with `least` to `most` rows are cut into pieces: tiles of `tile_rows` weights, and, where these are few,
+// ranges of places, each a multiple of `unit` from the expert's first.
+struct Cut {
+    int64_t least, most;
+    int64_t tile_rows;
+    int64_t least_places, unit;
+    bool is_for_tiles;
+};
+
 class Pieces {
 public:
-    Pieces(const Product& product, const Routing& routing, int num_threads)
-        : routing_{routing}, num_experts_{product.num_experts}, num_tiles_{product.num_tiles()} {
+    Pieces(const Product& product, const Routing& routing, int num_threads, const Cut& cut)
+        : routing_{routing}, cut_{cut}, num_experts_{product.num_experts},
+          num_tiles_{divided_up(product.num_rows, cut.tile_rows)} {
         const int64_t wanted = int64_t{PIECES_FOR_EACH_THREAD} * num_threads;
-        most_places_ = std::max<int64_t>(TILE_WIDTH / 4, divided_up(product.num_results() * num_tiles_, wanted));
+        const int64_t places = std::max(cut.least_places, divided_up(product.num_results() * num_tiles_, wanted));
+        most_places_ = divided_up(places, cut.unit) * cut.unit;
     }
 
     // Finds a piece by its number, which may not be smaller than the last one; false: there are no more.
     bool find(int64_t number, Piece& piece) {
         for (; expert_ < num_experts_; first_number_ += num_tiles_ * num_ranges(), expert_++) {
             if (number >= first_number_ + num_tiles_ * num_ranges()) continue;
-            const int64_t in_expert = number - first_number_, range = divided_up(num_places(), num_ranges());
+            const int64_t in_expert = number - first_number_;
+            const int64_t range = divided_up(divided_up(num_places(), num_ranges()), cut_.unit) * cut_.unit;
             const int64_t start = routing_.start(expert_) + in_expert % num_ranges() * range;
-            piece = {expert_, in_expert / num_ranges(), start, std::min(start + range, routing_.end(expert_))};
+            const int64_t end = std::min(start + range, routing_.end(expert_));
+            piece = {expert_, in_expert / num_ranges(), start, end, cut_.is_for_tiles};
             return true;
         }
         return false;
     }
 
+    // How many there were, after one was not found.
+    int64_t count() const { return first_number_; }
+
 private:
-    static int64_t divided_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
-    int64_t num_places() const { return routing_.end(expert_) - routing_.start(expert_); }
+    int64_t num_places() const {
+        const int64_t count = routing_.count(expert_);
+        return count >= cut_.least && count <= cut_.most ? count : 0;
+    }
     int64_t num_ranges() const { return divided_up(num_places(), most_places_); }
 
     const Routing& routing_;
+    const Cut cut_;
     int64_t num_experts_, num_tiles_, most_places_;
     int64_t expert_ = 0, first_number_ = 0;  // where the last piece was found: the number of its expert's first
 };
@@ -294,52 +326,226 @@ void clear_rows_without_expert(const Product& product, const Routing& routing) {
     }
 }
 
+// What products with weights of a type need as bytes.
+struct BytesKernel {
+    size_t (*size)(const Product&);
+    void (*quantise)(const Product&, const Routing&, const ggml_compute_params&, uint8_t* room, int64_t tile_rows);
+    void (*compute)(const Product&, const Routing&, uint8_t* room, const Piece&, const Piece& next);
+};
+
 template <class Format>
-void compute_as(const ggml_compute_params& params, const Product& product) {
+const BytesKernel* bytes_kernel() {
+    static constexpr auto activations = [](const Product& product, uint8_t* room) {
+        return QuantisedActivations<Format>{reinterpret_cast<Activations<Format>*>(room), product.num_results()};
+    };
+    static constexpr BytesKernel kernel{
+        QuantisedActivations<Format>::size,
+        [](const Product& product, const Routing& routing, const ggml_compute_params& params, uint8_t* room, int64_t tile_rows) {
+            quantise_share(product, routing, params, activations(product, room), tile_rows);
+        },
+        [](const Product& product, const Routing& routing, uint8_t* room, const Piece& piece, const Piece& next) {
+            compute_piece(product, routing, activations(product, room), piece, next);
+        }};
+    return &kernel;
+}
+
+const BytesKernel* bytes_kernel_of(ggml_type type) {
+    if (!HAS_DOT) return nullptr;
+    switch (type) {
+        case GGML_TYPE_Q4_0: return bytes_kernel<Q4_0>();
+        case GGML_TYPE_Q4_1: return bytes_kernel<Q4_1>();
+        case GGML_TYPE_Q5_0: return bytes_kernel<Q5_0>();
+        case GGML_TYPE_Q5_1: return bytes_kernel<Q5_1>();
+        case GGML_TYPE_Q8_0: return bytes_kernel<Q8_0>();
+        case GGML_TYPE_IQ4_NL: return bytes_kernel<IQ4_NL>();
+        case GGML_TYPE_MXFP4: return bytes_kernel<MXFP4>();
+        case GGML_TYPE_Q2_K: return bytes_kernel<Q2_K>();
+        case GGML_TYPE_Q3_K: return bytes_kernel<Q3_K>();
+        case GGML_TYPE_Q4_K: return bytes_kernel<Q4_K>();
+        case GGML_TYPE_Q5_K: return bytes_kernel<Q5_K>();
+        case GGML_TYPE_Q6_K: return bytes_kernel<Q6_K>();
+        case GGML_TYPE_IQ4_XS: return bytes_kernel<IQ4_XS>();
+        case GGML_TYPE_IQ2_XXS: return bytes_kernel<IQ2_XXS>();
+        case GGML_TYPE_IQ2_XS: return bytes_kernel<IQ2_XS>();
+        case GGML_TYPE_IQ2_S: return bytes_kernel<IQ2_S>();
+        case GGML_TYPE_IQ3_XXS: return bytes_kernel<IQ3_XXS>();
+        case GGML_TYPE_IQ3_S: return bytes_kernel<IQ3_S>();
+        default: return nullptr;
+    }
+}
+
+// The kernel for few rows, if it can multiply the node's weights.
+const BytesKernel* bytes_kernel_of(const ggml_tensor& node) {
+    return node.src[0]->ne[1] >= ROWS ? bytes_kernel_of(node.src[0]->type) : nullptr;
+}
+
+constexpr int64_t NEVER = INT64_MAX;
+constexpr int64_t USUAL_TILE_ROWS = 16;  // until it is measured
+std::atomic<int64_t> tile_rows[64];      // by type: rows from which tiles are faster; 0: the usual number
+
+int64_t least_tile_rows(const ggml_tensor& node) {
+    const int64_t rows = tile_rows[node.src[0]->type].load(std::memory_order_relaxed);
+    return rows == 0 ? USUAL_TILE_ROWS : rows;
+}
+
+// The experts that tiles multiply, and where their activations are packed.
+class TilePart {
+public:
+    TilePart(const Product& product, const Routing& routing, const tiles::Kernel* kernel, int64_t least_rows)
+        : product_{product}, routing_{routing}, kernel_{kernel}, least_rows_{least_rows} {
+        first_blocks_.assign(product.num_experts + 1, 0);
+        int64_t num_experts = 0;
+        for (int64_t expert = 0; expert < product.num_experts; expert++) {
+            const int64_t blocks = routing.count(expert) >= least_rows ? tiles::blocks_of(routing.count(expert)) : 0;
+            first_blocks_[expert + 1] = first_blocks_[expert] + blocks;
+            num_experts += blocks > 0;
+        }
+        num_outs_ = num_experts * product.num_rows;
+    }
+
+    int64_t num_blocks() const { return first_blocks_.back(); }
+    size_t size() const { return num_blocks() * (product_.num_panels() * tiles::BLOCK_BYTES + sizeof(float) * tiles::BLOCK_ROWS); }
+    tiles::Packed packed(uint8_t* room) const {
+        uint8_t* factors = room + num_blocks() * product_.num_panels() * tiles::BLOCK_BYTES;
+        return {room, reinterpret_cast<float*>(factors), num_blocks()};
+    }
+
+    Cut cut(int num_threads) const {
+        const int64_t outs = divided_up(num_outs_, int64_t{PIECES_FOR_EACH_THREAD} * num_threads * tiles::OUTS) * tiles::OUTS;
+        const int64_t least = 2 * tiles::BLOCK_ROWS;
+        return {least_rows_, NEVER, std::clamp<int64_t>(outs, tiles::OUTS, tiles::MOST_OUTS), least, least, true};
+    }
+
+    // Packs this thread's share: some of the panels of a block at a time where there are more threads than blocks.
+    void pack_share(const ggml_compute_params& params, const tiles::Packed& packed) const {
+        const int64_t panels = product_.num_panels(), parts = std::min(panels, divided_up(params.nth, std::max<int64_t>(1, num_blocks())));
+        const int64_t count = num_blocks() * parts;
+        int64_t expert = 0;
+        for (int64_t i = count * params.ith / params.nth; i < count * (params.ith + 1) / params.nth; i++) {
+            const int64_t block = i / parts, part = i % parts;
+            while (first_blocks_[expert + 1] <= block) expert++;
+            tiles::Packing packing{{}, 0, product_.depth, panels * part / parts, panels * (part + 1) / parts, packed, block};
+            const int64_t start = routing_.start(expert) + (block - first_blocks_[expert]) * tiles::BLOCK_ROWS;
+            packing.count = static_cast<int>(std::clamp<int64_t>(routing_.end(expert) - start, 0, tiles::BLOCK_ROWS));
+            for (int row = 0; row < packing.count; row++) {
+                const auto [token, slot] = routing_.row_at(start + row);
+                packing.rows[row] = product_.activations_of(token, slot);
+            }
+            kernel_->pack(packing);
+        }
+    }
+
+    void compute(const Piece& piece, int64_t num_outs, const tiles::Packed& packed) const {
+        static thread_local std::vector<float*> results;
+        results.clear();
+        for (int64_t place = piece.start; place < piece.end; place++) {
+            const auto [token, slot] = routing_.row_at(place);
+            results.push_back(product_.results.at(token, slot));
+        }
+        const int64_t first = first_blocks_[piece.expert] + (piece.start - routing_.start(piece.expert)) / tiles::BLOCK_ROWS;
+        const int64_t begin = piece.tile * num_outs, end = std::min(begin + num_outs, product_.num_rows);
+        tiles::multiply(*kernel_, {product_.weights_of(piece.expert, 0), product_.weight_stride, product_.num_rows, product_.depth,
+                                   begin, end, packed, first, piece.end - piece.start, results.data()});
+    }
+
+private:
+    const Product& product_;
+    const Routing& routing_;
+    const tiles::Kernel* kernel_;
+    int64_t least_rows_, num_outs_;
+    static thread_local std::vector<int64_t> first_blocks_;  // of each expert, and the end
+};
+
+thread_local std::vector<int64_t> TilePart::first_blocks_;
+
+// Activations that were packed for a node, for the nodes behind it that have the same: K and V behind Q, up behind gate.
+struct PackedRoom {
+    struct Key {
+        const ggml_tensor *activations, *experts;
+        void (*pack)(const tiles::Packing&);
+        const BytesKernel* bytes;
+        int64_t tile_rows;
+
+        bool operator==(const Key& other) const {
+            return activations == other.activations && experts == other.experts && pack == other.pack &&
+                   bytes == other.bytes && tile_rows == other.tile_rows;
+        }
+    };
+    struct alignas(64) Line {
+        uint8_t bytes[64];
+    };
+    std::optional<Key> key;
+    std::vector<Line> lines;
+};
+
+// Of the thread that computes a graph.
+struct Graph {
+    bool is_computed = false;
+    std::array<PackedRoom, 2> rooms;  // types of Q and V may differ
+    int next = 0;
+
+    struct Found {
+        uint8_t* room;
+        bool is_packed;
+    };
+    Found find(const PackedRoom::Key& key, size_t size) {
+        for (PackedRoom& room : rooms)
+            if (room.key == key) return {room.lines[0].bytes, true};
+        PackedRoom& room = rooms[next];
+        next = 1 - next;
+        room.key = is_computed ? std::optional{key} : std::nullopt;
+        const size_t count = divided_up(size, sizeof(PackedRoom::Line));
+        if (room.lines.size() < count) room.lines = {}, room.lines.resize(count);
+        return {room.lines[0].bytes, false};
+    }
+};
+thread_local Graph graph;
+
+// Experts with `tile_rows` rows or more by tiles, the others as bytes.
+void compute_product(const ggml_compute_params& params, const ggml_tensor& node, int64_t tile_rows) {
+    const Product product = product_of(node);
     const Routing routing{product};
-    uint8_t* room = shared_room(params, QuantisedActivations<Format>::size(product));
-    const QuantisedActivations<Format> activations{reinterpret_cast<Activations<Format>*>(room), product.num_results()};
+    const BytesKernel* bytes = bytes_kernel_of(node);
+    const tiles::Kernel* tile_kernel = tiles::kernel_of(node.src[0]->type);
+    const TilePart part{product, routing, tile_kernel, tile_rows};
+    Graph::Found found{};
+    if (part.num_blocks() == 0) found.room = shared_room(params, bytes->size(product));
+    else {
+        auto& published = *static_cast<Graph::Found*>(params.wdata);
+        if (params.ith == 0)
+            published = graph.find({node.src[1], product.experts, tile_kernel->pack, bytes, tile_rows},
+                                   part.size() + (bytes ? bytes->size(product) : 0));
+        ggml().barrier(params.threadpool);
+        found = published;
+    }
+    const tiles::Packed packed = part.packed(found.room);
+    uint8_t* quantised = found.room + part.size();
     if (params.ith == 0) {
         ggml().chunk_set(params.threadpool, params.nth);
         clear_rows_without_expert(product, routing);
     }
-    quantise_share(product, routing, params, activations);
-    Pieces pieces{product, routing, params.nth};
+    if (!found.is_packed) {
+        part.pack_share(params, packed);
+        if (bytes) bytes->quantise(product, routing, params, quantised, tile_rows);
+    }
+    const Cut cut = part.cut(params.nth);
+    Pieces for_tiles{product, routing, params.nth, cut};
+    Pieces as_bytes{product, routing, params.nth, {1, tile_rows - 1, ROWS, TILE_WIDTH / 4, 1, false}};
+    const auto find = [&](int64_t number, Piece& piece) {
+        return for_tiles.find(number, piece) || as_bytes.find(number - for_tiles.count(), piece);
+    };
     Piece piece, next;
-    bool is_left = pieces.find(params.ith, piece);
+    bool is_left = find(params.ith, piece);
+    if (part.num_blocks() > 0) amx::configure();
     ggml().barrier(params.threadpool);
     // The next piece is drawn before this one is computed, so that its weights can be brought nearer.
     for (; is_left; piece = next) {
         next = piece;
-        is_left = pieces.find(ggml().chunk_add(params.threadpool, 1), next);
-        compute_piece(product, routing, activations, piece, next);
+        is_left = find(ggml().chunk_add(params.threadpool, 1), next);
+        if (piece.is_for_tiles) part.compute(piece, cut.tile_rows, packed);
+        else bytes->compute(product, routing, quantised, piece, next);
     }
-}
-
-using Compute = void (*)(const ggml_compute_params&, const Product&);
-
-Compute compute_for(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_Q4_0: return compute_as<Q4_0>;
-        case GGML_TYPE_Q4_1: return compute_as<Q4_1>;
-        case GGML_TYPE_Q5_0: return compute_as<Q5_0>;
-        case GGML_TYPE_Q5_1: return compute_as<Q5_1>;
-        case GGML_TYPE_Q8_0: return compute_as<Q8_0>;
-        case GGML_TYPE_IQ4_NL: return compute_as<IQ4_NL>;
-        case GGML_TYPE_MXFP4: return compute_as<MXFP4>;
-        case GGML_TYPE_Q2_K: return compute_as<Q2_K>;
-        case GGML_TYPE_Q3_K: return compute_as<Q3_K>;
-        case GGML_TYPE_Q4_K: return compute_as<Q4_K>;
-        case GGML_TYPE_Q5_K: return compute_as<Q5_K>;
-        case GGML_TYPE_Q6_K: return compute_as<Q6_K>;
-        case GGML_TYPE_IQ4_XS: return compute_as<IQ4_XS>;
-        case GGML_TYPE_IQ2_XXS: return compute_as<IQ2_XXS>;
-        case GGML_TYPE_IQ2_XS: return compute_as<IQ2_XS>;
-        case GGML_TYPE_IQ2_S: return compute_as<IQ2_S>;
-        case GGML_TYPE_IQ3_XXS: return compute_as<IQ3_XXS>;
-        case GGML_TYPE_IQ3_S: return compute_as<IQ3_S>;
-        default: return nullptr;
-    }
+    if (part.num_blocks() > 0) amx::release();
 }
 
 // Whether the fourth dimension goes on with the steps of the third.
@@ -353,23 +559,53 @@ bool has_slots_only(const ggml_tensor& node) {
     return weights.ne[3] == 1 && (node.ne[3] == 1 || (weights.ne[2] == 1 && goes_on(activations) && goes_on(node)));
 }
 
+bool is_product(const ggml_compute_params& params, const ggml_tensor& node) {
+    const ggml_tensor& activations = *node.src[1];
+    const bool has_hint = node.op_params[1] != 0;
+    return !params.use_ref && !has_hint && has_slots_only(node) && activations.type == GGML_TYPE_F32 &&
+           activations.nb[0] == sizeof(float) && node.nb[0] == sizeof(float) && params.wsize >= sizeof(Graph::Found);
+}
+
 }  // namespace
 
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
-    const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
-    const bool has_hint = node.op_params[1] != 0;
-    return HAS_DOT && !params.use_ref && !has_hint && compute_for(weights.type) && has_slots_only(node) &&
-           activations.type == GGML_TYPE_F32 && activations.nb[0] == sizeof(float) && node.nb[0] == sizeof(float) &&
-           weights.ne[1] >= ROWS && params.wsize >= sizeof(void*);
+    return is_product(params, node) && bytes_kernel_of(node);
 }
 
-void compute(const ggml_compute_params& params, ggml_tensor& node) {
-    compute_for(node.src[0]->type)(params, product_of(node));
+void compute(const ggml_compute_params& params, ggml_tensor& node) { compute_product(params, node, NEVER); }
+
+// Weights of 16 bits, or with few rows, have no other kernel of ours: all their experts must have enough rows on average.
+bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node) {
+    const ggml_tensor& weights = *node.src[0];
+    if (!is_product(params, node) || !tiles::kernel_of(weights.type)) return false;
+    const bool are_stored = weights.op == GGML_OP_NONE && !weights.view_src;  // not the keys of an attention
+    const int64_t num_results = node.ne[1] * node.ne[2] * node.ne[3], num_experts = bytes_kernel_of(node) ? 1 : weights.ne[2];
+    const int64_t rows = is_mixture(node) ? num_results / num_experts : node.ne[1];
+    return are_stored && rows >= least_tile_rows(node);
 }
+
+void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& node) {
+    compute_product(params, node, bytes_kernel_of(node) ? least_tile_rows(node) : 1);
+}
+
+void begin_graph() {
+    graph.is_computed = true;
+    for (PackedRoom& room : graph.rooms) room.key.reset();
+}
+
+void end_graph() { graph.is_computed = false; }
 
 }  // namespace products
 
-// For `kernels/library.py`: whether products with weights of this type are computed here.
-extern "C" bool ocs_multiplies(int type) {
-    return products::HAS_DOT && products::compute_for(static_cast<ggml_type>(type)) != nullptr;
+// For `kernels/library.py`: whether products with weights of this type are computed here, by which kernel.
+extern "C" {
+
+bool ocs_multiplies(int type) { return products::bytes_kernel_of(static_cast<ggml_type>(type)) != nullptr; }
+
+bool ocs_multiplies_by_tiles(int type) { return tiles::kernel_of(static_cast<ggml_type>(type)) != nullptr; }
+
+// From how many rows of an expert on; 0: the usual number; negative: never.
+void ocs_use_tiles_from(int type, int rows) { products::tile_rows[type] = rows < 0 ? products::NEVER : rows; }
+
+const char* ocs_why_no_tiles() { return amx::why_no_tiles(); }
 }

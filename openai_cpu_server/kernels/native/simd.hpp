@@ -38,6 +38,16 @@ inline floats load(const float* from) {
 
 inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
 
+inline ints load(const int32_t* from) {
+    ints x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+inline void store(int32_t* to, ints x) { std::memcpy(to, &x, sizeof x); }
+
+inline ints splat(int32_t x) { return x - ints{}; }
+
 inline floats splat(float x) { return x - floats{}; }
 
 // The same, of which the compiler does not know how it was computed: else it loads it once more wherever it is used,
@@ -66,6 +76,26 @@ inline floats multiply_add(floats a, floats b, floats c) {
 #endif
 }
 
+// Whether the CPU multiplies whole numbers of 16 bits faster than floats.
+#if defined(INSTRUCTION_SET_512) || defined(INSTRUCTION_SET_256)
+#define INSTRUCTION_SET_PAIRS
+#endif
+
+// Lanes are pairs of whole numbers of 16 bits: c + the products of both.
+inline ints multiply_add(ints a, ints b, ints c) {
+#if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
+#elif defined(INSTRUCTION_SET_512)
+    return c + (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(INSTRUCTION_SET_256) && defined(__AVXVNNI__)
+    return (ints)_mm256_dpwssd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b);
+#elif defined(INSTRUCTION_SET_256)
+    return c + (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return c + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 inline floats max(floats a, floats b) {
 #if defined(INSTRUCTION_SET_512)
     return (floats)_mm512_max_ps((__m512)a, (__m512)b);
@@ -76,13 +106,18 @@ inline floats max(floats a, floats b) {
 #endif
 }
 
+// Rounds to a whole number, for numbers below 2^22.
+inline floats rounded(floats x) {
+    const floats to_integer = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds
+    return (x + to_integer) - to_integer;
+}
+
 // e^x with a relative error of about 1e-7; 0 below -87.3, -infinity included.
 inline floats exp(floats x) {
     const ints vanishes = x < -87.3f;
     const floats bounded = max(x, splat(-87.3f));
     const floats x0 = bounded > 88.0f ? splat(88.0f) : bounded;
-    const floats to_integer = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const floats n = (x0 * 1.44269504f + to_integer) - to_integer;
+    const floats n = rounded(x0 * 1.44269504f);
     const floats r = x0 - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
     floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -94,6 +129,25 @@ inline floats exp(floats x) {
     floats power;
     std::memcpy(&power, &exponent, sizeof power);
     return vanishes ? floats{} : p * power;
+}
+
+// 2^x for whole numbers up to 127; 0 below 2^-126.
+inline floats power_of_2(floats x) {
+    const ints bits = (__builtin_convertvector(max(splat(-127.0f), x), ints) + 127) << 23;
+    floats power;
+    std::memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+// 2^(x - whole) with a relative error of about 1e-7, for a whole number. Only the exponent of the result depends on it.
+inline floats exp2_less(floats x, floats whole) {
+    const floats n = rounded(x), r = x - n;
+    floats p = multiply_add(r, splat(1.3276471e-3f), splat(9.6755419e-3f));
+    p = multiply_add(p, r, splat(5.5507131e-2f));
+    p = multiply_add(p, r, splat(2.4022120e-1f));
+    p = multiply_add(p, r, splat(6.9314694e-1f));
+    p = multiply_add(p, r, splat(1.0000001f));
+    return p * power_of_2(n - whole);
 }
 
 inline floats tanh(floats x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }

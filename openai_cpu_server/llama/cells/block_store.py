@@ -30,22 +30,43 @@ _SPARE_BYTES = 64 * 2**20
 as copying into it."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_PAGE = 4096
 _HUGE_PAGE = 2 * 2**20
+_SMALL = 32
+"""Blocks of less than this part of a huge page have small pages, because a slab of them would waste more."""
 
 
-def _fresh(num_bytes: int) -> Bytes:
-    """Pages of their own return to the system when freed; memory from malloc often does not."""
-    if not num_bytes:
-        return np.empty(0, np.uint8)
-    try:
-        pages = mmap.mmap(-1, num_bytes, flags=_PRIVATE)
-    except OSError:  # the system counts mappings
-        return np.empty(num_bytes, np.uint8)
-    # A state of 20 MB is copied into fresh huge pages four times as fast as into others.
-    if num_bytes >= 2 * _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the kernel has none
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)
+class _Slab(NamedTuple):
+    """Mapping that blocks of one size share, so that few of their bytes are outside whole huge pages."""
+
+    blocks: list[Bytes]
+    pages: mmap.mmap | None
+    stride: int
+
+    @classmethod
+    def of(cls, num_bytes: int) -> _Slab:
+        """Pages of their own return to the system when freed; memory from malloc often does not."""
+        stride = -(-num_bytes // _PAGE) * _PAGE
+        size = _slab_bytes(stride) if stride >= _HUGE_PAGE // _SMALL else stride
+        try:
+            pages = mmap.mmap(-1, size, flags=_PRIVATE)
+        except OSError:  # the system counts mappings
+            return cls([np.empty(num_bytes, np.uint8)], None, stride)
+        # Linux aligns only mappings of whole huge pages to huge pages.
+        if size % _HUGE_PAGE == 0 and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # the kernel has none
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        data = np.frombuffer(pages, np.uint8)
+        return cls([data[at : at + num_bytes] for at in range(0, size - stride + 1, stride)], pages, stride)
+
+
+def _slab_bytes(stride: int) -> int:
+    """Return the fewest whole huge pages of which blocks leave at most a 32nd, or the least share."""
+    least = -(-stride // _HUGE_PAGE)
+    sizes = [count * _HUGE_PAGE for count in range(least, 4 * least + 4)]
+    return next(
+        (size for size in sizes if size % stride <= size // 32), min(sizes, key=lambda n: n % stride / n)
+    )
 
 
 class SavedCells(NamedTuple):
@@ -66,15 +87,27 @@ class BlockStore:
         self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
         """Spare memory by number of bytes, the most recently requested last."""
         self.spare_bytes = 0
+        self._untouched: dict[int, list[Bytes]] = {}
+        """Blocks without memory, by number of bytes."""
+        self._slabs: dict[int, _Slab] = {}
+        """By the address of each block."""
 
     def allocate(self, num_bytes: int) -> Bytes:
         """Return memory with undefined content."""
+        if not num_bytes:
+            return np.empty(0, np.uint8)
         spares = self._spares.setdefault(num_bytes, [])
         self._spares.move_to_end(num_bytes)
-        if not spares:
-            return _fresh(num_bytes)
-        self.spare_bytes -= num_bytes
-        return spares.pop()
+        if spares:
+            self.spare_bytes -= num_bytes
+            return spares.pop()
+        untouched = self._untouched.setdefault(num_bytes, [])
+        if not untouched:
+            slab = _Slab.of(num_bytes)
+            untouched += slab.blocks[::-1]
+            if slab.pages is not None:
+                self._slabs |= {block.ctypes.data: slab for block in slab.blocks}
+        return untouched.pop()
 
     def put(self, number: int, cells: SavedCells) -> None:
         assert number not in self._blocks, f"block {number} is saved already"
@@ -95,13 +128,24 @@ class BlockStore:
         while self.spare_bytes > _SPARE_BYTES:
             size, spares = next(iter(self._spares.items()))
             if spares:
-                spares.pop()
+                self._return(spares.pop())
                 self.spare_bytes -= size
             else:
                 del self._spares[size]
 
+    def _return(self, block: Bytes) -> None:
+        """Return the block's memory to the system, but not its addresses."""
+        slab = self._slabs.get(block.ctypes.data)
+        if slab is None or slab.pages is None:
+            return
+        start = block.ctypes.data - slab.blocks[0].ctypes.data
+        slab.pages.madvise(mmap.MADV_DONTNEED, start, slab.stride)
+        self._untouched[len(block)].append(block)
+
     def close(self) -> None:
         self._blocks.clear()
+        self._untouched.clear()
+        self._slabs.clear()
         self._spares.clear()
         self.spare_bytes = 0
 
@@ -111,7 +155,6 @@ _VERSION = 2
 _HEAD = struct.Struct("<8sIIQQQ")
 _SEALED_FROM = 16
 """First byte of the head under the checksum."""
-_PAGE = 4096
 _SYNC_BYTES = 64 * 2**20
 """Limited writes are synced now and then, because else all data would be written when time is up."""
 _FREE_SHARE = 0.5

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import ServerError, StartupError
-from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.bindings import head_library, llama_cpp
 from openai_cpu_server.llama.cells.block_store import Bytes
 from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, KVType
@@ -126,6 +126,10 @@ class TokenBatch(NativeBatch):
         return BatchLayout(rows, num_outputs)
 
 
+HiddenRow = npt.NDArray[np.float32]
+"""(width,)"""
+
+
 class PlacedRows(NamedTuple):
     slot: int
     values: npt.NDArray[np.float32]
@@ -152,6 +156,39 @@ class RowBatch(NativeBatch):
         self._places[: 4 * count] = np.concatenate([part.places for part in parts], axis=1).ravel()
         self._slots[:count, 0] = np.repeat([part.slot for part in parts], [len(p.values) for p in parts])
         self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
+        self.native.n_tokens = count
+
+
+class HeadToken(NamedTuple):
+    """Token that a prediction head reads."""
+
+    slot: int
+    position: int
+    token: int
+    row: HiddenRow
+    """Hidden row before it."""
+    wanted: bool = False
+
+
+class HeadBatch(NativeBatch):
+    """Tokens, each with a hidden row."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        """`width`: numbers per row."""
+        self._tokens = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(capacity, np.int32)
+        self._rows = np.zeros((capacity, width), np.float32)
+        super().__init__(capacity, SlotSequences(), token=self._tokens, pos=self._positions, embd=self._rows)
+
+    def fill(self, tokens: Sequence[HeadToken]) -> None:
+        count = len(tokens)
+        assert 0 < count <= self.capacity, f"{count} tokens for a head that reads at most {self.capacity}"
+        slots, positions, numbers, rows, wants = zip(*tokens, strict=True)
+        self._slots[:count, 0] = slots
+        self._positions[:count] = positions
+        self._tokens[:count] = numbers
+        np.stack(rows, out=self._rows[:count])
+        self._wants_logits[:count] = wants
         self.native.n_tokens = count
 
 
@@ -311,10 +348,20 @@ class Context(OwnedContext):
     """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
 
     def __init__(
-        self, model: Model, options: ContextOptions, abort: AbortSwitch, compute_threads: ComputeThreads
+        self,
+        model: Model,
+        options: ContextOptions,
+        abort: AbortSwitch,
+        compute_threads: ComputeThreads,
+        target: Context | None = None,
     ) -> None:
-        """Create the pool. Raises `StartupError`."""
-        super().__init__(model, _params(options), abort, compute_threads)
+        """Create the pool. Raises `StartupError`. `target`: context of the model that this one's prediction
+        head drafts for, which it must not outlive."""
+        params = _params(options)
+        if target is not None:
+            params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target.handle
+        super().__init__(model, params, abort, compute_threads)
+        self._row_width = model.output_width
         self.sequences = SlotSequences(options.num_guarded, options.num_slots)
         self.copies_whole = options.copies_whole
         self.max_outputs = options.outputs
@@ -364,6 +411,25 @@ class Context(OwnedContext):
         address = ctypes.addressof(pointer.contents)
         values = (ctypes.c_float * (rows * self._vocab_size)).from_address(address)
         return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
+
+    def give_hidden_rows(self, *, of_outputs: bool) -> None:
+        """Compute hidden rows from the next decode on: of its outputs, or of all tokens."""
+        head_library().llama_set_embeddings_nextn(self.handle, True, of_outputs)
+
+    def give_no_hidden_rows(self) -> None:
+        """Let the last layer compute only the rows of outputs."""
+        head_library().llama_set_embeddings_nextn(self.handle, False, True)
+
+    def use_head(self, number: int) -> None:
+        """Draft with this head of a chain."""
+        head_library().llama_set_nextn_layer_offset(self.handle, number)
+
+    def hidden_rows(self, count: int) -> npt.NDArray[np.float32]:
+        """View of the last decode's hidden rows, (count, width), which the next one overwrites."""
+        pointer = head_library().llama_get_embeddings_nextn(self.handle)
+        address = ctypes.addressof(pointer.contents)
+        values = (ctypes.c_float * (count * self._row_width)).from_address(address)
+        return np.ctypeslib.as_array(values).reshape(count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
         """Compute with the `llama_adapter_lora` at this address, or without one if None, from the next

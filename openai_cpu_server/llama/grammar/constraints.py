@@ -180,6 +180,16 @@ class ConstrainedOutput:
             num_valid: int = matcher.validate_tokens(rest)
             return must + num_valid
 
+    def masked_draft(self) -> MaskedDraft | None:
+        """Return masks for a draft behind the output, or None in free text and where they take too long."""
+        matcher = self._active_matcher
+        return None if matcher is None or self._forced or self.is_slow else MaskedDraft(self, matcher)
+
+    def mask_of(self, matcher: LLMatcher) -> Allowed:
+        """Return the mask of a draft's next token. Raises `ConstraintFailed`."""
+        with self._charged():
+            return self._mask(matcher)
+
     def accept(self, token: int) -> None:
         assert not self._forced, "the next token is forced"
         if token in self._tokens.ends:
@@ -274,6 +284,30 @@ class ConstrainedOutput:
         self._spent_s += time.thread_time() - started
         if self._spent_s > self._patience_s:
             raise ConstraintFailed("The grammar is too ambiguous: to follow it takes too much time.")
+
+
+class MaskedDraft:
+    """Follows a draft behind an output with the output's matcher, which `undo` takes back."""
+
+    def __init__(self, output: ConstrainedOutput, matcher: LLMatcher) -> None:
+        self._output = output
+        self._matcher = matcher
+        self._num_tokens = 0
+
+    def allowed(self) -> Allowed | None:
+        """Return the mask of the next token. Raises `ConstraintFailed`."""
+        return self._output.allowed() if not self._num_tokens else self._output.mask_of(self._matcher)
+
+    def accept(self, token: int) -> None:
+        """Go on behind the token. Raises `ConstraintFailed`."""
+        if not self._matcher.consume_token(token):
+            raise _failure(self._matcher)
+        self._num_tokens += 1
+
+    def undo(self) -> None:
+        if self._num_tokens:
+            self._matcher.rollback(self._num_tokens)
+            self._num_tokens = 0
 
 
 def _thoughts(constraint: Constraint) -> ReasoningTracker | None:

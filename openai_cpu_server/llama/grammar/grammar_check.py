@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 _END = BYTES_AND_END - 1
 _TOKENS = 64
@@ -66,15 +70,20 @@ class GrammarCheck:
         grammar = LLMatcher.grammar_from_lark(lark)
         self._matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         if self._matcher.is_error():
-            raise InvalidRequest(f"The grammar cannot be read: {self._matcher.get_error()}")
+            raise self._too_complex("The grammar is too large, or too deeply nested, to be used.")
 
     def check(self, text: str | bytes) -> TextFit:
         self._matcher.reset()
         tokens = list(text.encode() if isinstance(text, str) else text)
         accepted = self._matcher.try_consume_tokens(tokens)
         if self._matcher.is_error():
-            raise InvalidRequest(f"The grammar is too complex here: {self._matcher.get_error()}")
+            raise self._too_complex(f"The grammar is too complex after {accepted} bytes of the text.")
         return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
+
+    def _too_complex(self, message: str) -> InvalidRequest:
+        """Return an error without the native text, which has paths and backtraces."""
+        logger.debug("llguidance: %s", self._matcher.get_error())
+        return InvalidRequest(message)
 
     def after(self, text: bytes) -> WhatMayFollow:
         """`text` must fit completely."""

@@ -19,7 +19,7 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, WeightLayout
-from openai_cpu_server.kernels.graphs import LayoutGraphs, StoredWeights
+from openai_cpu_server.kernels.graphs import TILE_TYPES, LayoutGraphs, StoredWeights
 from openai_cpu_server.kernels.library import KernelLibrary, library_path
 from openai_cpu_server.kernels.tensors import Computing
 from openai_cpu_server.llama.bindings import libggml
@@ -31,10 +31,12 @@ logger = logging.getLogger(__name__)
 
 STEPS = (1, 4, 16, 64)
 """Tokens of the compared steps."""
+TILE_ROWS = (8, 12, 16, 24, 32, 64)
+"""Numbers of rows from which tiles may be used."""
 _VALUES = 1 << 21
 """Enough for threads and tiles, few enough for a tenth of a second."""
 _EXPERTS = 4
-_MOST_ROUNDS, _LEAST_ROUNDS = 7, 2
+_MOST_ROUNDS, _LEAST_ROUNDS, _TILE_ROUNDS = 7, 2, 5
 _BUDGET_S = 0.4
 _CLEARLY = 0.95
 """Largest share of the time at which another layout is chosen, because repacking delays the start and
@@ -45,9 +47,10 @@ _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
 
 
 class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
-    VERSION = 1
+    VERSION = 2
     products: str | None
     """Instruction set of our kernel, or None if it is off."""
+    tiles: str | None
 
 
 def chosen_layout(
@@ -61,7 +64,11 @@ def chosen_layout(
     layout = None
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
-        key = LayoutKey.here(header.path, products=kernels.products.instruction_set)
+        key = LayoutKey.here(
+            header.path,
+            products=kernels.products.instruction_set,
+            tiles=kernels.tiles.instruction_set,
+        )
         layout = layouts.get(key)
         if layout is None:
             started = time.monotonic()
@@ -74,10 +81,14 @@ def chosen_layout(
     return _with_option(layout or WeightLayout(), options)
 
 
-def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
+def use_layout(layout: WeightLayout, kernels: Kernels) -> None:
     """Apply the layout's choice of kernels, for all models of this process."""
     if kernels.products.is_on:
         _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
+    if kernels.tiles.is_on:
+        rows = dict(layout.tile_rows)
+        for kind in TILE_TYPES:
+            _library().use_tiles_from(kind, rows.get(TENSOR_TYPES[kind].name, 0))
 
 
 def stored_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
@@ -128,6 +139,18 @@ class ProductTimes(NamedTuple):
     repacked: Mapping[int, float] | None
     """Times, or None if ggml does not repack them."""
     are_experts: bool = False
+    tile_speeds: Mapping[int, float] | None = None
+    """Rows of a matrix -> speed of tiles relative to our other kernel, or to ggml's. None if they are off."""
+
+
+def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
+    """Return the number of rows from which on tiles are always faster, or None."""
+    least = None
+    for rows, speed in sorted(speeds.items(), reverse=True):
+        if speed <= 1:
+            break
+        least = rows
+    return least
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
@@ -135,8 +158,11 @@ def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)
-    left_to_ggml, plain, repacked = [], [], []
+    left_to_ggml, plain, repacked, tile_rows = [], [], [], []
     for name, same in by_type.items():
+        least = [least_tile_rows(group.tile_speeds) for group in same if group.tile_speeds is not None]
+        if least:
+            tile_rows.append((name, None if None in least else max(rows for rows in least if rows)))
         ours = [group.ggml if group.ours is None else group.ours for group in same]
         ggml = [group.ggml for group in same]
         if _ratio(ggml, ours) <= _CLEARLY:
@@ -144,7 +170,7 @@ def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
             ours = ggml
         plain += ours
         repacked += [times if g.repacked is None else g.repacked for g, times in zip(same, ours, strict=True)]
-    layout = WeightLayout(left_to_ggml=tuple(sorted(left_to_ggml)))
+    layout = WeightLayout(left_to_ggml=tuple(sorted(left_to_ggml)), tile_rows=tuple(sorted(tile_rows)))
     if all(group.repacked is None for group in groups):
         return layout
     ratio = _ratio(repacked, plain)
@@ -161,12 +187,34 @@ def timed_products(
     header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> Iterator[ProductTimes]:
     """Time each weight type, experts apart. Raises `StartupError`."""
-    library = _library() if kernels.products.is_on else None
+    library = _library() if kernels.products.is_on or kernels.tiles.is_on else None
     graphs, groups = LayoutGraphs(libggml), list(_groups(header))
     for group in groups:
-        rows = sorted({group.rows(n) for n in STEPS})
-        with graphs.plain(group.sample, rows) as plain, graphs.repacked(group.sample, rows) as repacked:
-            yield _raced(group, library, plain, repacked, _BUDGET_S / len(groups), pause)
+        rows, more = {group.rows(n) for n in STEPS}, TILE_ROWS if kernels.tiles.is_on else ()
+        with (
+            graphs.plain(group.sample, sorted(rows.union(more))) as plain,
+            graphs.repacked(group.sample, sorted(rows)) as repacked,
+        ):
+            pause()
+            speeds = {n: _tile_speed(group.type, plain[n]) for n in more} or None
+            plain = {n: plain[n] for n in rows}
+            yield _raced(group, library, plain, repacked, speeds, _BUDGET_S / len(groups), pause)
+
+
+def _tile_speed(kind: TensorType, compute: Computing) -> float:
+    library, best = _library(), {None: math.inf, 1: math.inf}
+    for _ in range(_TILE_ROUNDS):
+        for least, seconds in best.items():
+            library.use_tiles_from(kind.number, least)
+            best[least] = min(seconds, _cpu_s(compute))
+    return best[None] / best[1]
+
+
+def _cpu_s(compute: Computing) -> float:
+    """CPU time of one thread does not depend on other processes."""
+    started = time.thread_time()
+    compute(1)
+    return time.thread_time() - started
 
 
 def _raced(
@@ -174,13 +222,14 @@ def _raced(
     library: KernelLibrary | None,
     plain: Mapping[int, Computing],
     repacked: Mapping[int, Computing] | None,
+    tile_speeds: Mapping[int, float] | None,
     budget_s: float,
     pause: Callable[[], None],
 ) -> ProductTimes:
-    """CPU time of one thread does not depend on other processes."""
     ways = (
         {"ggml": plain} | ({"repacked": repacked} if repacked else {}) | ({"ours": plain} if library else {})
     )
+    tile_rows = least_tile_rows(tile_speeds or {})
     best: dict[tuple[str, int], float] = defaultdict(lambda: math.inf)
     end = time.monotonic() + budget_s
     for number in range(_MOST_ROUNDS):
@@ -190,12 +239,12 @@ def _raced(
         for name, computing in ways.items():
             if library is not None:
                 library.leave(() if name == "ours" else (group.type.number,))
+                library.use_tiles_from(group.type.number, tile_rows if name == "ours" else None)
             for rows, compute in computing.items():
-                started = time.thread_time()
-                compute(1)
-                best[name, rows] = min(best[name, rows], time.thread_time() - started)
+                best[name, rows] = min(best[name, rows], _cpu_s(compute))
     if library is not None:
         library.leave(())
+        library.use_tiles_from(group.type.number, 0)
     found = {
         name: {n: best[name, group.rows(n)] * group.values(n) / group.sample.num_values for n in STEPS}
         for name in ways
@@ -206,6 +255,7 @@ def _raced(
         found["ggml"],
         found.get("repacked"),
         are_experts=group.num_experts is not None,
+        tile_speeds=tile_speeds,
     )
 
 

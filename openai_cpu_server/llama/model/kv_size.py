@@ -11,6 +11,14 @@ from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.encoders import EncoderFacts, ProjectorFacts
 from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.heads import (
+    HeadKind,
+    PredictionHead,
+    head_in,
+    layer_count,
+    only_drafts,
+    why_unfit,
+)
 
 CELLS_GRANULARITY = 256
 """llama.cpp pads the size of the pool to a multiple of this."""
@@ -45,6 +53,9 @@ class KVType(enum.Enum):
 
     def row_bytes(self, num_values: int) -> int:
         return -(-num_values // self._block_values) * self._block_bytes
+
+
+DRAFT_KV_TYPE = KVType.F16
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
@@ -84,6 +95,58 @@ def _kv_heads(header: GgufHeader) -> list[int]:
     return [max(0, count) for count in cached] + [0] * (num_all - len(cached))
 
 
+class DraftSource(NamedTuple):
+    """File that drafts for a model."""
+
+    header: GgufHeader
+    head: PredictionHead | None = None
+    """Unset for a small model."""
+    is_own: bool = False
+    """True if the file is the model's."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes beside the model's."""
+        return 0 if self.is_own else total_bytes(model_files(self.header))
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one token. Raises `StartupError`."""
+        if self.head is None:
+            return bytes_per_cell(self.header, DRAFT_KV_TYPE)
+        key, num_layers = self.header.for_architecture, layer_count(self.header)
+        names = ("attention.head_count_kv", "attention.head_count")
+        counts = next((found for name in names if (found := self.header.get_ints(key(name), num_layers))), [])
+        values = sum(_head_sizes(self.header))
+        # Each head of a chain has cells for all layers of heads.
+        contexts = self.head.num_heads if self.head.kind is HeadKind.CHAINED else 1
+        layers = counts[len(counts) - self.head.num_layers :]
+        return contexts * sum(DRAFT_KV_TYPE.row_bytes(count * values) for count in layers)
+
+
+def planned_drafts(header: GgufHeader, options: EngineOptions) -> tuple[DraftSource | None, str | None]:
+    """Return the source of drafts beside prompt lookup, or None with the reason why a head is not used, if
+    there is one. Raises `StartupError` for a named source that cannot be used."""
+    path = options.draft_model_path
+    if options.speculation == "off":
+        return None, None
+    draft = header if path is None else GgufHeader(Path(path))
+    if path is not None and not only_drafts(draft):
+        return DraftSource(draft), None
+    try:
+        head = None if path is None and options.head == "none" else head_in(draft)
+        why = None if head is None or path is None else why_unfit(head, header)
+        if why is not None:
+            raise StartupError(f"{draft.path} cannot draft for {header.path.name}: {why}.")
+        if head is None and options.head == "own":
+            raise StartupError(f"{header.path} has no head to draft with.")
+    except StartupError as error:
+        if options.head != "auto":
+            raise
+        return None, str(error)
+    return None if head is None else DraftSource(draft, head, is_own=path is None), None
+
+
 def _head_sizes(header: GgufHeader) -> tuple[int, int]:
     """Latent attention (MLA) keeps no values beside the keys."""
     key = header.for_architecture
@@ -120,18 +183,19 @@ _SMALL_STATE_BYTES = 2**20
 _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
-def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool) -> int:
-    """Return how many states per sequence to keep for rollback after a draft.
+def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool, drafts: bool) -> int:
+    """Return how many states per sequence to keep for rollback after a draft. `drafts`: a model or a head
+    drafts too.
 
     Each token writes a snapshot, which is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20
-    MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a draft
-    model. llama.cpp cannot tell snapshots from cells of windows when it copies them.
+    MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only if a model
+    or a head drafts. llama.cpp cannot tell snapshots from cells of windows when it copies them.
     """
     if options.speculation == "off" or has_window:
         return 0
     if state_bytes <= _SMALL_STATE_BYTES:
         return _MANY_SNAPSHOTS
-    return _FEW_SNAPSHOTS if options.draft_model_path is not None else 0
+    return _FEW_SNAPSHOTS if drafts else 0
 
 
 SCORED_OUTPUTS = 64
@@ -157,12 +221,15 @@ class SequencePlan(NamedTuple):
         free_bytes: int,
         *,
         has_window: bool,
+        drafts: bool = False,
         can_go_back: bool = True,
         copies_whole: bool = False,
     ) -> SequencePlan:
         """`can_go_back`: llama.cpp can keep snapshots. `copies_whole`: only whole sequences can be copied."""
         has_snapshots = state_bytes > 0 and can_go_back
-        snapshots = num_snapshots(options, state_bytes, has_window=has_window) if has_snapshots else 0
+        snapshots = 0
+        if has_snapshots:
+            snapshots = num_snapshots(options, state_bytes, has_window=has_window, drafts=drafts)
         num_guarded = options.max_seqs if has_window else 0
         left = max(0, SLOTS_MAX - NUM_COPYING - options.max_seqs - num_guarded)
         num_states = rollback_states(options.max_seqs, state_bytes * (1 + snapshots), free_bytes)
@@ -231,7 +298,6 @@ def _megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 
-DRAFT_KV_TYPE = KVType.F16
 _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
 """Floor of the longest input of an encoder."""
@@ -311,14 +377,14 @@ class HostMemory(NamedTuple):
     free_bytes: int
     cell_bytes: int
     draft_cell_bytes: int
-    """Same for the draft model's pool, which has as many cells, or 0."""
+    """Same for the pool of what drafts, which has as many cells, or 0."""
     device_memory: DeviceMemory = _NO_DEVICE_MEMORY
 
     @classmethod
     def of(
         cls,
         header: GgufHeader,
-        draft: GgufHeader | None,
+        draft: DraftSource | None,
         kv_type: KVType,
         free_bytes: int,
         *,
@@ -330,9 +396,9 @@ class HostMemory(NamedTuple):
         `free_bytes`: before loading. Mapped weights are subtracted although the system counts them as free,
         because steps would wait for the disk without them.
         """
-        weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
-        weights += sum(encoder) - device_memory.weights
-        draft_cell = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
+        weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
+        weights += 0 if draft is None else draft.weights
+        draft_cell = 0 if draft is None else draft.cell_bytes
         cell = bytes_per_cell(header, kv_type)
         return cls(max(0, free_bytes - weights), cell, draft_cell, device_memory)
 

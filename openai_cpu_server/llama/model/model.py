@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import enum
 import functools
 import hashlib
 import os
@@ -18,6 +19,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import bindings_version
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
+from openai_cpu_server.llama.gguf.heads import head_count, layer_count
 from openai_cpu_server.llama.offload.choice import NativeSplit
 
 C = TypeVar("C", bound="Closable")
@@ -123,6 +125,16 @@ _COMPUTED_APART = frozenset({"plamo2"})
 _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
 
 
+class HeadUse(enum.Enum):
+    """Treatment of a file's heads that predict further tokens."""
+
+    LOADED = "loaded"
+    SKIPPED = "skipped"
+    """llama.cpp requires that they are whole."""
+    HIDDEN = "hidden"
+    """llama.cpp takes the file for one without heads."""
+
+
 class Model(NativeObject):
     """Weights and vocabulary of a GGUF file. Closed by its opener, after everything made from it."""
 
@@ -139,6 +151,7 @@ class Model(NativeObject):
         *,
         repack: bool,
         reads_weights: bool = False,
+        heads: HeadUse = HeadUse.SKIPPED,
         on_progress: Callable[[float], None],
         places: NativeSplit | None = None,
     ) -> Model:
@@ -151,6 +164,9 @@ class Model(NativeObject):
         params.use_extra_bufts = repack
         mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
         params.load_mode = mode
+        params.load_mtp = heads is HeadUse.LOADED
+        if heads is HeadUse.HIDDEN:
+            params.kv_overrides = _without_heads(header)
         return cls._load(header, params, on_progress, places or NativeSplit.cpu_alone())
 
     @classmethod
@@ -221,6 +237,11 @@ class Model(NativeObject):
         return int(llama_cpp.llama_model_n_embd_inp(self.handle))
 
     @property
+    def output_width(self) -> int:
+        """Numbers per hidden row."""
+        return int(llama_cpp.llama_model_n_embd_out(self.handle))
+
+    @property
     def is_recurrent(self) -> bool:
         """True if layers keep a state per sequence instead of cells."""
         model = self.handle
@@ -262,6 +283,17 @@ class Model(NativeObject):
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
+
+
+def _without_heads(header: GgufHeader) -> object:
+    """Return metadata that replace the file's; the last entry is empty."""
+    facts = {"block_count": layer_count(header) - head_count(header), "nextn_predict_layers": 0}
+    overrides = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
+    for override, (name, value) in zip(overrides, facts.items(), strict=False):
+        override.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT
+        override.key = header.for_architecture(name).encode()
+        override.value.val_i64 = value
+    return overrides
 
 
 class _Progress:

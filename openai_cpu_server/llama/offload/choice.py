@@ -23,6 +23,7 @@ from openai_cpu_server.llama.model.kv_size import (
     HostMemory,
     KVType,
     encoder_memory,
+    planned_drafts,
 )
 from openai_cpu_server.llama.offload.split import ModelSizes, Split, SplitPlanner, StepSizes
 
@@ -219,12 +220,12 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
     return Places(NativeSplit(split, device), split, placement)
 
 
-def of_draft_model(options: EngineOptions) -> EngineOptions:
-    assert options.draft_model_path is not None
+def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
     return msgspec.structs.replace(
         options,
-        model_path=options.draft_model_path,
+        model_path=str(path),
         draft_model_path=None,
+        head="none",
         projector_path=None,
         offload=options.draft_offload,
         draft_offload=ON_CPU,
@@ -243,14 +244,15 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
         step = StepSizes.of_embeddings(header, sizes, options, beside)
         return SplitPlanner(sizes, step, offload, device)
     kv_type = KVType.named(options.kv_type)
-    draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
+    draft, _ = planned_drafts(header, options)
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
     host_memory = HostMemory.of(header, draft, kv_type, both, encoder=encoder_memory(options))
     sizes = ModelSizes.of(header, kv_type, offload, device.name)
-    step = StepSizes.of(sizes, options, host_memory.pool_cells(options.kv_tokens), host_memory.free_bytes)
+    cells = host_memory.pool_cells(options.kv_tokens)
+    step = StepSizes.of(sizes, options, cells, host_memory.free_bytes, drafts=draft is not None)
     reserved_bytes = 0
-    if draft is not None and options.draft_offload.wants_device:
-        drafts = split_planner_for(of_draft_model(options), device, free_bytes)
+    if draft is not None and draft.head is None and options.draft_offload.wants_device:
+        drafts = split_planner_for(of_draft_model(options, draft.header.path), device, free_bytes)
         reserved_bytes = sum(drafts.first_choice().device_bytes)
     return SplitPlanner(sizes, step, offload, device, reserved_bytes=reserved_bytes)
 

@@ -220,9 +220,13 @@ class StepSizes(NamedTuple):
         )
 
     @classmethod
-    def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
+    def of(
+        cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int, *, drafts: bool
+    ) -> StepSizes:
         """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
-        plan = SequencePlan.of(options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows)
+        plan = SequencePlan.of(
+            options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows, drafts=drafts
+        )
         return cls(
             cells=cells,
             tokens=batch_tokens(options),

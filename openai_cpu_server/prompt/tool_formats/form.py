@@ -37,9 +37,9 @@ _BLANK, _SPACE = PatternSlot.BLANK, PatternSlot.SPACE
 JSON_TAIL: Pattern = (_BLANK, "}")
 
 
-def json_head(key: str = "arguments") -> Pattern:
-    """Return the beginning of `{"name": NAME, KEY: {...}}`."""
-    name: Pattern = ("{", _BLANK, '"name"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
+def json_head(key: str = "arguments", name_key: str = "name") -> Pattern:
+    """Return the beginning of `{NAME_KEY: NAME, KEY: {...}}`."""
+    name: Pattern = ("{", _BLANK, f'"{name_key}"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
     return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
 
 
@@ -72,13 +72,16 @@ class ToolFormat(msgspec.Struct, frozen=True):
     others: tuple[str, ...] = ()
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
+    is_single: bool = False
+    """True if an output has one call at most."""
     replaces_template: bool = False
     """True if tools and calls are described in words, even if the template could show them."""
 
     @property
     def text_end(self) -> str:
         """Mark that ends raw text in a call, or "" for JSON strings."""
-        return "" if self.parameters is None or self.parameters.is_python else self.parameters.raw_end
+        form = self.parameters
+        return "" if form is None or form.is_python or form.wrapping[0] else form.raw_end
 
     @property
     def splits_parameters(self) -> bool:
@@ -126,11 +129,11 @@ class ToolFormat(msgspec.Struct, frozen=True):
             rules += self._call(index, callee, spelling)
         rules.append(f"call-end ::= {spelling.gbnf(self.tail) or quoted('')}")
         between = spelling.gbnf(self.between)
-        more = f"({between} call)*" if several else ""
+        more = f"({between} call)*" if several and not self.is_single else ""
         if self.parameters is not None:
             rules.append(NEVER_RULE)
             if not self.parameters.is_python:
-                rules.append(f"raw-text ::= {spelling.until(self.parameters.raw_end)}")
+                rules.append(f"raw-text ::= {self.parameters.raw_text(spelling)}")
         parts = (spelling.gbnf(self.opening), "call", more, spelling.gbnf(self.closing))
         return " ".join(filter(None, parts)), "\n".join(rules) + "\n"
 

@@ -14,6 +14,9 @@ _NAME = PatternSlot.NAME
 _LIST_COMMA: Pattern = (",", PatternSlot.GAP)
 _LISTED = partial(ToolFormat, opening=("[",), between=_LIST_COMMA)
 _TOOL_CALL, _FUNCTION, _ARG_KEY = "<tool_call>", "<function=", "<arg_key>"
+_DSML = "｜DSML｜"
+_M3 = "]<]minimax[>["
+_JSON_TYPES = ("string", "boolean", "null", "number", "array", "object")
 
 _HERMES = ToolFormat(
     "hermes",
@@ -22,7 +25,22 @@ _HERMES = ToolFormat(
     tail=(*JSON_TAIL, "\n</tool_call>"),
     between=("\n<tool_call>",),
     signs=(_TOOL_CALL, r'"arguments\\*"'),
-    others=(_FUNCTION, _ARG_KEY),
+    others=(_FUNCTION, _ARG_KEY, "<tool_calls>"),
+)
+_DEEPSEEK_V4 = ToolFormat(
+    "deepseek-v4",
+    marker=f"<{_DSML}tool_calls>",
+    head=(f'\n<{_DSML}invoke name="', _NAME, '">\n'),
+    tail=(f"</{_DSML}invoke>",),
+    closing=(f"\n</{_DSML}tool_calls>",),
+    parameters=Parameters(
+        begin=(f'<{_DSML}parameter name="', _NAME, '" string="', PatternSlot.KIND, '">'),
+        raw_end=f"</{_DSML}parameter>",
+        behind=("\n",),
+        close=f"</{_DSML}invoke>",
+        kinds={**dict.fromkeys(_JSON_TYPES, "false"), "string": "true"},
+    ),
+    signs=(_DSML, "tool_calls>"),
 )
 _MISTRAL_ARGS = ToolFormat(
     "mistral-args",
@@ -222,6 +240,117 @@ FORMS: tuple[ToolFormat, ...] = (
             close="</invoke>",
         ),
         signs=("<minimax:tool_call>",),
+    ),
+    # Hunyuan 3, whose template builds the marks from a suffix.
+    ToolFormat(
+        "hy3",
+        marker="<tool_calls:opensource>",
+        head=("\n<tool_call:opensource>", _NAME, "<tool_sep:opensource>\n"),
+        tail=("</tool_call:opensource>",),
+        closing=("\n</tool_calls:opensource>",),
+        parameters=Parameters(
+            begin=("<arg_key:opensource>", _NAME, "</arg_key:opensource>\n<arg_value:opensource>"),
+            raw_end="</arg_value:opensource>",
+            behind=("\n",),
+            close="</tool_call:opensource>",
+        ),
+        signs=(r"HYTK = ':opensource'", r"<tool_calls\{\}>"),
+    ),
+    _DEEPSEEK_V4,
+    msgspec.structs.replace(
+        _DEEPSEEK_V4,
+        name="deepseek-v3.2",
+        marker=f"<{_DSML}function_calls>",
+        closing=(f"\n</{_DSML}function_calls>",),
+        signs=(_DSML, "function_calls>"),
+    ),
+    ToolFormat(
+        "minicpm5",
+        marker='<function name="',
+        head=(_NAME, '">'),
+        tail=("</function>",),
+        between=("\n", '<function name="'),
+        parameters=Parameters(
+            begin=('<param name="', _NAME, '">'),
+            raw_end="</param>",
+            wrapping=("<![CDATA[", "]]>"),
+            close="</function>",
+        ),
+        signs=('<function name="', '<param name="'),
+    ),
+    ToolFormat(
+        "kimi-k3",
+        marker="<|close|>response<|sep|><|open|>tools<|sep|>",
+        head=('<|open|>call tool="', _NAME, '" index="', PatternSlot.INDEX, '"<|sep|>'),
+        tail=("<|close|>call<|sep|>",),
+        closing=("<|close|>tools<|sep|>",),
+        parameters=Parameters(
+            begin=('<|open|>argument key="', _NAME, '" type="', PatternSlot.KIND, '"<|sep|>'),
+            raw_end="<|close|>argument<|sep|>",
+            close="<|close|>call<|sep|>",
+            kinds={each: each for each in _JSON_TYPES},
+        ),
+        signs=(r"<\|open\|>", "argument"),
+    ),
+    _LISTED("apriel", marker="<tool_calls>", closing=("]</tool_calls>",), signs=(r"<tool_calls>\[",)),
+    ToolFormat(
+        "minimax-m1",
+        marker="<tool_calls>",
+        opening=("\n",),
+        between=("\n",),
+        closing=("\n</tool_calls>",),
+        signs=(r"<tool_calls>\\n", "<beginning_of_sentence>"),
+    ),
+    ToolFormat(
+        "minimax-m3",
+        marker=f"{_M3}<tool_call>",
+        head=(f'\n{_M3}<invoke name="', _NAME, '">'),
+        tail=(f"{_M3}</invoke>",),
+        closing=(f"\n{_M3}</tool_call>",),
+        parameters=Parameters(
+            begin=(f"{_M3}<", _NAME, ">"),
+            raw_end=f"{_M3}</",
+            behind=(_NAME, ">"),
+            close=f"{_M3}</invoke>",
+            nesting=_M3,
+        ),
+        signs=(r"\]<\]minimax\[>\[",),
+    ),
+    # GigaChat 3.1, then 3.
+    ToolFormat(
+        "gigachat", marker="<|function_call|>", is_single=True, signs=(r"<\|function_call\|>", "role_sep")
+    ),
+    ToolFormat(
+        "gigachat3",
+        marker="<|message_sep|>\n\nfunction call<|role_sep|>\n",
+        is_single=True,
+        signs=("'function call'", "role_sep"),
+        others=(r"<\|function_call\|>",),
+    ),
+    ToolFormat(
+        "solar",
+        marker="<|tool_calls|>",
+        head=("<|tool_call:begin|>", PatternSlot.ID, "<|tool_call:name|>", _NAME, "<|tool_call:args|>"),
+        tail=("<|tool_call:end|>",),
+        closing=("<|calls|>",),
+        signs=(r"<\|tool_call:begin\|>",),
+    ),
+    ToolFormat(
+        "functionary-v3.1",
+        marker=_FUNCTION,
+        head=(_NAME, ">"),
+        tail=("</function>",),
+        between=(_FUNCTION,),
+        signs=(_FUNCTION, "</function>", r"<\|start_header_id\|>"),
+        others=(_TOOL_CALL,),
+    ),
+    # Command R+.
+    _LISTED(
+        "command-r",
+        marker="Action:\n```json\n",
+        head=json_head("parameters", "tool_name"),
+        closing=("]\n```",),
+        signs=(r"Action:\\n```json", '"tool_name"'),
     ),
     msgspec.structs.replace(
         _PYTHONIC,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from openai_cpu_server.contract.request import overlap
 from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats.form import ToolFormat
 from openai_cpu_server.prompt.tool_formats.patterns import (
@@ -14,7 +15,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     JsonValue,
     Spelling,
     merged_parts,
-    partial_match,
 )
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
@@ -142,7 +142,7 @@ class HarmonyReader:
             self._waiting, self._header = rest, ""
             kind, self._kind = self._kind, Content
             return [kind(text)] if text else []
-        end = len(text) - partial_match(text, _END)
+        end = len(text) - overlap(text, _END)
         sure, self._waiting = text[:end], text[end:]
         return [self._kind(sure)] if sure else None
 

@@ -18,6 +18,7 @@ class PatternSlot(enum.Enum):
     LINE = "a line break; outputs are read without it, too"
     ID = "nine letters or digits"
     INDEX = "the call's number"
+    KIND = "a word for the type of a parameter's value"
 
 
 Pattern = tuple[Union[str, PatternSlot], ...]
@@ -30,7 +31,11 @@ _WRITTEN = {
     PatternSlot.ID: "000000000",
 }
 _NAME = r"([A-Za-z0-9_.-]+)"
-_REGEX = {PatternSlot.ID: "[A-Za-z0-9]+", PatternSlot.INDEX: "[0-9]+"}
+_REGEX = {
+    PatternSlot.ID: "[A-Za-z0-9_-]+",
+    PatternSlot.INDEX: "[0-9]+",
+    PatternSlot.KIND: "(?P<kind>[a-z]+)",
+}
 _OPEN = (PatternSlot.NAME, PatternSlot.LINE, PatternSlot.GAP)
 _GBNF = {
     PatternSlot.GAP: '" "?',
@@ -38,7 +43,7 @@ _GBNF = {
     PatternSlot.ID: "[A-Za-z0-9]{9}",
     PatternSlot.INDEX: "[0-9] [0-9]?",
 }
-_MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
+_MARK = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML｜)[^<>\s]+>|\[[A-Z_]{3,}\])")
 """Matches a control token of models that were taught it."""
 
 
@@ -53,7 +58,10 @@ def has_mark(text: str) -> bool:
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
-    """The name is the group. An open end stops before a mark."""
+    """The name is the group. An open end stops before a mark. A name at the beginning is tried once, and not
+    from each of its letters."""
+    if pattern[0] is PatternSlot.NAME and name == _NAME:
+        name = rf"(?<![A-Za-z0-9_.-]){name}"
     slots = {**_REGEX, PatternSlot.NAME: name}
     found = "".join(re.escape(x) if isinstance(x, str) else slots.get(x, r"\s*") for x in pattern)
     return found + r"(?=[<{])" if pattern[-1] in _OPEN else found
@@ -110,12 +118,13 @@ class Spelling(msgspec.Struct, frozen=True):
         return " ".join(found + ([quoted(waiting)] if waiting else []))
 
     def until(self, end: str) -> str:
-        """Match any text up to `end`, whose first character must be unique in it."""
+        """Match any text up to `end`, without its first character if that is not unique in it."""
         spelt = self._spelt(end)
         if spelt != quoted(end):
             return f"[^\\x00]* {spelt}"
         first, rest = end[0], end[1:]
-        assert first not in rest, "the search must never go back into what it has read"
+        if first in rest:  # a search would have to go back into what it has read
+            return f"{_none_of(first)}* {quoted(end)}"
         mark = quoted(first)
         found = ""
         for char in reversed(rest[:-1]):
@@ -136,12 +145,6 @@ def _none_of(chars: str) -> str:
         {"\n": "\\n", "\\": "\\\\", "]": "\\]", "^": "\\^", "-": "\\-"}.get(c, c) for c in chars
     )
     return f"[^\\x00{escaped}]"
-
-
-def partial_match(text: str, mark: str) -> int:
-    """Return how many characters at the text's end might begin the mark."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
 class CallBegin(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import Protocol, Union
 
 import msgspec
 
+from openai_cpu_server.contract.request import overlap
 from openai_cpu_server.prompt.tool_formats.patterns import (
     CallArguments,
     CallBegin,
@@ -18,7 +19,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     OutputPiece,
     Pattern,
     PatternSlot,
-    partial_match,
 )
 
 
@@ -72,7 +72,7 @@ class MarkerGate:
         if found:
             self._held = ""
             return content.rstrip(), calls
-        safe = len(text[: len(text) - partial_match(text, self._marker)].rstrip())
+        safe = len(text[: len(text) - overlap(text, self._marker)].rstrip())
         self._held = text[safe:]
         return text[:safe], None
 

@@ -108,6 +108,7 @@ class ReplicasOverview:
             deaths=tuple(death for status in statuses for death in status.deaths),
             kernels=next((one.kernels for one in statuses if one.kernels), {}),
             placement=next((one.placement for one in statuses if one.placement), None),
+            drafting=next((one.drafting for one in statuses if one.drafting), ()),
             draft_placement=next((one.draft_placement for one in statuses if one.draft_placement), None),
             is_throttled=any(status.is_throttled for status in statuses),
             **sums,

@@ -47,16 +47,21 @@ class _Record:
 class GuessRates:
     """Share of correct guesses of each kind, of all sequences or of one that shares its experience."""
 
-    def __init__(self, assumed: Seq[float], common: GuessRates | None = None) -> None:
-        """`assumed`: initial share (0 to 1) for each kind. `common`: rates of all sequences, or None."""
+    def __init__(self, assumed: Seq[float | None], common: GuessRates | None = None) -> None:
+        """`assumed`: initial share (0 to 1) for each kind, or None for that of the kind before. `common`:
+        rates of all sequences, or None."""
         self._assumed = assumed
         self._common = common
         self._records = [_Record(_FORGET_ALL if common is None else _FORGET_OWN) for _ in assumed]
 
-    def rate(self, kind: int) -> float:
-        if self._common is None:
-            return self._records[kind].rate(self._assumed[kind], _PRIOR_WEIGHT)
-        return self._records[kind].rate(self._common.rate(kind), _LEAN)
+    def rates(self) -> list[float]:
+        if self._common is not None:
+            pairs = zip(self._records, self._common.rates(), strict=True)
+            return [record.rate(common, _LEAN) for record, common in pairs]
+        found: list[float] = []
+        for record, assumed in zip(self._records, self._assumed, strict=True):
+            found.append(record.rate(found[-1] if assumed is None else assumed, _PRIOR_WEIGHT))
+        return found
 
     def learn(self, kind: int, *, was_right: bool) -> None:
         self._records[kind].learn(was_right=was_right)
@@ -169,6 +174,8 @@ _ASSUMED_OF_MODEL = 0.6
 _MOST_OF_MODEL = 8
 """Maximum tokens of a draft by the draft model, which computes each separately. At a probability of 0.6 a
 ninth would be reached once in a hundred times."""
+_MOST_OF_HEAD = 4
+"""The same for a head, whose later tokens are less often right (0.88, 0.82, 0.71, 0.64 for large models)."""
 _READING = 0.3
 """Initial cost of a prefilled token relative to a drafted one: the price per token of 16 rows against one
 row (docs/measurements.md) for a small model."""
@@ -195,13 +202,16 @@ class SequenceDraft:
     first_ms: float = 0.0
     """Time of the draft model before its first token, whatever the length."""
     token_ms: float = 0.0
-    """Time of generating each token, in addition to its part of the step."""
+    """Time of the draft model's call that generates a token, in addition to its part of the step."""
+    shared_ms: float | None = None
+    """Time that a call takes longer if it generates the token for this sequence, too. None: `token_ms`."""
     num_unread: int = 0
     """Number of tokens that the draft model must read first, beyond the usual few."""
     read_ms: float = 0.0
 
-    def drafting_ms(self, length: int) -> float:
-        return self.first_ms + length * self.token_ms
+    def ms_at(self, num_others: int) -> float:
+        """Return the price of a token in a call that generates one for so many other sequences."""
+        return self.token_ms if not num_others or self.shared_ms is None else self.shared_ms
 
 
 class Drafter(Protocol):
@@ -217,38 +227,50 @@ class Drafter(Protocol):
 class ModelDrafter:
     """Predictor of the draft model's accuracy and time. The backend generates the tokens during the step."""
 
-    def __init__(self, draft_cost: float) -> None:
-        """`draft_cost`: time of a draft token relative to that of the model, until it is measured."""
+    def __init__(self, draft_cost: float, *, reads_along: bool = False, most: int | None = None) -> None:
+        """`draft_cost`: time of a draft token relative to that of the model, until it is measured.
+        `reads_along`: a head, which reads what the model computes. `most`: longest draft."""
         self._draft_cost = draft_cost
+        self.reads_along = reads_along
+        self._most = min(most or _MOST_OF_MODEL, _MOST_OF_HEAD if reads_along else _MOST_OF_MODEL)
         self._token_ms: float | None = None
+        self._shared_ms: float | None = None
         self._read_ms: float | None = None
-        self._experience = GuessRates((_ASSUMED_OF_MODEL,))
+        self._experience = GuessRates((_ASSUMED_OF_MODEL, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}
         self._num_read: dict[Sequence, int] = {}
 
-    def draft(self, sequence: Sequence, limit: int, model_ms: float) -> SequenceDraft:
+    def draft(
+        self, sequence: Sequence, limit: int, model_ms: float, row_ms: float | None = None
+    ) -> SequenceDraft:
+        """`model_ms`: time of a step with one token. `row_ms`: additional time of another token."""
         if sequence not in self._own:
             self._own[sequence] = self._experience.for_one_sequence()
         self._experience.fade()
-        chance = self._own[sequence].rate(0)
         token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
         read_ms = _READING * token_ms if self._read_ms is None else self._read_ms
         num_unread = max(0, self._unread(sequence) - _MOST_OF_MODEL)
         return SequenceDraft(
-            chances=(chance,) * min(limit, _MOST_OF_MODEL),
+            chances=tuple(self._own[sequence].rates()[:limit]),
             first_ms=num_unread * read_ms / _PAID_IN_STEPS,
             token_ms=token_ms,
+            shared_ms=self._shared(token_ms, model_ms, row_ms),
             num_unread=num_unread,
             read_ms=read_ms,
         )
 
+    def _shared(self, token_ms: float, model_ms: float, row_ms: float | None) -> float:
+        if self._shared_ms is not None:
+            return self._shared_ms
+        return token_ms if row_ms is None else token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
+
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
-        """Learn from the outcome of a draft. An uncertain token of the draft model counts as wrong."""
+        """Learn from the outcome of a draft by the places of tokens. An uncertain token counts as wrong."""
         own = self._own[sequence]
-        for _ in range(drafted.num_accepted):
-            own.learn(0, was_right=True)
-        if drafted.num_accepted < drafted.num_thought:
-            own.learn(0, was_right=False)
+        for place in range(min(drafted.num_accepted, self._most)):
+            own.learn(place, was_right=True)
+        if drafted.num_accepted < min(drafted.num_thought, self._most):
+            own.learn(drafted.num_accepted, was_right=False)
 
     def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
         """Learn from the draft model's time in a step with these outcomes. It teaches the cost of draft
@@ -258,7 +280,13 @@ class ModelDrafter:
         self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
         if not has_read and num_tokens:
-            self._token_ms = _nearer(self._token_ms, drafting_ms / num_tokens)
+            # All sequences draft in the same calls.
+            num_calls = max(drafted.num_thought for drafted in outcomes.values())
+            if num_calls == num_tokens:
+                self._token_ms = _nearer(self._token_ms, drafting_ms / num_calls)
+            else:
+                own_ms = min(num_calls * (self._token_ms or 0.0), drafting_ms)
+                self._shared_ms = _nearer(self._shared_ms, (drafting_ms - own_ms) / (num_tokens - num_calls))
         elif has_read and num_known - num_tokens > _MUCH_UNREAD:
             reading_ms = max(0.0, drafting_ms - num_tokens * (self._token_ms or 0.0))
             self._read_ms = _nearer(self._read_ms, reading_ms / (num_known - num_tokens))
@@ -268,6 +296,8 @@ class ModelDrafter:
         self._num_read.pop(sequence, None)
 
     def _unread(self, sequence: Sequence) -> int:
+        if self.reads_along:
+            return 0
         return len(sequence.tokens) - self._num_read.get(sequence, 0)
 
 
@@ -295,7 +325,7 @@ class LookupDrafter:
         tokens = tuple(self._before_end(lookup.foreseen(limit)))
         if not tokens:
             return SequenceDraft()
-        rates = [experience.rate(kind) for kind in range(len(_ASSUMED))]
+        rates = experience.rates()
         kinds = _KINDS[lookup.match :][: len(tokens)]
         chances = [rates[kind] for kind in kinds] + [rates[-1]] * (len(tokens) - len(kinds))
         return SequenceDraft(tokens, tuple(chances))

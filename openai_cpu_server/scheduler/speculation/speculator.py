@@ -7,8 +7,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
+from openai_cpu_server.contract.messages import DraftingState
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.step import Drafted, Step, StepResult
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
@@ -30,6 +32,13 @@ _FURTHEST = 3.0
 """Maximum factor between predicted and counted time; a noisy neighbour causes the rest."""
 _PAUSE_MS = 10_000.0
 """Pause of drafts after their first loss, which is long compared with a trial of 32 steps."""
+_MOST_LOSS = 0.01
+"""Share of a pause that the time lost in its trial may be."""
+_CLEAR = 8
+"""Minimum steps of a trial that is clearly lost."""
+_CLEAR_LOSS = 0.8
+_IDLE = 64
+"""Steps without a draft, each predicted not to pay, after which a head does not read along for a while."""
 _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
 """Maximum pause, which each loss in a row doubles: five minutes, so that other texts get a chance."""
 
@@ -98,6 +107,30 @@ class DraftGains:
         slowness = 1.0 if plain is None or plain.num_steps < _ENOUGH else 1.0 / plain.ratio
         self._trials.setdefault(kind, _Trial()).learn(done, slowness, self._now_ms)
 
+    def pass_over(self, kind: DraftingKind) -> None:
+        """Note a step in which no draft was predicted to pay."""
+        self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
+
+    def charge(self, kind: DraftingKind, ms: float) -> None:
+        """Note time that drafts cost beside their steps."""
+        self._trials.setdefault(kind, _Trial()).charge(ms)
+
+    def states(self, *, uses_model: bool) -> tuple[DraftingState, ...]:
+        """Return what is decided for each number of sequences that was seen."""
+        found = sorted(
+            ((kind.size, trial) for kind, trial in self._trials.items() if kind.uses_model is uses_model),
+            key=itemgetter(0),
+        )
+        return tuple(
+            DraftingState(
+                sequences=1 << (size - 1),
+                drafts=(drafts := self.allows(DraftingKind(size, uses_model))),
+                why=trial.why if not drafts else "",
+                gain=round(trial.gain, 3),
+            )
+            for size, trial in found
+        )
+
 
 @dataclass(eq=False)
 class _Account:
@@ -110,6 +143,9 @@ class _Account:
         """Above 1 drafts gain."""
         return self._worth_ms / max(self._taken_ms, 1e-9)
 
+    def charge(self, ms: float) -> None:
+        self._taken_ms += ms
+
     def book(self, worth_ms: float, taken_ms: float) -> None:
         self.num_steps += 1
         self._worth_ms = _FORGET * self._worth_ms + worth_ms
@@ -121,19 +157,41 @@ class _Trial:
 
     def __init__(self) -> None:
         self.paused_until_ms = 0.0
+        self.gain = 1.0
+        """Speed with drafts relative to that without, as last measured."""
+        self.why = ""
+        """Reason of the last pause."""
         self._pause_ms = _PAUSE_MS
         self._account = _Account()
+        self._lost_ms = 0.0
+        self._num_idle = 0
 
     def learn(self, done: ComparedStep, slowness: float, now_ms: float) -> None:
+        self._num_idle = 0
         self._account.book(slowness * done.worth_ms, done.taken_ms)
-        if self._account.num_steps < _TRIAL:
+        self._lost_ms += done.taken_ms - slowness * done.worth_ms
+        num_steps, self.gain = self._account.num_steps, self._account.ratio
+        if num_steps < _CLEAR or (num_steps < _TRIAL and self.gain >= _CLEAR_LOSS):
             return
-        if self._account.ratio >= 1.0:
-            self._pause_ms = _PAUSE_MS
+        if self.gain >= 1.0:
+            self._pause_ms, self._lost_ms = _PAUSE_MS, 0.0
             return
-        self.paused_until_ms = now_ms + self._pause_ms
+        self._pause(now_ms, f"they lost {100 * (1 - self.gain):.0f} % of the time")
+
+    def charge(self, ms: float) -> None:
+        self._account.charge(ms)
+        self._lost_ms += ms
+
+    def pass_over(self, now_ms: float) -> None:
+        self._num_idle += 1
+        if self._num_idle >= _IDLE:
+            self._pause(now_ms, "none was predicted to gain time")
+
+    def _pause(self, now_ms: float, why: str) -> None:
+        pause_ms = max(self._pause_ms, self._lost_ms / _MOST_LOSS)
+        self.paused_until_ms, self.why = now_ms + pause_ms, why
         self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
-        self._account = _Account()
+        self._account, self._lost_ms, self._num_idle = _Account(), 0.0, 0
 
 
 _WORTH = 0.95
@@ -152,8 +210,9 @@ class _DraftToken:
     sequence: Sequence
     gain: float
     """Reduction of the sequence's expected time per token, in steps."""
-    ms: float
-    """Time of the draft model for it, or 0 if it is quoted."""
+    place: int
+    """Place in the draft, and number of the draft model's call."""
+    draft: SequenceDraft
 
 
 def choose_lengths(
@@ -171,7 +230,7 @@ def choose_lengths(
     tokens = sorted((t for s, d in drafts.items() for t in _draft_tokens(s, d)), key=lambda t: -t.gain)
     if always:
         return Counter(token.sequence for token in tokens[: plan.draft_room])
-    quoted = [token for token in tokens if not token.ms]
+    quoted = [token for token in tokens if token.draft.tokens]
     ways = [tokens] if len(quoted) == len(tokens) else [quoted, tokens]
     choices = [_most_worth(plan, prices, way[: plan.draft_room]) for way in ways]
     _, chosen = min(choices, key=lambda choice: choice[0])
@@ -213,10 +272,15 @@ def _most_worth(
     limit_ms = max(plan.budget_ms, plain_ms)
     fits = _fitting(plan, prices, len(tokens), limit_ms)
     best, best_ms = 0, _WORTH * steps_per_token * plain_ms
+    calls: Counter[int] = Counter()
     for count, token in enumerate(tokens, 1):
         trial.add_draft(token.sequence, 1)
         steps_per_token -= token.gain
-        drafting_ms += token.ms
+        if not token.draft.tokens:
+            drafting_ms += token.draft.ms_at(calls[token.place]) + (
+                0 if token.place else token.draft.first_ms
+            )
+            calls[token.place] += 1
         # Step times climb in stairs, and each prediction takes time. So only ends of tiles,
         # powers of two and the last token are examined.
         is_end_of_tile, is_power_of_two = trial.num_tokens % TILE_TOKENS == 0, count & (count - 1) == 0
@@ -236,13 +300,23 @@ def _fitting(plan: StepPlan, prices: StepPrices, num_further: int, limit_ms: flo
 
 
 def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftToken]:
-    reached, expected, ms = 1.0, 1.0, draft.first_ms + draft.token_ms
-    for chance in draft.chances:
+    reached, expected = 1.0, 1.0
+    for place, chance in enumerate(draft.chances):
         reached *= chance
         if reached < _LEAST_CHANCE:
             return
-        yield _DraftToken(sequence, 1 / expected - 1 / (expected + reached), ms)
-        expected, ms = expected + reached, draft.token_ms
+        yield _DraftToken(sequence, 1 / expected - 1 / (expected + reached), place, draft)
+        expected += reached
+
+
+def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]) -> float:
+    """Return the draft model's time: one call for each place, for all sequences that reach it."""
+    total_ms, calls = 0.0, Counter[int]()
+    for sequence, length in lengths.items():
+        for place in range(length if not drafts[sequence].tokens else 0):
+            total_ms += drafts[sequence].ms_at(calls[place])
+            calls[place] += 1
+    return total_ms
 
 
 _FEW_TO_READ = 16
@@ -276,6 +350,8 @@ class ChosenDrafts:
     drafting_ms: float = 0.0
     plain_ms: float | None = None
     """Predicted time of the step without drafts, or None if no sequence in it could have one."""
+    reads_along: bool = True
+    """A head shall read the hidden rows of the step."""
 
 
 @dataclass(eq=False)
@@ -299,20 +375,31 @@ class Speculator:
         """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
         quotes, generates = (self.always or self._gains.allows(kind) for kind in kinds)
-        single_ms = prices.single_ms
         found = {
-            s: self._draft(s, limit, single_ms, quotes=quotes, generates=generates)
+            s: self._draft(s, limit, prices, quotes=quotes, generates=generates)
             for s, limit in limits.items()
             if s.is_decoding
         }
         lengths = choose_lengths(plan, prices, found, always=self.always)
         plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
         if self.always:
-            drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
+            drafting_ms = _calls_ms(found, lengths) + sum(found[s].first_ms for s in lengths)
             spans = {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
         else:
             spans, drafting_ms = with_reading(found, lengths, _left_ms(plan, prices, found, lengths))
-        return ChosenDrafts(spans, drafting_ms, plain_ms)
+        reads_along = generates or not self._reads_along
+        could_draft = self._reads_along and generates and not self.always and plain_ms is not None
+        if could_draft and not any(span.num_to_draft for span in spans.values()):
+            self._gains.pass_over(kinds[True])
+        return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
+
+    @property
+    def _reads_along(self) -> bool:
+        return self.draft_model is not None and self.draft_model.reads_along
+
+    def states(self) -> tuple[DraftingState, ...]:
+        """Return the decisions about the draft model's or the head's drafts."""
+        return () if self.draft_model is None else self._gains.states(uses_model=True)
 
     def compare(
         self, plain_ms: float | None, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
@@ -320,6 +407,8 @@ class Speculator:
         """Learn if a step's drafts paid. `plain_ms` is the time predicted without drafts (`ChosenDrafts`),
         `predicted_ms` that of the actual step, with drafting as in `elapsed_ms`."""
         self._gains.pass_time(elapsed_ms)
+        if result.reading_ms:
+            self._gains.charge(DraftingKind.of(len(step.spans), uses_model=True), result.reading_ms)
         if plain_ms is None:
             return
         accepted = sum(drafted.num_accepted for drafted in result.drafted.values())
@@ -343,17 +432,19 @@ class Speculator:
             self.draft_model.forget(sequence)
 
     def _draft(
-        self, sequence: Sequence, limit: int, single_ms: float, *, quotes: bool, generates: bool
+        self, sequence: Sequence, limit: int, prices: StepPrices, *, quotes: bool, generates: bool
     ) -> SequenceDraft:
-        """The quotation is used unless the draft model is more likely to be correct. `single_ms`: time of
-        a step with one token."""
+        """The quotation is used unless the draft model is more likely to be correct."""
         limit = max(0, min(limit, self.max_tokens))
         quoted = self.drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if quotes else SequenceDraft()
-        # A draft model sees nothing.
-        if self.draft_model is None or not limit or not generates or sequence.request.media:
+        if self.draft_model is None or not limit or not generates:
             return quoted
-        generated = self.draft_model.draft(sequence, limit, single_ms)
+        if sequence.request.media and not self._reads_along:  # a small model sees nothing
+            return quoted
+        single_ms = prices.single_ms
+        row_ms = prices.cost.predict_ms(2) - single_ms
+        generated = self.draft_model.draft(sequence, limit, single_ms, row_ms)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])
 
 
@@ -374,7 +465,7 @@ def with_reading(
         drafting_ms += ms
         if span_draft.length:
             chosen[sequence] = span_draft
-    return chosen, drafting_ms + sum(d.num_to_draft * drafts[s].token_ms for s, d in chosen.items())
+    return chosen, drafting_ms + _calls_ms(drafts, {s: d.num_to_draft for s, d in chosen.items()})
 
 
 def _left_ms(
@@ -388,7 +479,7 @@ def _left_ms(
     trial = plan.copy()
     for sequence, length in lengths.items():
         trial.add_draft(sequence, length)
-    drafting_ms = sum(length * drafts[sequence].token_ms for sequence, length in lengths.items())
+    drafting_ms = _calls_ms(drafts, lengths)
     budget_ms = max(plan.budget_ms, prices.padded_ms(plan))
     return max(0.0, budget_ms - prices.padded_ms(trial) - drafting_ms)
 

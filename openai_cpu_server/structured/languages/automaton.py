@@ -200,6 +200,7 @@ def build_automaton(expr: Expr, budget: Budget) -> Automaton:
     """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr, budget)
     table, accepting = _explore(expr, alphabet, budget)
+    budget.spend("regex_work", len(table) * len(alphabet.classes) // _CELLS_A_STEP)
     return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
 
 
@@ -242,19 +243,46 @@ def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> li
     return [[t if t in alive else None for t in row] for row in table]
 
 
+_CELLS_A_STEP = 40
+"""Cells of a table of transitions that cost as much as one derivative when they are minimised."""
+
+
 def _minimal(table: list[list[int | None]], accepting: set[int], classes: list[CharSet]) -> Automaton:
-    """Minimise by Moore's refinement."""
-    block = [int(s in accepting) for s in range(len(table))]
-    while True:
-        signatures: dict[tuple[int | None, ...], int] = {}
-        fresh = []
-        for state, row in enumerate(table):
-            key = (block[state], *(None if t is None else block[t] for t in row))
-            fresh.append(signatures.setdefault(key, len(signatures)))
-        if len(signatures) == len(set(block)):
-            break
-        block = fresh
-    return _numbered(table, accepting, classes, block)
+    return _numbered(table, accepting, classes, _equivalent(table, accepting))
+
+
+def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]:
+    """Return a number for each state, the same for equivalent ones, by Hopcroft's refinement."""
+    sources: list[dict[int, list[int]]] = [{} for _ in table[0]]
+    for state, row in enumerate(table):
+        for into, target in zip(sources, row, strict=True):
+            if target is not None:
+                into.setdefault(target, []).append(state)
+    blocks = [block for block in (set(range(len(table))) - accepting, set(accepting)) if block]
+    block_of = [int(state in accepting and len(blocks) > 1) for state in range(len(table))]
+    waiting = list(range(len(blocks)))
+    while waiting:
+        splitter = list(blocks[waiting.pop()])
+        for into in sources:
+            parts: dict[int, set[int]] = {}
+            for state in itertools.chain.from_iterable(into.get(target, ()) for target in splitter):
+                parts.setdefault(block_of[state], set()).add(state)
+            waiting += _split_blocks(blocks, block_of, parts)
+    return block_of
+
+
+def _split_blocks(blocks: list[set[int]], block_of: list[int], parts: dict[int, set[int]]) -> range:
+    """Split parts off their blocks. Return the numbers of the new blocks, each the smaller half."""
+    first = len(blocks)
+    for number, part in parts.items():
+        rest = blocks[number]
+        if len(part) < len(rest):
+            rest -= part
+            blocks[number], smaller = (rest, part) if len(part) <= len(rest) else (part, rest)
+            for state in smaller:
+                block_of[state] = len(blocks)
+            blocks.append(smaller)
+    return range(first, len(blocks))
 
 
 def _numbered(
@@ -351,6 +379,8 @@ _LARGEST = 4_000
 """Parts of the largest expression that is worth writing."""
 _MOST_WRITTEN = 15_000
 """Parts of all intermediate expressions together."""
+_MOST_EDGES = 2_000
+"""Edges of an automaton that may be written, because an edge becomes at least one part."""
 
 _DEEPEST = 90
 
@@ -429,6 +459,8 @@ def to_expr(automaton: Automaton) -> Expr | None:
     """Return an expression of the same language, or None if it would be too long."""
     if automaton.is_empty:
         return NOTHING
+    if sum(map(len, automaton.edges)) > _MOST_EDGES:
+        return None
     try:
         return _Graph(automaton).eliminate_all()
     except _TooLong:

@@ -168,7 +168,7 @@ class Alt(_Several):
 
 
 COUNT_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
+_COUNTS = re.compile(r"\{\s*(?:(\d+)\s*)?(?:(,)\s*(?:(\d+)\s*)?)?\}")
 
 
 def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
@@ -176,7 +176,7 @@ def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
     found = _COUNTS.fullmatch(text)
     if found is None or not (found[1] or found[3]):
         raise ValueError("expected {m}, {m,}, {,n} or {m,n}")
-    if max(len(digits.lstrip("0")) for digits in (found[1], found[3] or "")) > len(str(most)):
+    if max(len(digits.lstrip("0")) for digits in (found[1] or "", found[3] or "")) > len(str(most)):
         raise ValueError(f"more than {most} repetitions")
     low, high = int(found[1] or "0"), int(found[3]) if found[3] else None
     if max(low, high or 0) > most:

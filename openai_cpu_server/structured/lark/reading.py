@@ -34,6 +34,8 @@ from openai_cpu_server.structured.scalars.regex_parser import either_case
 START = "start"
 MOST_CHARACTERS = 100_000
 _MOST_RULES, _MOST_TERMINALS = 2_000, 1_000
+_MOST_IGNORED = 32
+"""Expressions after `%ignore`, each of which may follow each other: 99 took a second."""
 _MOST_RANGES = 20_000
 r"""Ranges in all regular expressions; `\p{L}` has 600."""
 _MOST_TIMES = 100_000
@@ -49,7 +51,7 @@ _KINDS = {
     "terminal": r"_?[A-Z][_A-Z0-9]*",
     "directive": r"%[a-z_]+",
     "number": r"[+-]?\d+",
-    "counts": r"\{[ ]*\d*[ ]*(?:,[ ]*\d*[ ]*)?\}",
+    "counts": r"\{[ ]*(?:\d+[ ]*)?(?:,[ ]*(?:\d+[ ]*)?)?\}",
     "mark": r"->|\.\.|[:|()\[\]*+?!~.,{}&]",
 }
 _SYMBOL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()), re.DOTALL)
@@ -205,6 +207,8 @@ class _Reader:
             self._definition()
         elif here.text == "%ignore":
             self._next += 1
+            if len(self._ignored) >= _MOST_IGNORED:
+                fail(here.place, f"more than {_MOST_IGNORED} times '%ignore'; join them with '|'")
             self._ignored.append(self._terminal_of(self._choice(in_terminal=True)))
         elif here.text == "%import":
             self._next += 1

@@ -34,6 +34,7 @@ from openai_cpu_server.structured.lark.plan import (
     RegularRules,
     Share,
     Work,
+    check_symbols,
     is_character,
     is_lexeme,
 )
@@ -213,13 +214,15 @@ class Translation:
     """Plan that can be written for any vocabulary."""
 
     def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
-        """Plan the lexemes. Raises InvalidGrammar.
+        """Plan the lexemes. Raises InvalidGrammar, SchemaTooLarge.
 
         `num_read`: characters that were read for it, which count as work.
         """
         work = work or Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
+        self.share = work.share
+        check_symbols(self._plan)
         found = order(self._plan.rules, ROOT)
         if found.deepest:
             raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")

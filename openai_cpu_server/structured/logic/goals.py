@@ -57,28 +57,41 @@ class _Choice(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct):
     kind: JsonKind
+    meaning: Callable[[int], int]
+    """Number of the first equal node."""
     queue: list[_Item] = msgspec.field(default_factory=list)
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
+    visits: set[Signed] = msgspec.field(default_factory=set)
     stated: set[Signed] = msgspec.field(default_factory=set)
+    """Nodes that were read, by meaning: the same set where all equal nodes are one."""
     marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:
-        facts, choices, stated = list(self.facts), list(self.choices), set(self.stated)
-        return _State(self.kind, list(items), facts, choices, stated, self.marked.copy())
+        facts, choices = list(self.facts), list(self.choices)
+        visits, marked = set(self.visits), self.marked.copy()
+        stated = visits if self.stated is self.visits else set(self.stated)
+        return _State(self.kind, self.meaning, list(items), facts, choices, visits, stated, marked)
+
+    def read_item(self, item: _Item) -> None:
+        self.visits.add((item.number, item.is_true))
+        self.stated.add((self.meaning(item.number), item.is_true))
+
+    def is_stated(self, number: int, is_true: bool) -> bool:
+        return (self.meaning(number), is_true) in self.stated
 
     def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
         while self.choices:
             choice = self.choices.pop(0)
             options = choice.options
             if choice.is_exclusive:
-                options = [o for o in options if (o[0].number, o[0].is_true) in self.stated] or options
+                options = [o for o in options if self.is_stated(o[0].number, o[0].is_true)] or options
             if not any(all(self._holds(x, marks) for x in option) for option in options):
-                return [o for o in options if not any((x.number, not x.is_true) in self.stated for x in o)]
+                return [o for o in options if not any(self.is_stated(x.number, not x.is_true) for x in o)]
         return None
 
     def _holds(self, item: _Item, marks: MarkReader) -> bool:
-        is_stated = (item.number, item.is_true) in self.stated
+        is_stated = self.is_stated(item.number, item.is_true)
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
@@ -112,6 +125,7 @@ class Goals:
         self._truths = PlainTruths(table, look_up)
         self._branches: dict[tuple[Goal, JsonKind], tuple[Branch, ...]] = {}
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
+        self._possible_anywhere: dict[Goal, bool] = {}
         self._depth = 0
         self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
         self.expand: Callable[[nodes.Unevaluated], int] = lambda node: TRUE
@@ -122,7 +136,7 @@ class Goals:
             items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
             with self._budget.looking_at(self.path(goal)):
                 found = dict.fromkeys(self._unfold(items, kind))
-            self._branches[key] = _without_special_cases(list(found))
+            self._branches[key] = self._without_special_cases(list(found))
         return self._branches[key]
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
@@ -131,7 +145,12 @@ class Goals:
         if goal == ANYTHING:
             return True
         if kind is None:
-            return any(self.satisfiable(goal, k) for k in JsonKind)
+            if (is_possible := self._possible_anywhere.get(goal)) is not None:
+                return is_possible
+            found = any(self.satisfiable(goal, k) for k in JsonKind)
+            if self._depth == 0:  # else it may depend on what is still assumed
+                self._possible_anywhere[goal] = found
+            return found
         key = (goal, kind)
         if key not in self._possible:
             if self._depth > _DEEP:
@@ -148,10 +167,30 @@ class Goals:
     def path(self, goal: Goal) -> str:
         return self.table.place(goal[0][0])[0] if goal else ""
 
+    def _without_special_cases(self, branches: list[Branch]) -> tuple[Branch, ...]:
+        """Branches with all facts of another branch add no values, unless they declare more properties."""
+        if len(branches) > _MOST_COMPARED:
+            return tuple(branches)
+        meanings = [{(self.table.meaning(f.number), f.is_true): f for f in b} for b in branches]
+        found = []
+        for branch, facts in zip(branches, meanings, strict=True):
+            general = (
+                other
+                for other in meanings
+                if other.keys() < facts.keys()
+                and not any(_tells_names(facts[key]) for key in facts.keys() - other.keys())
+            )
+            if (cover := next(general, None)) is None:
+                found.append(branch)
+                continue
+            for key, fact in cover.items():
+                self.table.join_places(fact.number, facts[key].number)
+        return tuple(found)
+
     # Unfolding
 
     def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Branch]:
-        waiting = [(_State(kind), items)]
+        waiting = [(self._first_state(kind), items)]
         while waiting:
             before, items = waiting.pop()
             state = before.followed_by(items)
@@ -165,13 +204,19 @@ class Goals:
             else:
                 waiting += [(state, option) for option in reversed(choice)]
 
+    def _first_state(self, kind: JsonKind) -> _State:
+        state = _State(kind, self.table.meaning)
+        if not self.table.is_precise:
+            state.stated = state.visits
+        return state
+
     def _settle(self, state: _State) -> bool:
         """False on a contradiction."""
         while state.queue:
             item = state.queue.pop(0)
-            if (item.number, item.is_true) in state.stated and not item.trail:
+            if (item.number, item.is_true) in state.visits and not item.trail:
                 continue
-            state.stated.add((item.number, item.is_true))
+            state.read_item(item)
             if self._step(item, state) is False:
                 return False
         return True
@@ -268,7 +313,7 @@ class Goals:
         if truth is not None:
             return truth
         if isinstance(node, nodes.LeftOut):
-            return False if (item.number, not item.is_true) in state.stated else None
+            return False if state.is_stated(item.number, not item.is_true) else None
         if isinstance(node, nodes.Types):
             state.facts.append((item.order, Fact(nodes.Integer(), item.is_true, item.number)))
             return None
@@ -292,18 +337,6 @@ class Goals:
             self._report.refuse(*self.table.place(number), "cannot be negated by a grammar")
             return TRUE
         return found
-
-
-def _without_special_cases(branches: list[Branch]) -> tuple[Branch, ...]:
-    """Branches with all facts of another branch add no values, unless they declare more properties."""
-    if len(branches) > _MOST_COMPARED:
-        return tuple(branches)
-    sets = [frozenset(b) for b in branches]
-    return tuple(
-        b
-        for b, s in zip(branches, sets, strict=True)
-        if not any(other < s and not any(map(_tells_names, s - other)) for other in sets)
-    )
 
 
 def _tells_names(fact: Fact) -> bool:

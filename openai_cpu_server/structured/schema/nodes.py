@@ -4,12 +4,13 @@ have equal numbers in a `NodeTable`. As in JSON Schema, a constraint allows all 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Union
 
 import msgspec
+from msgspec.structs import replace
 
 from openai_cpu_server.structured.scalars.numbers import Bound
 
@@ -21,6 +22,8 @@ class JsonKind(enum.Enum):
     STRING = "string"
     ARRAY = "array"
     OBJECT = "object"
+
+    __hash__ = object.__hash__  # an enum's own is written in Python, and kinds are keys everywhere
 
 
 class Constant(msgspec.Struct, frozen=True):
@@ -176,10 +179,17 @@ TRUE, FALSE = 0, 1
 
 
 class NodeTable:
-    def __init__(self) -> None:
+    """`is_precise`: nodes of different places have different numbers, even if they are equal."""
+
+    def __init__(self, *, is_precise: bool = False) -> None:
+        self.is_precise = is_precise
         self._nodes: list[Node] = []
-        self._numbers: dict[Node, int] = {}
+        self._numbers: dict[tuple[Node, tuple[str, str] | None], int] = {}
+        self._equals: dict[Node, int] = {}
+        self._meanings: list[int] = []
         self._places: dict[int, tuple[str, str]] = {}
+        self.joined: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
+        """Further places of equal nodes, by place."""
         self._default_place: tuple[str, str] | None = None
         assert (self.add(Constant(True)), self.add(Constant(False))) == (TRUE, FALSE)
 
@@ -187,19 +197,40 @@ class NodeTable:
         return self._nodes[number]
 
     def add(self, node: Node, path: str = "", keyword: str = "") -> int:
-        number = self._numbers.get(node)
-        if number is None:
-            number = self._numbers[node] = len(self._nodes)
-            self._nodes.append(node)
         place = (path, keyword) if keyword else self._default_place or self._place_of_parts(node)
+        key = (node, place if self.is_precise else None)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._nodes)
+            self._nodes.append(node)
+            self._meanings.append(self._find_meaning(node, number) if self.is_precise else number)
         if place is not None:
             self._places.setdefault(number, place)
         return number
+
+    def meaning(self, number: int) -> int:
+        """Return the number of the first node that is equal, wherever it stands."""
+        return self._meanings[number]
+
+    def _find_meaning(self, node: Node, number: int) -> int:
+        if isinstance(node, (AllOf, AnyOf)):
+            parts = tuple(dict.fromkeys(map(self.meaning, node.items)))
+            return parts[0] if len(parts) == 1 else self._equals.setdefault(type(node)(parts), number)
+        return self._equals.setdefault(_with_parts(node, self.meaning), number)
 
     def _place_of_parts(self, node: Node) -> tuple[str, str] | None:
         parts = node.items if isinstance(node, (AllOf, AnyOf)) else ()
         parts = (node.item,) if isinstance(node, Negation) else parts
         return next((self._places[x] for x in parts if x in self._places), None)
+
+    def join_places(self, number: int, equal: int) -> None:
+        """Name the places of an equal node, and of its parts, where those of a node are named."""
+        stack = [(number, equal)]
+        while stack:
+            one, other = stack.pop()
+            if one != other:
+                self.joined.setdefault(self.place(one), {})[self.place(other)] = None
+                stack += zip(_parts(self[one]), _parts(self[other]), strict=False)
 
     def place(self, number: int) -> tuple[str, str]:
         return self._places.get(number, ("", "schema"))
@@ -239,3 +270,34 @@ class NodeTable:
         if isinstance(node, Constant):
             return FALSE if node.value else TRUE
         return self.add(Negation(item), path, keyword)
+
+
+def _parts(node: Node) -> list[int]:
+    found: list[int] = []
+
+    def note(number: int) -> int:
+        found.append(number)
+        return number
+
+    _with_parts(node, note)
+    return found
+
+
+def _with_parts(node: Node, of: Callable[[int], int]) -> Node:
+    match node:
+        case AllOf(items) | AnyOf(items) | OneOf(items):
+            return type(node)(tuple(map(of, items)))
+        case Negation(item):
+            return Negation(of(item))
+        case Contains(item):
+            return replace(node, item=of(item))
+        case Items(prefix, rest):
+            return Items(tuple(map(of, prefix)), of(rest))
+        case PropertyNames(name):
+            return PropertyNames(of(name))
+        case SomeProperty(_, _, value):
+            return replace(node, value=of(value))
+        case Properties(named, patterns, rest):
+            pairs = [tuple((name, of(value)) for name, value in each) for each in (named, patterns)]
+            return replace(node, named=pairs[0], patterns=pairs[1], rest=of(rest))
+    return node

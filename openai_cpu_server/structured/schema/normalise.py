@@ -41,9 +41,17 @@ _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 class SchemaReaders:
     """One reader for each dynamic scope; most documents have one."""
 
-    def __init__(self, root: Json, budget: Budget, report: UnenforcedReport, *, closes_objects: bool) -> None:
+    def __init__(
+        self,
+        root: Json,
+        budget: Budget,
+        report: UnenforcedReport,
+        *,
+        closes_objects: bool,
+        is_precise: bool = False,
+    ) -> None:
         self.closes_objects = closes_objects
-        self.table = NodeTable()
+        self.table = NodeTable(is_precise=is_precise)
         self.budget = budget
         self.report = report
         self.draft = draft_of(root)

@@ -23,7 +23,8 @@ class Need(msgspec.Struct, frozen=True):
     without: Goal
     low: int
     high: int | None
-    place: int
+    number: int
+    """Node of this need."""
 
 
 class ArrayShape(msgspec.Struct, frozen=True):
@@ -32,16 +33,16 @@ class ArrayShape(msgspec.Struct, frozen=True):
     low: int
     high: int | None
     needs: tuple[Need, ...]
-    unique: int | None
-    """Node that requires unique items, or None."""
+    unique: tuple[int, ...]
+    """Nodes that require unique items."""
 
     def item(self, index: int) -> Goal:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
-    def without(self, place: int) -> ArrayShape:
-        """Drop the constraint of this node: unique items, or items that must occur."""
-        if place == self.unique:
-            return msgspec.structs.replace(self, unique=None)
+    def without(self, numbers: tuple[int, ...]) -> ArrayShape:
+        """Drop the constraint of these nodes: unique items, or items that must occur."""
+        if numbers == self.unique:
+            return msgspec.structs.replace(self, unique=())
         return msgspec.structs.replace(self, needs=())
 
 
@@ -68,10 +69,10 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
         return None
     if any(n.low and not _possible_somewhere(n, prefix, rest, high, goals) for n in needs):
         return None
-    unique = next((f.number for f in branch if isinstance(f.node, Unique)), None)
+    unique = tuple(f.number for f in branch if isinstance(f.node, Unique))
     if high is not None:
         prefix = prefix[:high]
-    return ArrayShape(prefix, rest, low, high, tuple(needs), unique if high is None or high > 1 else None)
+    return ArrayShape(prefix, rest, low, high, tuple(needs), unique if high is None or high > 1 else ())
 
 
 def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
@@ -104,11 +105,11 @@ _NOT_UNIQUE = (
 
 
 class NotEnforceable(Exception):
-    """`place`: node of unique items among too many values, or of too many that must occur."""
+    """`numbers`: nodes of unique items among too many values, or of too many that must occur."""
 
-    def __init__(self, place: int, reason: str) -> None:
+    def __init__(self, numbers: tuple[int, ...], reason: str) -> None:
         super().__init__(reason)
-        self.place = place
+        self.numbers = numbers
         self.reason = reason
 
 
@@ -123,12 +124,11 @@ class ArrayRules:
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
         """Return the grammar. Raises NotEnforceable."""
-        if shape.unique is not None:
+        if shape.unique:
             content = self._set(shape, hint)
         elif len(shape.needs) > _MOST_NEEDS:
-            raise NotEnforceable(
-                shape.needs[0].place, f"beside more than {_MOST_NEEDS - 1} others needs too many rules"
-            )
+            numbers = tuple(need.number for need in shape.needs)
+            raise NotEnforceable(numbers, f"beside more than {_MOST_NEEDS - 1} others needs too many rules")
         elif shape.needs:
             content = self._counted(shape, hint)
         else:
@@ -197,7 +197,6 @@ class ArrayRules:
             return self._plain(shape, hint)
         values = self.values(shape.rest) if not shape.prefix and not shape.needs else None
         if values is None:
-            assert shape.unique is not None
             raise NotEnforceable(shape.unique, _NOT_UNIQUE)
         most = len(values) if shape.high is None else min(shape.high, len(values))
         if most < shape.low:

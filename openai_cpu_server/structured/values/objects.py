@@ -60,9 +60,6 @@ class ObjectShape(msgspec.Struct, frozen=True):
     witness: tuple[Others, ...] = ()
     """Kinds of which one more property must be present, or ()."""
 
-    def without_low(self) -> ObjectShape:
-        return msgspec.structs.replace(self, low=0)
-
     def without_undeclared(self) -> ObjectShape:
         """Leave out undeclared properties, unless the least number of properties needs them."""
         declared = tuple(each for each in self.others if each.is_declared)

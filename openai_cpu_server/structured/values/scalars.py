@@ -12,8 +12,11 @@ from openai_cpu_server.structured.languages.automaton import Deriver
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     NOTHING,
+    Alt,
+    And,
     Chars,
     Expr,
+    Not,
     Residue,
     Text,
     alt,
@@ -49,7 +52,7 @@ from openai_cpu_server.structured.scalars.regex import FORMATS, full_language, s
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import JsonKind, NodeTable
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import JsonText
+from openai_cpu_server.structured.writing.json_text import JsonText, plain_text
 
 _MOST_LOOKED_AT = 8
 """Excluded names considered when checking if a language has any others."""
@@ -145,6 +148,9 @@ class ScalarLexemes:
         self._strings = strings
 
     def string(self, language: Expr) -> Expr:
+        rest, texts = _without_texts(language)
+        if texts and not rest.is_extended:
+            return self.grammar.define("string", self.text.none_of(texts, rest))
         simple = self._strings.plain.simplified(language)
         if simple is not None:
             return self.text.string(simple)
@@ -161,14 +167,33 @@ class ScalarLexemes:
             return NOTHING
         if not unwanted:
             return self.string(language)
-        simple = self._strings.plain.simplified(language)
+        rest, texts = _without_texts(language)
+        simple = self._strings.plain.simplified(rest)
         if simple is None:
             return self.string(both(language, negate(any_of(unwanted))))
-        return self.text.none_of(unwanted, simple)
+        return self.text.none_of(list(dict.fromkeys([*texts, *unwanted])), simple)
 
     def _by_states(self, language: Expr, hint: str) -> Expr:
         automaton = self._strings.plain.automaton(language)
         return self.grammar.by_states(hint, automaton, lambda chars: self.text.content(Chars(chars)))
+
+
+_MANY_TEXTS = 8
+"""Texts whose exclusion is left to the reader, because an automaton would have a state for each letter."""
+
+
+def _without_texts(language: Expr) -> tuple[Expr, list[str]]:
+    """Split off many texts that are excluded one by one."""
+    rest: list[Expr] = []
+    excluded: list[str] = []
+    for item in language.items if isinstance(language, And) else (language,):
+        options = item.item.items if isinstance(item, Not) and isinstance(item.item, Alt) else ()
+        texts = [text for x in options if (text := plain_text(x)) is not None]
+        if len(texts) < max(len(options), _MANY_TEXTS):
+            rest.append(item)
+        else:
+            excluded += texts
+    return both(*rest), excluded
 
 
 _LARGEST_MODULUS = 1_000

@@ -4,6 +4,10 @@ export function count(value) {
   return value.toLocaleString("en");
 }
 
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 export function milliseconds(ms) {
   if (ms < 1) return "<1 ms";
   if (ms < 1000) return `${Math.round(ms)} ms`;

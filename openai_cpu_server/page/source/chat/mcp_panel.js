@@ -33,7 +33,7 @@ function change(name, fields) {
 }
 
 function Server({ card, used }) {
-  const { name, state, error, tools } = card;
+  const { name, state, error, last_words: lastWords, tools } = card;
   const [asking, setAsking] = useState(false);
   const [problem, setProblem] = useState(null);
   const look = async () => {
@@ -59,6 +59,7 @@ function Server({ card, used }) {
       <span class="mcp-state" role="status"><span class=${`dot ${asking ? "loading" : state}`} aria-hidden="true"></span>${asking ? STATES.starting : STATES[state]}</span>
     </div>
     ${why && html`<p class="mcp-why" role="alert">${visible(why)}</p>`}
+    ${why && lastWords?.length > 0 && html`<details><summary>Last output</summary><pre tabindex="0" role="region" aria-label=${`Last output of ${name}`}>${visible(lastWords.join("\n"))}</pre></details>`}
     ${tools ? html`<${Tools} name=${name} tools=${tools} used=${used} />` : html`<div class="row"><${Button} disabled=${asking} onClick=${look}>${state === "failed" ? "Try again" : "Show tools"}</${Button}></div>`}
     ${used && html`<${Field} label="Ask me">
       ${(field) => html`<select ...${field} value=${used.ask} onChange=${(event) => change(name, { ask: event.target.value })}>${ASKING.map(([value, label]) => html`<option value=${value}>${label}</option>`)}</select>`}

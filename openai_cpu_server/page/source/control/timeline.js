@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { useSignalEffect } from "@preact/signals";
 import { html } from "../base/html.js";
 import { Button, Choice } from "../base/controls.js";
-import { count, milliseconds } from "../base/numbers.js";
+import { count, counted, milliseconds } from "../base/numbers.js";
 import { useShortcuts } from "../shell/shortcuts.js";
 import { useCanvas } from "./canvas.js";
 import { LAYERS, WINDOW_S, between, changes, steps, summary } from "./steps.js";
@@ -157,7 +157,7 @@ function sentence(some, span) {
   const sums = summary(some);
   const off = sums.predicted ? Math.round((100 * (sums.ms - sums.predicted)) / sums.predicted) : 0;
   const busy = Math.min(100, Math.round(sums.ms / (10 * span)));
-  const text = [`${count(sums.steps)} steps, ${count(sums.tokens)} tokens`, `computing ${busy} % of the time`];
+  const text = [counted(sums.steps, "step"), counted(sums.tokens, "token"), `computing ${busy} % of the time`];
   text.push(`${off === 0 ? "as long as" : `${Math.abs(off)} % ${off > 0 ? "longer" : "shorter"} than`} predicted`);
   if (sums.interrupted) text.push(`${count(sums.interrupted)} discarded`);
   if (sums.preemptions) text.push(`${count(sums.preemptions)} preempted`);

@@ -1,0 +1,71 @@
+// Products by bf16 tiles: weights of one expert, unpacked panel by panel, times packed activations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ggml_api.hpp"
+
+namespace tiles {
+
+constexpr int OUTS = 32, BLOCK_ROWS = 16, BLOCK_BYTES = 8192;  // rows of a panel of weights; a block of activations
+
+// Activations by panels, then by blocks of 16 rows, and the factor of each row's results. An expert has whole pairs of
+// blocks, the last of them filled with zeros.
+struct Packed {
+    uint8_t* blocks;
+    float* factors;
+    int64_t num_blocks;
+
+    uint8_t* at(int64_t panel, int64_t block) const { return blocks + (panel * num_blocks + block) * BLOCK_BYTES; }
+};
+inline int64_t blocks_of(int64_t rows) { return (rows + 2 * BLOCK_ROWS - 1) / (2 * BLOCK_ROWS) * 2; }
+inline int64_t panels_of(int64_t depth) { return (depth + 255) / 256; }
+
+// Panels of up to 16 rows of activations, for one block.
+struct Packing {
+    const float* rows[BLOCK_ROWS];
+    int count;
+    int64_t depth;
+    int64_t first_panel, end_panel;
+    Packed to;
+    int64_t block;
+};
+
+struct Multiplying {
+    const uint8_t* weights;  // the expert's first row
+    size_t weight_stride;
+    int64_t num_outs, depth;
+    int64_t begin, end;  // outs; `begin` is a multiple of OUTS
+    Packed activations;
+    int64_t first_block, num_rows;
+    float* const* results;  // of each row
+};
+
+// A group of panels of 32 rows of weights that is unpacked row by row, each to a row of two rows of tiles.
+struct Unpacking {
+    const Multiplying* job;
+    int64_t out, panel;            // the first
+    int64_t next_out, next_panel;  // of the group behind it
+    int num_panels;
+    uint8_t* to;
+    int done = 0;  // rows of single panels
+
+    int size() const { return OUTS * num_panels; }
+};
+
+// What a type needs. Types with the same `pack` share packed activations.
+struct Kernel {
+    void (*pack)(const Packing&);
+    void (*unpack)(Unpacking&, int end);
+};
+
+// Null: no tiles for this type.
+const Kernel* kernel_of(ggml_type type);
+
+constexpr int MOST_OUTS = 256;  // of one job
+
+// The calling thread has configured its tiles.
+void multiply(const Kernel& kernel, const Multiplying& job);
+
+}  // namespace tiles

@@ -1,0 +1,369 @@
+"""Drafts by a model's prediction head, which reads the hidden rows of what the model computes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from openai_cpu_server.contract.engine import RequestFailed, contained
+from openai_cpu_server.contract.step import Span
+from openai_cpu_server.llama.cells.context import (
+    Context,
+    DecodeFailed,
+    DecodeOutcome,
+    HeadBatch,
+    HeadToken,
+    HiddenRow,
+)
+from openai_cpu_server.llama.draft_model import DraftModel, DraftRequest, ModelDraft, sure_token
+from openai_cpu_server.llama.gguf.heads import HeadKind, PredictionHead
+from openai_cpu_server.llama.grammar.constraints import MaskedDraft
+from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+_MOST_UNREAD = 8
+"""Computed tokens that wait for the next draft, which reads them without another call."""
+_MOST_FORCED = 4
+"""Known tokens behind the first new one, through which a draft goes. Each costs a call."""
+
+
+class _Track:
+    """Computed tokens of a slot that a head has not read, each with the model's hidden row before it."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.tokens: list[int] = []
+        self.rows: list[HiddenRow | None] = [None]
+        """The last row is that of the last token. The first one is None behind a hole, and at position 0."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def extend(self, tokens: Sequence[int], rows: npt.NDArray[np.float32]) -> None:
+        self.tokens += tokens
+        self.rows.extend(rows)
+
+    def trim(self, end: int) -> None:
+        length = max(0, end - self.start)
+        del self.tokens[length:]
+        del self.rows[length + 1 :]
+
+    def drop_before(self, start: int) -> None:
+        count = min(start, self.end) - self.start
+        if count > 0:
+            self.start += count
+            del self.tokens[:count]
+            # A copy, because a row is a view of those of its whole step.
+            self.rows = [self.rows[count].copy(), *self.rows[count + 1 :]]  # type: ignore[union-attr]
+
+    def copy(self, end: int) -> _Track:
+        track = _Track(self.start)
+        track.tokens, track.rows = list(self.tokens), list(self.rows)
+        track.trim(end)
+        return track
+
+
+class _Chain:
+    """A draft that grows: tokens behind the last computed one, each with the hidden row before it."""
+
+    def __init__(self, request: DraftRequest, row: HiddenRow) -> None:
+        new = request.tokens[-request.num_new :]
+        self.slot = request.slot
+        self.position = request.position
+        self.most = request.num_tokens
+        self.tokens = [new[0]]
+        self.rows = [row]
+        self.draft: list[int] = []
+        self.num_tried = 0
+        self.forced = deque(new[1:])
+        self.masks = request.masks
+
+    def add(self, token: int, row: HiddenRow) -> None:
+        self.tokens.append(token)
+        self.rows.append(row)
+
+
+class _Outputs(NamedTuple):
+    logits: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.float32]
+
+
+class _HeadCells:
+    """One head with its own cells, or with those of the model."""
+
+    def __init__(self, context: Context, width: int, *, is_cut: bool, keeps_cells: bool) -> None:
+        self.context = context
+        self.keeps_cells = keeps_cells
+        self._is_cut = is_cut
+        self._batch = HeadBatch(context.batch_tokens, width)
+        self._nothing = np.zeros(width, np.float32)
+        self._ends: dict[int, int] = {}
+        """Position behind the last token that each slot holds."""
+        context.give_hidden_rows(of_outputs=is_cut)
+
+    @property
+    def capacity(self) -> int:
+        return self._batch.capacity
+
+    def unread(self, slot: int, track: _Track, end: int) -> list[HeadToken]:
+        """Return the tokens before a position that the head has to read, and make the slot ready for them."""
+        if not self.keeps_cells:
+            return []
+        if self._ends.get(slot, end) > end:
+            self._ends[slot] = end
+            self.take_back([slot])
+        start = max(track.start, self._ends.get(slot, 0))
+        if self._ends.get(slot, start) != start:  # llama.cpp takes no gap
+            self.forget(slot)
+        pairs = zip(track.tokens[start - track.start :], track.rows[start - track.start :], strict=False)
+        return [
+            HeadToken(slot, position, token, self._nothing if row is None else row)
+            for position, (token, row) in enumerate(pairs, start)
+            if position < end
+        ]
+
+    def read(self, tokens: Sequence[HeadToken]) -> None:
+        for first in range(0, len(tokens), self.capacity):
+            part = tokens[first : first + self.capacity]
+            if self._decode(part):
+                self.hold(part)
+
+    def hold(self, tokens: Sequence[HeadToken]) -> None:
+        """Count tokens that were decoded as the slots' own."""
+        if self.keeps_cells:
+            self._ends.update({token.slot: token.position + 1 for token in tokens})
+
+    def outputs(self, tokens: Sequence[HeadToken]) -> _Outputs | None:
+        """Decode, and return logits and hidden rows of the wanted tokens, or None if interrupted."""
+        if not self._decode(tokens):
+            return None
+        wanted = [index for index, token in enumerate(tokens) if token.wanted]
+        rows = self.context.hidden_rows(len(wanted) if self._is_cut else len(tokens))
+        return _Outputs(self.context.logits(len(wanted)), rows if self._is_cut else rows[wanted])
+
+    def _decode(self, tokens: Sequence[HeadToken]) -> bool:
+        self._batch.fill(tokens)
+        try:
+            if self.context.decode(self._batch) is DecodeOutcome.DONE:
+                return True
+        except DecodeFailed as error:  # the model itself goes on without a draft
+            logger.warning("A head cannot draft now: %s", error)
+            for slot in {token.slot for token in tokens}:
+                self.forget(slot)
+            return False
+        self.take_back({token.slot for token in tokens})
+        return False
+
+    def take_back(self, slots: Iterable[int]) -> None:
+        """Remove tokens that the slots do not hold."""
+        for slot in slots if self.keeps_cells else ():
+            self.context.trim(slot, self._ends.get(slot, 0))
+
+    def share(self, source: int, slot: int, end: int) -> None:
+        end = min(end, self._ends.get(source, 0))
+        if self.keeps_cells and end > 0:
+            self.context.share(source, slot, 0, end)
+            self._ends[slot] = end
+
+    def forget(self, slot: int) -> None:
+        if self.keeps_cells:
+            self.context.free_slot(slot)
+            self._ends.pop(slot, None)
+
+    def end(self, slot: int) -> int:
+        return self._ends.get(slot, 0)
+
+
+class DraftHead(DraftModel):
+    """Owns the head's contexts, and its model if that has a file of its own.
+
+    Prompts are read as soon as the model has computed them, and single tokens with the next draft. Each head
+    of a chain has cells of its own, because heads compute the same positions one after the other.
+    """
+
+    def __init__(
+        self,
+        head: PredictionHead,
+        model: Model,
+        target: Context,
+        contexts: Sequence[Context],
+        vocabulary: Vocabulary,
+        *,
+        owns_model: bool,
+    ) -> None:
+        """`contexts`: one, or one for each head of a chain."""
+        self._kind = head.kind
+        self._model = model
+        self._target = target
+        self._end_tokens = vocabulary.end_tokens
+        self._owns_model = owns_model
+        keeps_cells = head.kind is not HeadKind.SHARED
+        width = model.output_width
+        self._heads = [
+            _HeadCells(context, width, is_cut=head.is_cut, keeps_cells=keeps_cells) for context in contexts
+        ]
+        self._tracks: dict[int, _Track] = {}
+        self._listens = False
+        self.listen(reads_along=True)
+
+    def listen(self, *, reads_along: bool) -> None:
+        if reads_along == self._listens:
+            return
+        self._listens = reads_along
+        if reads_along:
+            self._target.give_hidden_rows(of_outputs=False)
+        else:
+            self._target.give_no_hidden_rows()
+            self._tracks.clear()
+
+    def note(self, spans: Sequence[Span]) -> None:
+        if not self._listens:
+            return
+        rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))
+        first = 0
+        for span in spans:
+            end = first + span.num_tokens
+            track = self._track_at(span.slot, span.start)
+            track.extend((*span.tokens, *span.draft), rows[first:end].copy())
+            first = end
+        long = [span for span in spans if len(self._tracks[span.slot].tokens) > _MOST_UNREAD]
+        self._read({span.slot: span.start + len(span.tokens) for span in long})
+
+    def _track_at(self, slot: int, start: int) -> _Track:
+        track = self._tracks.get(slot)
+        if track is None or not track.start <= start <= track.end:
+            track = self._tracks[slot] = _Track(start)
+        track.trim(start)
+        return track
+
+    def _read(self, ends: Mapping[int, int]) -> None:
+        """Read the slots' tokens before these positions, which are sure to be the output's."""
+        for head in self._heads if ends else ():
+            head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
+        for slot, end in ends.items():
+            self._tracks[slot].drop_before(end)
+
+    def trim(self, slot: int, end: int) -> None:
+        if slot in self._tracks:
+            self._track_at(slot, end)
+
+    def share(self, source: int, slot: int, end: int) -> None:
+        track = self._tracks.get(source)
+        if track is not None and track.start <= end <= track.end:
+            self._tracks[slot] = track.copy(end)
+        for head in self._heads:
+            head.share(source, slot, end)
+
+    def forget(self, slot: int) -> None:
+        self._tracks.pop(slot, None)
+        for head in self._heads:
+            head.forget(slot)
+
+    def set_adapter(self, address: int | None, scale: float) -> None:
+        for head in self._heads if not self._owns_model else ():
+            head.context.set_adapter(address, scale)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
+        chains = [chain for one in requests if (chain := self._chain(one)) is not None]
+        live, depth = list(chains), 0
+        while live:
+            live = self._grow(live, depth)
+            depth += 1
+            if self._kind is HeadKind.CHAINED and depth == len(self._heads):
+                break
+        for head in self._heads[:depth]:
+            head.take_back([chain.slot for chain in chains])
+        for chain in chains:
+            read = min(head.end(chain.slot) for head in self._heads)
+            self._tracks[chain.slot].drop_before(read if self._heads[0].keeps_cells else chain.position)
+        return {chain.slot: ModelDraft(tuple(chain.draft), chain.num_tried) for chain in chains}
+
+    def _chain(self, request: DraftRequest) -> _Chain | None:
+        track = self._tracks.get(request.slot)
+        if track is None or request.num_new > 1 + _MOST_FORCED:
+            return None
+        track.trim(request.position)
+        row = track.rows[-1]
+        return None if track.end != request.position or row is None else _Chain(request, row)
+
+    def _grow(self, chains: Sequence[_Chain], depth: int) -> list[_Chain]:
+        """Add a token to each chain, and return the chains that go on."""
+        is_chain = self._kind is HeadKind.CHAINED
+        head = self._heads[depth if is_chain else 0]
+        batch: list[HeadToken] = []
+        live: list[_Chain] = []
+        sure: list[HeadToken] = []
+        for chain in chains:
+            own: list[HeadToken] = []
+            if is_chain or depth == 0:
+                own = head.unread(chain.slot, self._tracks[chain.slot], chain.position)
+            first = 0 if is_chain else depth
+            own += [
+                HeadToken(chain.slot, chain.position + (at if head.keeps_cells else 0), token, row)
+                for at, (token, row) in enumerate(
+                    zip(chain.tokens[first:], chain.rows[first:], strict=True), first
+                )
+            ]
+            own[-1] = own[-1]._replace(wanted=True)
+            if len(batch) + len(own) <= head.capacity:
+                batch += own
+                sure += [token for token in own if token.position == chain.position][:1]
+                live.append(chain)
+        found = head.outputs(batch) if batch else None
+        if found is None:
+            return []
+        if is_chain or depth == 0:
+            head.hold(sure)
+        return [
+            chain
+            for chain, logits, row in zip(live, found.logits, found.rows, strict=True)
+            if self._extend(chain, logits, row)
+        ]
+
+    def _extend(self, chain: _Chain, logits: HiddenRow, row: HiddenRow) -> bool:
+        """Return True if the chain goes on."""
+        if chain.forced:
+            chain.add(chain.forced.popleft(), row.copy())
+            return True
+        chain.num_tried += 1
+        try:
+            with contained():
+                token = self._choose(chain.masks, logits)
+        except RequestFailed:
+            return False  # the model's own token tells
+        if token is None:
+            return False
+        chain.draft.append(token)
+        chain.add(token, row.copy())
+        return len(chain.draft) < chain.most
+
+    def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
+        if masks is None:
+            return sure_token(logits, self._end_tokens)
+        allowed = masks.allowed()
+        token = sure_token(
+            logits if allowed is None else np.where(allowed, logits, -np.inf), self._end_tokens
+        )
+        if token is not None:
+            masks.accept(token)
+        return token
+
+    def warm_up(self) -> None:
+        row = np.zeros(self._model.output_width, np.float32)
+        for head in self._heads:
+            head.outputs([HeadToken(0, 0, 0, row, wanted=True)])
+            head.take_back([0])
+
+    def close(self) -> None:
+        for head in self._heads:
+            head.context.close()
+        if self._owns_model:
+            self._model.close()

@@ -1,0 +1,108 @@
+"""Tensors of prediction heads, and heads that are right for a chosen share of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader
+
+from random_model.architectures import Architecture
+
+FIRST_TEXT = 261
+"""Tokens from here on are ordinary text."""
+_OF_TOKEN = 0.4
+"""Share of the head's next token that follows from the token. The rest follows from the hidden row before it,
+so that a row of another position gives another token."""
+_SILENT = ("attn_output.weight", "ssm_out.weight")
+_ONES = ("nextn.enorm.weight", "nextn.hnorm.weight", "nextn.shared_head_norm.weight")
+
+
+def assistant_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a Gemma 4 assistant, which llama.cpp does not report without its model."""
+    facts = model.own_facts
+    width, target, ffn = (
+        facts[f"*.{name}"] for name in ("embedding_length", "embedding_length_out", "feed_forward_length")
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (model.vocab, width),
+        "output_norm.weight": (width,),
+        "nextn.pre_projection.weight": (width, 2 * target),
+        "nextn.post_projection.weight": (target, width),
+    }
+    for layer, is_window in enumerate(facts["*.attention.sliding_window_pattern"]):
+        head = facts["*.attention.key_length_swa" if is_window else "*.attention.key_length"]
+        heads = head * facts["*.attention.head_count"]
+        own = {
+            "attn_norm.weight": (width,),
+            "attn_q.weight": (heads, width),
+            "attn_output.weight": (width, heads),
+            "attn_q_norm.weight": (head,),
+            "post_attention_norm.weight": (width,),
+            "layer_output_scale.weight": (1,),
+            "ffn_norm.weight": (width,),
+            "ffn_gate.weight": (ffn, width),
+            "ffn_up.weight": (ffn, width),
+            "ffn_down.weight": (width, ffn),
+            "post_ffw_norm.weight": (width,),
+        }
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
+        if not is_window:
+            shapes["rope_freqs.weight"] = (head // 2,)
+    return shapes
+
+
+def with_fused_products(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors with queries, keys and values in one. llama.cpp ends the process for heads of MiMo
+    without them."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        layer, _, kind = name.partition(".attn_")
+        if kind in ("q.weight", "k.weight", "v.weight"):
+            rows = found.get(f"{layer}.attn_qkv.weight", (0, 0))[0]
+            found[f"{layer}.attn_qkv.weight"] = (rows + shape[0], shape[1])
+        else:
+            found[name] = shape
+    return found
+
+
+def arrange(path: Path, right_percent: int) -> None:
+    """Overwrite the weights of a model that is as wide as its vocabulary. Each token has one follower, and
+    the head knows it of `right_percent` of the tokens."""
+    reader = GGUFReader(path, "r+")
+    tensors = {one.name: one.data for one in reader.tensors}
+    vocab = tensors["token_embd.weight"].shape[0]
+    cycle = FIRST_TEXT + np.random.default_rng(0).permutation(vocab - FIRST_TEXT)
+    follower = np.full(vocab, FIRST_TEXT)
+    follower[cycle] = np.roll(cycle, -1)
+    after = np.zeros((vocab, vocab), np.float32)
+    after[follower[FIRST_TEXT:], np.arange(FIRST_TEXT, vocab)] = 1
+    guess, one = after.copy(), np.eye(vocab, dtype=np.float32)
+    for number, token in enumerate(cycle):
+        if number * 37 % 100 >= right_percent:
+            guess[:, token] = 0
+            guess[follower[follower[token]], token] = 1
+    head = np.concatenate([_OF_TOKEN * one, (1 - _OF_TOKEN) * after], axis=1)
+    for name, data in tensors.items():
+        new = _arranged(name, one, after, guess, head)
+        if new is not None:
+            data[:] = new
+
+
+def _arranged(
+    name: str, one: npt.NDArray[np.float32], after: npt.NDArray[np.float32], *of_head: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32] | float | None:
+    guess, head = of_head
+    kind = name.split(".", 2)[-1]
+    if kind in _SILENT or kind.startswith("ffn_down"):
+        return 0.0
+    if "bias" in kind and "ssm_dt" not in kind:
+        return 0.0
+    if name == "output_norm.weight" or kind in _ONES:
+        return 1.0
+    if name == "output.weight":
+        return after
+    if name == "token_embd.weight" or kind == "nextn.embed_tokens.weight":
+        return one
+    return {"nextn.shared_head_head.weight": guess, "nextn.eh_proj.weight": head}.get(kind)

@@ -1,0 +1,267 @@
+"""D10: an object of another key is answered as one that does not exist, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
+from openai_cpu_server.http.keys import Scope
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.mcp_servers.connection import ConfiguredServers
+from openai_cpu_server.models.registry import ModelRegistry, Preset
+from tests.access_table import NEEDED
+from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, client, named, served
+from tests.api.sockets import connected
+from tests.api.test_adapters import adapter
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.anyio
+Json = dict[str, Any]
+SCOPES = 'scopes = ["inference", "metrics", "admin"]'
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+ROW = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"fake","prompt":"a"}}\n'
+BODIES: dict[str, Json] = {
+    "input_file_id": {"input_file_id": "ID", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "previous_response_id": {"input": "hi", "previous_response_id": "ID"},
+    "conversation": {"input": "hi", "conversation": "ID"},
+    "item_reference": {"input": [{"type": "item_reference", "id": "ID"}]},
+    "file of a response": {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "ID"}]}]},
+    "file of a chat": {
+        "messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "ID"}}]}]
+    },
+    "file of a message": {
+        "max_tokens": 2,
+        "messages": [
+            {"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "ID"}}]}
+        ],
+    },
+    "model": {"model": "ID", "messages": HI},
+    "lora": {"model": "fake", "lora": "ID", "prompt": "a"},
+    "control": {"id": "ID", "action": "stop"},
+    "streams": {"conversation_ids": ["ID"]},
+    "server_label": {"input": "hi", "tools": [{"type": "mcp", "server_label": "ID"}]},
+    "after": {},
+}
+"""What names an object in a body, by the name of the field."""
+IN_BODIES = [
+    ("/v1/batches", "input_file_id"),
+    ("/v1/responses", "previous_response_id"),
+    ("/v1/responses", "conversation"),
+    ("/v1/responses", "item_reference"),
+    ("/v1/responses", "file of a response"),
+    ("/v1/responses", "server_label"),
+    ("/v1/responses/input_tokens", "previous_response_id"),
+    ("/v1/responses/input_tokens", "conversation"),
+    ("/v1/responses/compact", "previous_response_id"),
+    (CHAT, "file of a chat"),
+    ("/v1/messages", "file of a message"),
+    (CHAT, "model"),
+    ("/api/show", "model"),
+    ("/v1/embeddings", "model"),
+    ("/tokenize", "model"),
+    ("/v1/completions", "lora"),
+    (f"{CHAT}/control", "control"),
+    ("/v1/streams/lookup", "streams"),
+]
+QUERIES = (
+    "GET /v1/files?after=ID",
+    "GET /v1/batches?after=ID",
+    "GET /v1/stream?conv_id=ID",
+    "DELETE /v1/stream?conv_id=ID",
+    "GET /props?model=ID",
+    "GET /slots?model=ID",
+    "GET /tokenizer_info?model=ID",
+    "GET /v1/model/info?model=ID",
+)
+BY_ID = sorted(name for name in NEEDED if "{" in name and "/page/" not in name and "/blobs/" not in name)
+
+
+@asynccontextmanager
+async def working(jobs: Jobs) -> AsyncIterator[Jobs]:
+    never = asyncio.Event()
+
+    async def run_row(*_: object) -> Any:
+        await never.wait()
+
+    task = asyncio.create_task(jobs.run(run_row))
+    yield jobs
+    await jobs.close()
+    await task
+
+
+class World:
+    """Objects of ann, by kind, and clients with three keys: bob and boss may not use ann's models."""
+
+    def __init__(self, ann: httpx.AsyncClient, app: Starlette) -> None:
+        self.ann, self.app = ann, app
+        self.ids: dict[str, str] = {
+            "a model": "secret",
+            "an adapter": "secret:french",
+            "a derived name": "polite",
+        }
+
+    async def make(self) -> None:
+        """Each kind of object, once."""
+        self.ids["an MCP server"] = "calculator"
+        file = await self.ann.post(
+            "/v1/files", files={"file": ("a.jsonl", io.BytesIO(ROW))}, data={"purpose": "batch"}
+        )
+        self.ids["a file"] = file.json()["id"]
+        batch = {**BODIES["input_file_id"], "input_file_id": self.ids["a file"]}
+        self.ids["a batch"] = (await self.ann.post("/v1/batches", json=batch)).json()["id"]
+        made = (
+            await self.ann.post("/v1/conversations", json={"items": [{"role": "user", "content": "hi"}]})
+        ).json()
+        self.ids["a conversation"] = made["id"]
+        items = (await self.ann.get(f"/v1/conversations/{made['id']}/items")).json()["data"]
+        self.ids["an item of a conversation"] = items[0]["id"]
+        response = (await self.ann.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2})).json()
+        self.ids["a response"] = response["id"]
+        self.ids["an item of a response"] = response["output"][0]["id"]
+
+
+def absent(known: str) -> str:
+    """As long and as good a name, of nothing."""
+    return known[:-2] + ("xx" if not known.endswith("xx") else "yy")
+
+
+async def answers(
+    http: httpx.AsyncClient, method: str, path: str, body: Json | None, known: str
+) -> list[Any]:
+    """The answers for this id and for one of nothing, without the ids."""
+    found = []
+    for one in (known, absent(known)):
+        data = (
+            None
+            if body is None
+            else httpx.Request("POST", "http://x", json=body).content.replace(b"ID", one.encode())
+        )
+        answer = await http.request(
+            method,
+            path.replace("ID", one),
+            content=data,
+            headers={"x-request-id": "r", "connection": "close"},
+        )
+        headers = {
+            name: value for name, value in answer.headers.items() if not name.startswith("x-ratelimit")
+        }
+        text = re.sub(r'"created(_at)?":\d+|"(id|request_id)":"\w+"', "", answer.text.replace(one, "ID"))
+        found.append((answer.status_code, headers | {"x-request-id": "", "request-id": ""}, text))
+    return found
+
+
+@pytest.fixture(scope="module")
+async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    folder = tmp_path_factory.mktemp("foreign")
+    ann = f'{SCOPES}\nmcp = ["calculator"]'
+    others = {"bob": 'models = ["fake"]', "boss": f'{SCOPES}\nmodels = ["fake"]'}
+    engine, secret = FakeEngine(), FakeEngine()
+    await secret.load_adapter(adapter("french"))
+    models = ModelRegistry([served(engine).default, named(secret, "secret")])
+    models.derive("polite", Preset(base="secret", system="Be polite."))
+    jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
+    tools = McpServerOptions(url="http://127.0.0.1:9/mcp")
+    mcp = ConfiguredServers({"calculator": tools}, McpLimits(), allowed_hosts=())
+    keys = key_ring(folder, ann=ann, **others)
+    async with working(jobs):
+        app = create_api(models, OPTIONS, keys=keys, jobs=jobs, mcp=mcp).app
+        async with client(app, of("ann")) as of_ann:
+            world = World(of_ann, app)
+            await world.make()
+            engine.goes_on.clear()
+            body = {"messages": HI, "max_tokens": 9, "stream": True}
+            headers = {**of("ann"), "x-conversation-id": "conv-of-ann"}
+            async with exchange(app, CHAT, body, headers) as live:
+                await eventually(lambda: bool(engine.requests()))
+                world.ids["a live request"] = engine.requests()[0].id.partition("/")[0]
+                world.ids["a stream"] = "conv-of-ann"
+                yield world
+                engine.goes_on.set()
+                live.disconnect()
+
+
+async def check_same(there: World, method: str, path: str, body: Json | None, key: str = "bob") -> None:
+    for kind, known in there.ids.items():
+        async with client(there.app, of(key)) as http:
+            own, nothing = await answers(http, method, path, body, known)
+        assert own == nothing, f"{kind} of another key at {method} {path}"
+        assert own[0] < 500, f"{method} {path}: {own}"
+
+
+@pytest.mark.parametrize("route", BY_ID)
+async def test_by_the_path(there: World, route: str) -> None:
+    method, path = route.split()
+    body = {"action": "stop"} if path.endswith("/control") else {"metadata": {}, "items": []}
+    path = re.sub(r"\{.*?\}", "ID", path)
+    key = "boss" if NEEDED[route] is Scope.ADMIN else "bob"
+    await check_same(there, method, path, body if method == "POST" else None, key)
+
+
+@pytest.mark.parametrize(("path", "field"), IN_BODIES)
+async def test_by_a_field_of_the_body(there: World, path: str, field: str) -> None:
+    await check_same(there, "POST", path, BODIES[field])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+async def test_by_the_query(there: World, query: str) -> None:
+    method, path = query.split()
+    await check_same(there, method, path, None)
+
+
+async def test_lists_and_refusals_name_what_the_key_may_use(there: World) -> None:
+    lists = [name for name, scope in NEEDED.items() if scope is Scope.INFERENCE and name.startswith("GET ")]
+    bob = client(there.app, of("bob"))
+    for name in lists:
+        if "{" not in name and "events" not in name:
+            answer = await bob.get(name.split()[1])
+            for kind, known in there.ids.items():
+                assert known not in answer.text, f"{kind} at {name}"
+    for path, body in {CHAT: {"messages": HI}, "/v1/embeddings": {"input": "a"}, "/api/show": {}}.items():
+        for model in ("nobody", "fake:nobody", "secret", "secret:nobody"):
+            text = (await bob.post(path, json={**body, "model": model})).text
+            assert "french" not in text
+            assert "polite" not in text
+            assert "secret" not in text.replace(f"'{model}'", "")
+
+
+async def test_the_objects_are_there_for_their_own_key(there: World) -> None:
+    paths = {
+        "a file": "/v1/files/",
+        "a batch": "/v1/batches/",
+        "a response": "/v1/responses/",
+        "a conversation": "/v1/conversations/",
+        "a model": "/v1/models/",
+        "an adapter": "/v1/models/",
+        "a derived name": "/v1/models/",
+    }
+    for kind, path in paths.items():
+        assert (await there.ann.get(path + there.ids[kind])).status_code == 200, kind
+    live = (await there.ann.get("/v1/requests")).json()["data"]
+    assert [one["id"].partition("/")[0] for one in live] == [there.ids["a live request"]]
+
+
+async def test_a_session_of_a_socket_is_its_own(there: World) -> None:
+    """What a WebSocket has answered is gone on from by its own key alone."""
+    texts = []
+    for known in (there.ids["a response"], absent(there.ids["a response"])):
+        async with connected(there.app, of("bob"), path="/v1/responses") as socket:
+            await socket.accepted()
+            socket.send({"type": "response.create", "input": "hi", "previous_response_id": known})
+            texts.append(str(await socket.next()).replace(known, "ID"))
+    assert texts[0] == texts[1]

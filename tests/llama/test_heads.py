@@ -1,0 +1,321 @@
+"""Heads that predict further tokens: they draft as if they had read the whole text at once, and change no
+answer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gguf
+import pytest
+from random_model.architectures import HEADS, VOCAB
+from random_model.heads import arrange
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
+from openai_cpu_server.contract.step import Close, Open, ShareCells, Span, Step
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.kv_size import HostMemory, KVType, planned_drafts
+from tests.fakes import SPECULATION
+from tests.llama.driver import GREEDY, answers, do, feed, generate, loaded, opened, sampled, small
+from tests.llama.odd_models import header_only, rewritten
+from tests.structured.making import gbnf_to_lark
+from tests.tiny_model import make_model, tiny_model_path
+
+OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
+TEXT = tuple(3 + (7 * i * i + 3 * i) % (VOCAB - 10) for i in range(400))
+MODEL_OF = {"tiny-gemma4-assistant": "tiny-gemma4"}
+ONE_OF_EACH = ("tiny-qwen35-head", "tiny-step35-heads", "tiny-gemma4-assistant")
+SLOTS = {"kv_tokens": 2048, "max_seqs": 4, "threads": 1, "kv_type": "f32"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in ONE_OF_EACH else pytest.param(name, marks=pytest.mark.slow) for name in HEADS],
+)
+def backend(request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+    path, model = tiny_model_path(shape=request.param), MODEL_OF.get(request.param)
+    more = {} if model is None else {"draft_model_path": str(path)}
+    with loaded(path if model is None else tiny_model_path(shape=model), **SLOTS, **more) as backend:
+        yield backend
+
+
+def drafted(backend: LlamaBackend, slot: int, text: Sequence[int], count: int = 3, new: int = 1) -> list[int]:
+    request = DraftRequest(slot, text, count, None, len(text) - new, new)
+    return list(backend._loaded.draft_model.draft([request]).get(slot, ModelDraft((), 0)).tokens)
+
+
+def drafted_anew(backend: LlamaBackend, text: Sequence[int], slot: int = 3) -> list[int]:
+    with opened(backend, slot, text):
+        feed(backend, slot, 0, text[:-1])
+        return drafted(backend, slot, text)
+
+
+def follow(backend: LlamaBackend, slot: int, text: list[int], wrong: int) -> None:
+    """A step that adds a token, and tries `wrong` ones behind it."""
+    draft = tuple((token + 1) % 400 + 5 for token in range(wrong))[: backend.info.max_draft]
+    span = Span(slot, len(text) - 1, (text[-1],), True, draft=draft)
+    result = backend.execute(Step(spans=(span,)))
+    text += [result.samples[slot].token, *(sample.token for sample in result.further.get(slot, ()))]
+
+
+def test_a_draft_is_that_of_a_head_that_reads_all_anew(backend: LlamaBackend) -> None:
+    """Behind prompts of several chunks, single tokens, wrong drafts, and steps in which it did not draft."""
+    texts = {0: list(TEXT[:70]), 1: list(TEXT[90:129])}
+    found, expected = [], []
+    with opened(backend, 0, texts[0]), opened(backend, 1, texts[1]):
+        feed(backend, 0, 0, TEXT[:30])
+        spans = (Span(0, 30, TEXT[30:69], False), Span(1, 0, TEXT[90:128], False))
+        backend.execute(Step(spans=spans))
+        for number in range(24):
+            for slot, text in texts.items():
+                if number % 3 != slot:
+                    found.append(drafted(backend, slot, text))
+                    expected.append(drafted_anew(backend, text))
+                follow(backend, slot, text, number % 4)
+    assert found == expected
+    assert sum(map(len, found)) >= 10
+
+
+def test_a_draft_behind_shared_cells_and_known_tokens(backend: LlamaBackend) -> None:
+    text = list(TEXT[:60])
+    with opened(backend, 0, text):
+        feed(backend, 0, 0, text[:59])
+        do(backend, Open(1, GREEDY, tuple(text)), ShareCells(0, 1, 59))
+        assert drafted(backend, 1, text) == drafted(backend, 0, text) == drafted_anew(backend, text)
+        longer = [*text, *TEXT[200:202]]
+        assert len(drafted(backend, 1, longer, new=3)) <= 3
+        assert drafted(backend, 1, [*longer, *TEXT[:9]], new=12) == []
+        do(backend, Close(1))
+
+
+def test_answers_do_not_depend_on_it(backend: LlamaBackend) -> None:
+    for sampling in (GREEDY, Sampling(seed=7, temperature=0.8, top_p=0.9)):
+        requests = [
+            GenerationRequest(
+                id=str(n), tokens=TEXT[9 * n : 60 + 19 * n], max_tokens=30, sampling=sampling, top_logprobs=2
+            )
+            for n in range(4)
+        ]
+        plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
+        for name, event in plain.items():
+            pairs = zip(event.logprobs, drafting[name].logprobs, strict=False)
+            parting = next((one for one, other in pairs if one.token != other.token), None)
+            assert parting is None or parting.top[0][1] - parting.top[1][1] < 0.05
+
+
+def arranged(path: Path, share: int) -> Path:
+    make_model("--shape", "tiny-qwen35-wide-head", "--quant", "f32", "--output", str(path))
+    arrange(path, share)
+    return path
+
+
+ASKED = [
+    GenerationRequest(
+        id=str(n),
+        tokens=tuple(range(300 + 40 * n, 330 + 40 * n)),
+        max_tokens=40,
+        sampling=Sampling(seed=n, temperature=0, ignore_eos=True),
+    )
+    for n in range(3)
+]
+
+
+def counts(backend: LlamaBackend) -> tuple[int, int]:
+    """Draft tokens that were computed and accepted, of texts that do not repeat."""
+    plain, drafting = answers(backend, OFF, *ASKED), answers(backend, ALWAYS, *ASKED)
+    assert {i: e.tokens for i, e in drafting.items()} == {i: e.tokens for i, e in plain.items()}
+    ends = [event.finish for event in drafting.values()]
+    return sum(end.drafted_tokens for end in ends), sum(end.accepted_tokens for end in ends)
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(100, 1.0, 1.0), (50, 0.2, 0.8), (0, 0.0, 0.0)])
+def test_as_many_are_accepted_as_are_right(tmp_path: Path, share: int, least: float, most: float) -> None:
+    """A hidden row of another position would give a wrong token."""
+    with loaded(arranged(tmp_path / "model.gguf", share), **SLOTS) as backend:
+        drafted_tokens, accepted = counts(backend)
+    assert drafted_tokens > 20
+    assert least <= accepted / drafted_tokens <= most
+
+
+def parts(
+    model: Path, folder: Path, changes: dict[str, object] | None = None, name: str = "mtp.gguf"
+) -> tuple[Path, Path]:
+    """The model without its head, and the head without the other layers."""
+    names = [tensor.name for tensor in gguf.GGUFReader(model).tensors]
+    of_head = [name for name in names if name.startswith("blk.4.")]
+    trunk = [name for name in names if name.startswith("blk.") and name not in of_head]
+    facts = {"general.architecture": "qwen35"}
+    bare = {"qwen35.block_count": 4, "qwen35.nextn_predict_layers": 0, **facts}
+    return (
+        rewritten(model, folder / f"without-{name}", bare, dict.fromkeys(of_head)),
+        rewritten(model, folder / name, {**facts, **(changes or {})}, dict.fromkeys(trunk)),
+    )
+
+
+def test_a_head_in_a_file_of_its_own(tmp_path: Path) -> None:
+    model, head = parts(arranged(tmp_path / "model.gguf", 100), tmp_path)
+    with loaded(model, draft_model_path=str(head), **SLOTS) as backend:
+        drafted_tokens, accepted = counts(backend)
+    assert drafted_tokens == accepted > 20
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files by what is wrong with their heads."""
+    folder, model = tmp_path_factory.mktemp("odd"), tiny_model_path(shape="tiny-qwen35-head")
+    other, same = tiny_model_path(shape="tiny-glm4moe-head"), {"general.architecture": "qwen35"}
+    of_head = [one.name for one in gguf.GGUFReader(model).tensors if one.name.startswith("blk.4.")]
+    return {
+        "model": model,
+        "two": rewritten(model, folder / "two.gguf", {**same, "qwen35.nextn_predict_layers": 2}),
+        "cut": rewritten(model, folder / "cut.gguf", same, dict.fromkeys(of_head)),
+        "bare": rewritten(model, folder / "bare.gguf", same, {"blk.4.attn_k.weight": None}),
+        "wide": parts(model, folder, {"qwen35.embedding_length": 128})[1],
+        "words": parts(model, folder, {"tokenizer.ggml.tokens": ["a", "b"]}, "words.gguf")[1],
+        "stranger": parts(model, folder, {}, "stranger.gguf")[1],
+        "glm": other,
+        "eagle": header_only(folder / "eagle.gguf", "eagle3", {"eagle3.block_count": 1}),
+        "flash": header_only(folder / "flash.gguf", "dflash", {"dflash.block_count": 1}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("cut", r"announces a head, but has no tensor blk\.4\.nextn\.eh_proj\.weight of it"),
+        ("bare", r"tensor 'blk\.4\.attn_k\.weight' not found"),
+    ],
+)
+def test_a_model_with_an_unusable_head_serves_without_it(
+    odd: dict[str, Path], name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loaded(odd[name], **SLOTS) as backend:
+        assert (backend.info.draft_head, backend.info.draft_cost) == (None, None)
+    (said,) = [record.getMessage() for record in caplog.records if "no head drafts" in record.getMessage()]
+    assert re.search(why, said)
+    with pytest.raises(StartupError, match=why), loaded(odd[name], head="own", **SLOTS):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "why"),
+    [
+        ("model", "wide", "it is for a model of another width"),
+        ("model", "words", "it is for a model with another vocabulary"),
+        ("glm", "stranger", "it is for qwen35 models, and the model is one of glm4moe"),
+        ("model", "eagle", "drafts by EAGLE-3, which this server does not compute; it takes heads of multi"),
+        ("model", "flash", "drafts by DFlash or DSpark, which this server does not compute"),
+    ],
+)
+def test_a_named_file_that_cannot_draft_ends_the_start(
+    odd: dict[str, Path], model: str, head: str, why: str
+) -> None:
+    with pytest.raises(StartupError, match=why):
+        planned_drafts(
+            GgufHeader(odd[model]), small(odd[model], head="none", draft_model_path=str(odd[head]))
+        )
+    found = planned_drafts(GgufHeader(odd[model]), small(odd[model], draft_model_path=str(odd[head])))
+    assert found[0] is None
+    assert re.search(why, found[1])
+
+
+def test_two_heads_where_llama_cpp_computes_one(odd: dict[str, Path]) -> None:
+    """It would end the process."""
+    found, why = planned_drafts(GgufHeader(odd["two"]), small(odd["two"]))
+    assert (found, "has 2 heads, but llama.cpp computes one of qwen35 models" in why) == (None, True)
+
+
+def test_a_lone_head_is_not_served(odd: dict[str, Path]) -> None:
+    """llama.cpp dies of the first token of such a hybrid."""
+    for path in (odd["stranger"], tiny_model_path(shape="tiny-gemma4-assistant"), odd["eagle"]):
+        with pytest.raises(StartupError, match=f"{path.name} is not a model: it drafts"), loaded(path):
+            pass
+
+
+def test_its_cells_are_counted(odd: dict[str, Path]) -> None:
+    header = GgufHeader(odd["model"])
+    drafts, _ = planned_drafts(header, small(odd["model"]))
+    assert (drafts.weights, drafts.cell_bytes) == (0, 2 * (32 + 32))
+    assert HostMemory.of(header, drafts, KVType.F16, 2**30).draft_cell_bytes == 128
+    assert planned_drafts(header, small(odd["model"], head="none")) == (None, None)
+    assert planned_drafts(header, small(odd["model"], speculation="off")) == (None, None)
+    chain = GgufHeader(tiny_model_path(shape="tiny-step35-heads"))
+    assert planned_drafts(chain, small(chain.path))[0].cell_bytes == 3 * 3 * 2 * (32 + 32)
+
+
+def test_steps_that_it_does_not_read_are_a_hole(backend: LlamaBackend) -> None:
+    """Drafts go on behind it, and answers stay the same."""
+    text, expected = list(TEXT[:80]), generate(backend, TEXT[:80], 12)
+    with opened(backend, 0, text):
+        feed(backend, 0, 0, text[:40])
+        backend.execute(Step(spans=(Span(0, 40, tuple(text[40:79]), False),), reads_along=False))
+        assert drafted(backend, 0, text) == []
+        while len(text) < 92:
+            span = Span(0, len(text) - 1, (text[-1],), True, num_to_draft=2)
+            result = backend.execute(Step(spans=(span,), reads_along=len(text) > 84))
+            assert (result.drafted[0].num_thought > 0) == (len(text) > 85)
+            text += [result.samples[0].token, *(one.token for one in result.further.get(0, ()))]
+    assert text[80:92] == expected
+
+
+LETTERS = Constraint(grammar=gbnf_to_lark('root ::= "<" [a-z]{9} "-" [a-z ]{30,60} ">"'))
+
+
+def test_a_constraint_masks_its_drafts(backend: LlamaBackend) -> None:
+    """None of them is forbidden, and the answers are those of steps of one token each."""
+    prompt = tuple(TEXT[:50])
+    requests = [
+        GenerationRequest(
+            id=str(n),
+            tokens=prompt,
+            max_tokens=40,
+            sampling=Sampling(seed=n, temperature=n),
+            constraint=LETTERS,
+        )
+        for n in range(3)
+    ]
+    plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
+    assert {i: e.text for i, e in drafting.items()} == {i: e.text for i, e in plain.items()}
+    backend.execute(Step(verbs=(Open(0, GREEDY, prompt, constraint=LETTERS),)))
+    result = backend.execute(Step(spans=(Span(0, 0, prompt, True),)))
+    text, num_tried = [*prompt, result.samples[0].token, *result.samples[0].forced], 0
+    computed = len(prompt)
+    for _ in range(8):
+        span = Span(0, computed, tuple(text[computed:]), True, num_to_draft=3)
+        result = backend.execute(Step(spans=(span,)))
+        found = result.drafted[0]
+        assert found.num_thought - found.num_computed <= 1, "no token is cut that a mask would have forbidden"
+        computed, num_tried = len(text) + found.num_accepted, num_tried + found.num_thought
+        for sample in (result.samples[0], *result.further.get(0, ())):
+            text += [sample.token, *sample.forced]
+    do(backend, Close(0))
+    assert num_tried > 8
+
+
+NUM_DRAWS = 200
+
+
+def test_samples_behind_drafts_are_distributed_as_the_model_says(backend: LlamaBackend) -> None:
+    """Of 200 draws each share is within four standard deviations of its probability."""
+    text = list(TEXT[:50])
+    with opened(backend, 0, text, top_logprobs=backend.info.vocab_size):
+        feed(backend, 0, 0, text[:-1])
+        found: list[list[int]] = []
+        for seed in range(NUM_DRAWS):
+            do(backend, Open(1, Sampling(seed=seed, temperature=1.0), tuple(text)), ShareCells(0, 1, 49))
+            result = backend.execute(Step(spans=(Span(1, 49, (text[-1],), True, num_to_draft=1),)))
+            found.append([result.samples[1].token, *(one.token for one in result.further.get(1, ()))])
+            do(backend, Close(1))
+        firsts = dict(sampled(backend, 0, 49, text[-1:]).logprob.top)
+    shares = Counter(tokens[0] for tokens in found)
+    for token, logprob in sorted(firsts.items(), key=lambda one: -one[1])[:5]:
+        chance = math.exp(logprob)
+        tolerance = 4 * math.sqrt(chance * (1 - chance) / NUM_DRAWS)
+        assert shares[token] / NUM_DRAWS == pytest.approx(chance, abs=tolerance)

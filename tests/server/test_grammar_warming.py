@@ -1,0 +1,84 @@
+"""Once the server is idle, a reader for programs starts and reads a large vocabulary for grammars."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.grammars import ModelGrammars
+from openai_cpu_server.server.fleet import prepare_grammars
+from openai_cpu_server.structured.compiler import grammar_maker
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.serving import served
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.anyio
+
+
+class Story:
+    """A model that loads, requests, and what was done in turn."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.engine = FakeEngine(told=msgspec.structs.replace(READY, state=EngineState.LOADING))
+        self.model = served(self.engine).default
+        self.model.tokenizer.vocab_size = vocab_size  # type: ignore[misc]
+        self.model.grammars = ModelGrammars(grammar_maker(self._check))
+        self.live = ["a request"]
+        self.log: list[str] = []
+        self.is_refused = False
+
+    def _check(self, lark: str) -> None:
+        self.log.append("made")
+        if self.is_refused:
+            raise InvalidRequest("The vocabulary has no end.")
+
+    def requests(self) -> list[str]:
+        self.log.append("looked")
+        return self.live
+
+    async def has_looked(self) -> None:
+        end = len(self.log) + 2
+        await eventually(lambda: len(self.log) >= end)
+
+    def begun(self) -> asyncio.Task[None]:
+        start = functools.partial(self.log.append, "started")
+        return asyncio.create_task(prepare_grammars(self.model, self.requests, start, look_s=0.001))
+
+
+async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
+    story = Story(vocab_size=262_144)
+    warming = story.begun()
+    await anyio.lowlevel.checkpoint()
+    assert story.log == []
+    story.engine.told = READY
+    await story.has_looked()
+    assert set(story.log) == {"looked"}
+    story.live.clear()
+    await warming
+    assert story.log[-3:] == ["looked", "started", "made"]
+    story.model.grammars.of_any_object("response_format")
+    assert story.log[-1] == "made"
+    assert story.log.count("made") == 1
+
+
+async def test_a_small_vocabulary_is_read_with_the_first_schema() -> None:
+    story = Story(vocab_size=512)
+    story.engine.told = READY
+    story.live.clear()
+    await story.begun()
+    assert story.log == ["looked", "started"]
+
+
+async def test_a_vocabulary_that_cannot_be_used_is_told_to_the_first_who_needs_it() -> None:
+    story = Story(vocab_size=262_144)
+    story.is_refused, story.engine.told = True, READY
+    story.live.clear()
+    await story.begun()
+    with pytest.raises(InvalidRequest, match="no end"):
+        story.model.grammars.of_any_object("response_format")

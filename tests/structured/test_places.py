@@ -1,0 +1,114 @@
+"""Places of keywords that are not enforced: each use of an equal keyword has its own."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.options import Options, UnsupportedSchema
+from tests.structured.making import check_rules
+from tests.structured.oracle import compact
+
+pytestmark = pytest.mark.thorough
+
+LENIENT = Options(strict=False)
+TEXTS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+LISTED = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
+PRIME = 10**18 + 9
+"""Too large a step for any automaton."""
+MULTIPLE = {"type": "integer", "multipleOf": PRIME}
+COUNTED = {"type": "object", "minProperties": 2, "additionalProperties": {"type": "integer"}}
+
+LEAVES = [
+    # schema, keywords that are not enforced, a valid value, one that only these keywords forbid
+    (TEXTS, {("", "uniqueItems")}, ["a"], ["a", "a"]),
+    ({**TEXTS, "minItems": 1}, {("", "uniqueItems")}, ["a"], ["a", "a"]),
+    ({"allOf": [TEXTS, {"maxItems": 2}]}, {("/allOf/0", "uniqueItems")}, [], ["a", "a"]),
+    ({"allOf": [TEXTS, {"maxItems": 1}]}, set(), ["a"], ["a", "a"]),
+    ({"allOf": [TEXTS, {"uniqueItems": True}]}, {("/allOf/0", "uniqueItems"), ("/allOf/1", "uniqueItems")},
+     ["a"], ["a", "a"]),
+    (LISTED, set(), ["a", "b"], ["a", "a"]),
+    ({**LISTED, "minItems": 1}, set(), ["a"], ["a", "a"]),
+    ({**TEXTS, "contains": {"const": "c"}}, {("", "uniqueItems")}, ["c"], ["c", "c"]),
+    (MULTIPLE, {("", "multipleOf")}, PRIME, 1),
+    ({**MULTIPLE, "minimum": 0}, {("", "multipleOf")}, PRIME, 1),
+    ({**MULTIPLE, "minimum": 0, "maximum": 4}, set(), 0, 1),
+    (COUNTED, {("", "minProperties")}, {"a": 1, "b": 1}, {"a": 1}),
+    ({**COUNTED, "allOf": [{"minProperties": 3}]},
+     {("", "minProperties"), ("/allOf/0", "minProperties")}, {"a": 1, "b": 1, "c": 1}, {"a": 1}),
+    ({**COUNTED, "minProperties": 1}, set(), {"a": 1}, {}),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False, "minProperties": 2},
+     set(), {"a": 1, "b": 1}, {"a": 1}),
+    ({"anyOf": [TEXTS, {**TEXTS, "minItems": 2}]},
+     {("/anyOf/0", "uniqueItems"), ("/anyOf/1", "uniqueItems")}, ["a"], ["a", "a"]),
+    ({"anyOf": [{"type": "array", "items": {"type": "string"}}, TEXTS]}, set(), ["a", "a"], [1]),
+]  # fmt: skip
+WRAPPERS = [
+    # schema and value around those of a leaf, and its pointer there
+    (lambda leaf: leaf, lambda value: value, ""),
+    (lambda leaf: {"type": "array", "items": leaf}, lambda value: [value], "/items"),
+    (lambda leaf: {"type": "array", "prefixItems": [leaf], "minItems": 1}, lambda value: [value],
+     "/prefixItems/0"),
+    (lambda leaf: {"anyOf": [{"type": "null"}, leaf]}, lambda value: value, "/anyOf/1"),
+    (lambda leaf: {"properties": {"x": leaf}, "type": "object"}, lambda value: {"x": value}, "/properties/x"),
+    (lambda leaf: {"allOf": [{"oneOf": [leaf, {"type": "boolean"}]}]}, lambda value: value,
+     "/allOf/0/oneOf/0"),
+]  # fmt: skip
+uses = st.lists(st.tuples(st.sampled_from(LEAVES), st.sampled_from(WRAPPERS)), min_size=2, max_size=5)
+
+
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(uses)
+def test_every_place_that_is_not_enforced_is_named_and_no_other(drawn):
+    names = [f"p{i}" for i in range(len(drawn))]
+    schema = {
+        "type": "object",
+        "properties": {n: wrap(leaf) for n, ((leaf, *_), (wrap, *_)) in zip(names, drawn, strict=True)},
+        "required": names,
+        "additionalProperties": False,
+    }
+    schema = json.loads(json.dumps(schema))  # equal parts are objects of their own
+    expected = {
+        (f"/properties/{name}{pointer}{path}", keyword)
+        for name, ((_, places, *_), (_, _, pointer)) in zip(names, drawn, strict=True)
+        for path, keyword in places
+    }
+    found = compile_schema(schema, LENIENT)
+    assert {(each.path, each.keyword) for each in found.unenforced} == expected
+    grammar = check_rules(found.rules)
+    valid = {n: put(leaf[2]) for n, (leaf, (_, put, _)) in zip(names, drawn, strict=True)}
+    assert grammar.check(compact(valid)).fits
+    for name, (leaf, (_, put, _)) in zip(names, drawn, strict=True):
+        assert grammar.check(compact({**valid, name: put(leaf[3])})).fits == bool(leaf[1])
+    if not expected:
+        assert compile_schema(schema).unenforced == ()
+        return
+    with pytest.raises(UnsupportedSchema) as caught:
+        compile_schema(schema)
+    error = caught.value
+    assert {(error.path, error.keyword), *((x.path, x.keyword) for x in error.others)} == expected
+    assert all(f"'{x.keyword}' at {x.path}" in str(error) for x in error.others[:10])
+
+
+def test_a_definition_is_named_once_though_some_of_its_uses_are_enforced():
+    short = {"allOf": [{"$ref": "#/$defs/texts"}], "maxItems": 1}
+    schema = {"properties": {"a": {"$ref": "#/$defs/texts"}, "b": short}, "$defs": {"texts": TEXTS}}
+    (found,) = compile_schema(schema, LENIENT).unenforced
+    assert (found.path, found.keyword) == ("/$defs/texts", "uniqueItems")
+    assert compile_schema({**schema, "properties": {"b": short}}).unenforced == ()
+
+
+def test_unique_items_beside_many_that_must_occur_are_both_named():
+    schema = {"type": "array", "uniqueItems": True, "allOf": [{"contains": {"const": i}} for i in range(5)]}
+    found = compile_schema(schema, LENIENT).unenforced
+    places = [("", "uniqueItems"), *((f"/allOf/{i}", "contains") for i in range(5))]
+    assert [(x.path, x.keyword) for x in found] == places
+
+
+def test_formats_that_give_way_are_named_at_each_place():
+    clash = {"type": "string", "format": "date", "pattern": "^x"}
+    schema = {"properties": {"a": clash, "b": dict(clash), "c": {"type": "string", "format": "date"}}}
+    found = compile_schema(schema).unenforced
+    assert {(x.path, x.keyword) for x in found} == {("/properties/a", "format"), ("/properties/b", "format")}
