@@ -130,8 +130,8 @@ class ServedModel:
     read_document: Callable[[bytes, int, str], tuple[str | int, ...]] = _NO_DOCUMENTS
     """Extracts texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
     or "". As `open_picture`."""
-    render_page: Callable[[bytes, int], Picture] = _NO_PICTURES
-    """Shows a page of a PDF. Arguments: data, number. As `open_picture`."""
+    render_page: Callable[[bytes, int, int], Picture] = _NO_PICTURES
+    """Shows a page of a PDF. Arguments: data, number, maximum of pixels. As `open_picture`."""
     write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _NO_TEMPLATES
     """Renders a client's template. Arguments: template, messages, suffix, context size in tokens. As
     `open_picture`."""

@@ -136,6 +136,7 @@ class RenderPage(msgspec.Struct, frozen=True, tag=True):
 
     data: bytes
     number: int
+    most_pixels: int
 
 
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -88,9 +88,9 @@ class ReadModel:
         assert isinstance(result, wire.DocumentRead)
         return result.parts
 
-    def page(self, data: bytes, number: int) -> Picture:
+    def page(self, data: bytes, number: int, most_pixels: int) -> Picture:
         """Return a page of a client's PDF as a picture. Raises the same as `picture`."""
-        result = self._pool.do(wire.RenderPage(data, number), kind=WorkKind.DOCUMENT)
+        result = self._pool.do(wire.RenderPage(data, number, most_pixels), kind=WorkKind.DOCUMENT)
         assert isinstance(result, Picture)
         return result
 

@@ -247,7 +247,7 @@ def _decoded(
     if isinstance(work, wire.OpenPicture):
         return decoded_picture(work.data, most_pixels=work.most_pixels, most_side=work.most_side)
     if isinstance(work, wire.RenderPage):
-        return rendered_page(work.data, work.number)
+        return rendered_page(work.data, work.number, most_pixels=work.most_pixels)
     return document_parts(work.data, most_chars=work.most_chars, charset=work.charset)
 
 

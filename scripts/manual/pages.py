@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from manual.errors import error_table
+from manual.files import file_table
 from manual.ignored_params import ignored_table, refused_table
 from manual.metrics import metric_table
 from manual.options import alias_table, model_table, option_tables, ray_table
@@ -64,6 +65,15 @@ _METRICS = """\
 `deploy/chart/files/dashboard.json` is a dashboard that shows all of them. The metrics `ocs_process_...` exist
 on Linux only.
 """
+_FILES = """\
+These are the kinds of files that requests may have. The server detects them by their content, whatever their
+names and media types say. [Pictures and files](pictures.md) has the ways to send them, and their limits.
+
+An extra is a part of the package: `pip install 'openai-cpu-server[documents,sound,heic]'`. Readers decode all
+files within limits of memory and CPU time. Encrypted files, archives that unpack to more than 128 MiB of XML,
+and XML that declares entities are refused. Macros are not read. The text of a document names its parts that
+are not shown, such as pictures, and a damaged page does not stop the others.
+"""
 
 
 def pages() -> Mapping[str, str]:
@@ -76,6 +86,7 @@ def pages() -> Mapping[str, str]:
         "fields.md": _page("Ignored and refused fields", _FIELDS, ignored_table() + refused_table()),
         "errors.md": _page("Errors", _ERRORS, error_table()),
         "metrics.md": _page("Metrics", _METRICS, metric_table()),
+        "files.md": _page("Files", _FILES, file_table()),
     }
 
 

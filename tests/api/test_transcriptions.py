@@ -16,12 +16,15 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.generation.call import Prompt
-from openai_cpu_server.api.transcriptions.render import TranscriptRenderer
+from openai_cpu_server.api.transcriptions.render import JoinedText, TranscriptRenderer
+from openai_cpu_server.api.transcriptions.routes import RecordingBody
+from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.options import ApiOptions, MediaOptions
+from openai_cpu_server.http.parse import parse_form
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.reader.sounds import decoded_sounds
@@ -44,11 +47,16 @@ LONG = wav(np.concatenate([tone(25), QUIET, tone(20)]))
 """46 seconds: two pieces, of which the first ends within the quiet second."""
 
 
-def hearing(engine: FakeEngine, options: ApiOptions = OPTIONS, keys: KeyRing | None = None) -> Starlette:
-    """A model that hears, behind one that does not."""
+def hearing(
+    engine: FakeEngine,
+    options: ApiOptions = OPTIONS,
+    keys: KeyRing | None = None,
+    pieces: tuple[Sound, ...] = (),
+) -> Starlette:
+    """A model that hears, behind one that does not. `pieces`: those of any sound."""
 
     def opened(data: bytes, rate: int, most: int, at_once: int) -> Any:
-        return decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
+        return pieces or decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
 
     ears = model_read_here(
         names=("ears",),
@@ -360,3 +368,64 @@ async def test_a_broken_form_is_one_sentence(
 ) -> None:
     answer = await http.post(TRANSCRIPTIONS, content=b"--a\r\n", headers={"content-type": content_type})
     assert (answer.status_code, error_of(answer)["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["여러분", "오늘은"], "여러분 오늘은"),
+        (["Hello 🎉", "and"], "Hello 🎉 and"),
+        (["今日は。", "はい"], "今日は。はい"),
+        (["你好", "世界"], "你好世界"),
+        (["ｶﾅ", "カナ"], "ｶﾅカナ"),
+        (["สวัสดี", "ครับ"], "สวัสดี ครับ"),
+        (["So", " it is"], "So it is"),
+    ],
+)
+def test_pieces_are_joined_as_their_script_does(pieces: list[str], text: str) -> None:
+    joined = JoinedText()
+    for piece in pieces:
+        joined.begin_piece()
+        joined.add(piece)
+    assert joined.text == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "languages"),
+    [
+        ([("language", "auto")], (None, None)),
+        ([("language", "en_US")], ("en-US", None)),
+        ([("language", "zh_Hans_CN.UTF-8")], ("zh-Hans-CN", None)),
+        ([("language", "es-419")], ("es-419", None)),
+        ([("language", "Português")], ("Português", None)),
+        ([("language", "undefined"), ("languages", '["de", "fr_CA"]')], (None, ["de", "fr-CA"])),
+    ],
+)
+def test_languages_are_named_as_clients_name_them(fields: Form, languages: object) -> None:
+    body, _ = parse_form(RecordingBody, [("file", "a"), *fields], lenient=False)
+    assert (body.language, body.languages) == languages
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("chunking_strategy", '{"type": "server_vad"}')],
+        [("timestamp_granularities", '["segment"]'), ("response_format", "verbose_json")],
+        [("temperature", ""), ("prompt", ""), ("language", ""), ("stream", "False")],
+    ],
+)
+async def test_forms_are_taken_as_clients_write_them(http: httpx.AsyncClient, fields: Form) -> None:
+    got = await send(http, TRANSCRIPTIONS, FILES["mp3"], *fields)
+    assert got.status_code == 200, got.text
+
+
+async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
+    """Its pieces are short here: what counts is how many there are."""
+    pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
+    engine = FakeEngine(HEARING, says=" Hello there. ")
+    async with client(hearing(engine, pieces=pieces)) as http:
+        told = await send(http, TRANSCRIPTIONS, LONG, ("response_format", "verbose_json"))
+        assert told.status_code == 200, told.text
+        assert len(told.json()["segments"]) == 121
+        got = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("return_progress", "true"))
+        assert events(got)[-1]["text"] == " ".join(["Hello there."] * 121)

@@ -12,7 +12,7 @@ from markdown_it.token import Token
 from tests.docs.markdown import PAGES
 from tests.test_house import FOREIGN_WORDS
 
-GENERATED = {"options.md", "routes.md", "fields.md", "errors.md", "metrics.md"}
+GENERATED = {"options.md", "routes.md", "fields.md", "errors.md", "metrics.md", "files.md"}
 """Pages made from texts of the package, which tests/test_house.py checks."""
 TITLES = ("heading_open", "th_open")
 CODE = "`code`"

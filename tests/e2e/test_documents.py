@@ -11,12 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.documents import samples, scanned
 from tests.e2e.serving import attack, sdk
+from tests.lazy import Lazy
 from tests.pdfs import pdf
 from tests.server_process import ServerProcess
 
 Json = dict[str, Any]
 HOSTILE = 40
+
+anthropic = Lazy("anthropic")
 
 
 LETTER = pdf("The parcel is\nin the cellar.", "The key is green.")
@@ -211,3 +215,35 @@ def test_hostile_files_cost_their_request_alone(server: ServerProcess) -> None:
     )
     assert {got.status_code for got in answers} <= {200, 400}
     assert len(server.readers()) <= 4
+
+
+def test_anthropics_sdk_keeps_files_in_its_own_shape(server: ServerProcess) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        made = client.files.upload(file=("letter.pdf", LETTER, "application/pdf"))
+        assert (made.type, made.mime_type, made.size_bytes) == ("file", "application/pdf", len(LETTER))
+        assert client.files.retrieve_metadata(made.id) == made
+        others = [client.files.upload(file=(f"{n}.txt", b"a")) for n in range(2)]
+        pages = [one.id for one in client.files.list(limit=1)]
+        assert {made.id, *(other.id for other in others)} <= set(pages)
+        assert [one.id for one in client.files.list(ids=[made.id, "file-none"])] == [made.id]
+        assert client.files.download(made.id).read() == LETTER
+        source = {"type": "file", "file_id": made.id}
+        message: Any = {"role": "user", "content": [{"type": "document", "source": source}]}
+        assert client.messages.count_tokens(model="demo", messages=[message]).input_tokens > 10
+        assert client.files.delete(made.id).type == "file_deleted"
+    old = server.post("/v1/files", files={"file": ("a.txt", b"a")})
+    assert old.json()["error"]["param"] == "purpose"
+    file = server.post("/v1/files", files={"file": ("a.txt", b"a")}, data={"purpose": "assistants"})
+    assert file.json()["purpose"] == "assistants"
+
+
+def test_a_document_without_text_is_refused_in_words_by_a_model_that_sees_none(server: ServerProcess) -> None:
+    assert "cannot see" in refusal(server, attached(uri(scanned(None))))["message"]
+    text = prompt(server, attached(uri(scanned(None, "Typed"))))
+    assert "[Page 1 is a picture, which this model cannot see.]" in text
+    assert "[Page 2]\nTyped" in text
+    japanese = f"data:text/plain;charset=shift_jis;base64,{base64_of('日本語'.encode('shift_jis'))}"
+    assert "日本語" in prompt(server, attached(japanese))
+    assert "日本語" in prompt(server, attached(f"data:text/plain; base64,{base64_of('日本語'.encode())}"))
+    word = next(sample for sample in samples() if sample.name == "docx")
+    assert "Dear Ann\nGrüße" in prompt(server, attached(uri(word.data)))

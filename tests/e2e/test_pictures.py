@@ -18,6 +18,7 @@ import openai
 import pytest
 from PIL import Image
 
+from tests.documents import scanned
 from tests.e2e.serving import attack, num_live
 from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
 from tests.gates import suspended
@@ -317,3 +318,74 @@ def others(server: ServerProcess) -> Callable[[], list[str]]:
     return lambda: [
         server.post(CHAT, json=body).json()["choices"][0]["message"]["content"] for body in bodies
     ]
+
+
+def earlier(*parts: dict[str, object]) -> list[dict[str, object]]:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "Look."}, *parts]}]
+    return [*turns, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"}]
+
+
+def part(url: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_ignored", "num_shown"),
+    [
+        ([part(uri(plain()[:70]))], 1, 0),
+        ([part(uri(b"no picture")), part(uri(plain()))], 1, 1),
+        ([part("file:gone.png")], 1, 0),
+        ([part("http://127.0.0.1:1/expired.png")], 1, 0),
+        ([part(uri(encoded(Image.new("RGB", (3, 900)))))], 1, 0),
+        ([part(uri(bomb(side=20_000)))], 1, 0),
+        ([part(uri(encoded(Image.new("L", (20, 20 + n))))) for n in range(33)], 8, 25),
+        ([part(uri(encoded(Image.new("L", (1000, 1000), level)))) for level in range(4)], 4, 0),
+    ],
+    ids=["damaged", "none", "gone", "expired", "narrow", "bomb", "too many", "too many pixels"],
+)
+def test_pictures_of_earlier_turns_never_stop_a_conversation(
+    server: ServerProcess, parts: list[dict[str, object]], num_ignored: int, num_shown: int
+) -> None:
+    got = server.post(CHAT, json={"messages": earlier(*parts), "max_tokens": 1})
+    assert got.status_code == 200, got.text
+    assert len(got.headers["x-ignored-parameters"].split(",")) == num_ignored
+    assert got.json()["usage"]["prompt_tokens_details"].get("image_tokens", 0) == 16 * num_shown
+    question = {"messages": earlier(*parts)[:1], "max_tokens": 1}
+    assert server.post(CHAT, json=question).status_code == 400
+
+
+def test_pages_that_are_pictures_are_shown_where_they_stand(server: ServerProcess) -> None:
+    file = {"file_data": uri(scanned(None, "Typed", None), "pdf"), "filename": "letter.pdf"}
+    asked = [{"role": "user", "content": [{"type": "file", "file": file}]}]
+    got = server.post(CHAT, json={"messages": asked, "max_tokens": 1})
+    assert got.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 32
+    prompt = server.post("/apply-template", json={"messages": asked}).json()["prompt"]
+    places = [prompt.index(text) for text in ("[Page 1]\n", "<__media__>", "[Page 2]\nTyped", "[Page 3]\n")]
+    assert places == sorted(places)
+    assert prompt.count("<__media__>") == 2
+
+
+def test_rows_of_a_picture_are_no_tokens(server: ServerProcess) -> None:
+    asked = {"messages": shown(uri(plain()))}
+    made = server.post("/tokenize", json=asked).json()
+    assert made["tokens"].count(None) == 16
+    assert max(token for token in made["tokens"] if token is not None) < 2**31
+    assert made["count"] == len(made["tokens"])
+    pieces = server.post("/tokenize", json={**asked, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == made["tokens"]
+    text = server.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"]
+    assert "What is it?" in text
+
+
+def test_a_document_block_shows_the_pictures_within_it(server: ServerProcess) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(plain()).decode()}
+    content = [{"type": "text", "text": "It shows:"}, {"type": "image", "source": source}]
+    block = {"type": "document", "title": "D", "source": {"type": "content", "content": content}}
+    body = {"model": "model", "messages": [{"role": "user", "content": [block]}], "max_tokens": 1}
+    got = server.post("/v1/messages", json=body)
+    assert got.status_code == 200
+    assert "x-ignored-parameters" not in got.headers
+    counted = server.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+    source["data"] = base64.b64encode(plain(GREEN)).decode()
+    again = server.post("/v1/messages", json=body).json()["usage"]
+    assert 16 < again["input_tokens"] < counted, "the green one is another picture"

@@ -17,6 +17,7 @@ from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDon
 
 from tests.e2e.serving import attack
 from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, spoilt, tone, wav
+from tests.reader.test_sounds import encoded
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
@@ -156,3 +157,30 @@ def test_whatever_is_sent_is_answered_or_refused_and_others_never_notice(
     }
     assert codes <= {(200, ""), (400, "invalid_audio"), (400, "audio_too_large")}
     assert len(codes) >= 2
+
+
+def test_a_recording_of_a_browser_is_heard_within_the_sandbox(server: ServerProcess) -> None:
+    """And props and Ollama's clients are told that the model hears."""
+    data = encoded("webm", "libopus", 48_000)
+    form = {
+        "language": "pt_BR.UTF-8",
+        "temperature": "",
+        "stream": "False",
+        "response_format": "verbose_json",
+    }
+    got = server.post("/v1/audio/transcriptions", data=form, files={"file": ("a.webm", data)})
+    assert got.status_code == 200, got.text
+    assert got.json()["duration"] == pytest.approx(1, abs=0.1)
+    assert got.json()["language"] == "pt-BR"
+    assert server.get("/props").json()["modalities"] == {"vision": False, "audio": True, "video": False}
+    assert "audio" in server.post("/api/show", json={"model": "model"}).json()["capabilities"]
+    for sound in (wav(tone(1)), data, encoded("ipod", "aac", 44_100)):
+        message = {"role": "user", "content": "What?", "images": [base64.b64encode(sound).decode()]}
+        body = {"model": "model", "messages": [message], "stream": False, "options": {"num_predict": 2}}
+        assert server.post("/api/chat", json=body).status_code == 200
+    broken = played(b"no sound")
+    assert asked(server, broken).status_code == 400
+    turns = [*broken, {"role": "assistant", "content": "No."}, {"role": "user", "content": "And now?"}]
+    got = asked(server, turns)
+    assert got.status_code == 200
+    assert got.headers["x-ignored-parameters"] == "messages[0].content[0] (input_audio)"

@@ -71,7 +71,7 @@ def test_a_file_that_no_model_reads_is_refused_in_one_sentence(visit: Visit, tmp
         [tmp_path / name for name in ("archive.zip", "photo.png", "scan.pdf")]
     )
     expect(page.get_by_role("alert")).to_have_text(
-        "archive.zip is not a text, a PDF, a picture or a sound. "
+        "archive.zip is not a text, a document, a picture or a sound. "
         "photo.png is a picture, and this model does not take pictures."
     )
     say(page, "What does it say?")

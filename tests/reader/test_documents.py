@@ -32,8 +32,10 @@ def test_there_are_sixty_documents_and_no_two_of_one_name() -> None:
 
 
 def test_a_page_that_is_a_picture_is_shown_large_enough_to_read() -> None:
-    page = rendered_page(scanned(None), 1)
+    page = rendered_page(scanned(None), 1, most_pixels=10_000_000)
     assert (page.size.width, page.size.height) == (1152, 1536)
+    small = rendered_page(scanned(None), 1, most_pixels=100_000).size
+    assert 90_000 < small.width * small.height <= 100_000
     assert max(abs(seen - meant) for seen, meant in zip(page.content[:3], (200, 220, 240), strict=True)) < 3
 
 

@@ -10,7 +10,7 @@ import hashlib
 import re
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -63,7 +63,7 @@ _CONVERSATIONS = 4
 _AGAIN_S = 5
 
 _T = TypeVar("_T")
-_LEFT_OUT = "[An earlier {} was here. It is left out, because the conversation has too many.]"
+_LEFT_OUT = "[A {} was here. It is left out, because the conversation has too many.]"
 _UNSEEN_PAGES = "and its pages are pictures, which this model cannot see"
 
 ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
@@ -78,6 +78,10 @@ class _PageSource(NamedTuple):
     data: bytes
     digest: bytes
     number: int
+
+    @property
+    def source(self) -> AttachmentSource:
+        return AttachmentSource(AttachmentKind.PICTURE, f"page {self.number} of {self.digest.hex()}")
 
 
 class _Document(NamedTuple):
@@ -98,9 +102,9 @@ class _Document(NamedTuple):
             if isinstance(part, str):
                 blocks.append(part)
             elif sees:
-                mark = mark_of(f"page {part} {self.digest.hex()}", AttachmentKind.PICTURE)
-                pages[mark] = _PageSource(self.data, self.digest, part)
-                blocks.append(f"[Page {part}]\n{mark}")
+                page = _PageSource(self.data, self.digest, part)
+                pages[page.source.mark] = page
+                blocks.append(f"[Page {part}]\n{page.source.mark}")
             else:
                 blocks.append(f"[Page {part} is a picture, which this model cannot see.]")
         return "\n".join([*texts, "\n\n".join(blocks)]), pages
@@ -163,7 +167,7 @@ class AttachmentFinder:
             (shape,) = await model.engine.shapes([item.size])
             return TakenMedia(one.mark, item, shape)
 
-        media_by_mark, texts = await self._each(attached, take, "pictures and sounds")
+        media_by_mark, texts = await self._each(attached, take, "pictures and sounds", pages)
         if texts:
             names = [one.name for one in attached if one.mark in texts]
             inserting = partial(_with_texts, params, texts, names)
@@ -172,37 +176,55 @@ class AttachmentFinder:
         return msgspec.structs.replace(params, attached=(), media=media)
 
     async def _each(
-        self, attached: Sequence[Attachment], take: Callable[[Attachment], Awaitable[_T]], noun: str
+        self,
+        attached: Sequence[Attachment],
+        take: Callable[[Attachment], Awaitable[_T]],
+        noun: str,
+        pages: Container[str] = (),
     ) -> tuple[dict[str, _T], dict[str, str]]:
         """Return what `take` makes of attachments, and texts in place of earlier ones that cannot be had or
-        are too many, both by mark. Raises InvalidRequest for those of the question."""
+        are too many, both by mark. Raises InvalidRequest for those of the question. `pages`: marks of pages,
+        which go before earlier attachments."""
         most = self._options.max_items
         latest = [one for one in attached if one.is_latest]
-        earlier = [one for one in attached if not one.is_latest]
-        if len(latest) > most:
-            raise wrong(
-                f"A conversation may have {most} {noun}, and this message has {len(latest)}.", latest[0].at
-            )
+        of_documents = [one for one in attached if one.mark in pages]
+        earlier = [one for one in attached if not (one.is_latest or one.mark in pages)]
+        self._require_few(latest, noun)
         items, texts = dict[str, _T](), dict[str, str]()
-        for one in latest:
-            with _blaming(one):
-                items[one.mark] = await take(one)
-        num_left_out = self._num_left_out(len(attached) - most, len(earlier))
-        for index, one in reversed([*enumerate(earlier)]):
-            if index < num_left_out:
-                break
+
+        async def fits(one: Attachment) -> bool:
             try:
                 with _blaming(one):
                     items[one.mark] = await take(one)
             except _BudgetUsed:
-                num_left_out = self._num_left_out(index + 1, len(earlier))
+                return False
             except InvalidRequest as error:
                 why = str(error).removeprefix(f"'{one.at}': ").rstrip(".")
                 texts[one.mark] = f"[A {_ERRORS[one.source.kind].noun} is missing here: {why}.]"
-        for one in earlier[:num_left_out]:
+            return True
+
+        for one in latest:
+            with _blaming(one):
+                items[one.mark] = await take(one)
+        left_out = of_documents[most - len(latest) :]
+        num_left_out = self._num_left_out(len(attached) - len(left_out) - most, len(earlier))
+        for number, one in enumerate(of_documents[: most - len(latest)]):
+            if not await fits(one):
+                left_out, num_left_out = of_documents[number:], len(earlier)
+                break
+        for index, one in reversed([*enumerate(earlier)]):
+            if index >= num_left_out and not await fits(one):
+                num_left_out = self._num_left_out(index + 1, len(earlier))
+        for one in (*left_out, *earlier[:num_left_out]):
             items.pop(one.mark, None)
             texts[one.mark] = _LEFT_OUT.format(_ERRORS[one.source.kind].noun)
         return items, texts
+
+    def _require_few(self, latest: Sequence[Attachment], noun: str) -> None:
+        most = self._options.max_items
+        if len(latest) > most:
+            message = f"A conversation may have {most} {noun}, and this message has {len(latest)}."
+            raise wrong(message, latest[0].at)
 
     def _num_left_out(self, excess: int, num_earlier: int) -> int:
         """Leave out several at once, so that the next turns have the same beginning, which is cached."""
@@ -257,11 +279,10 @@ class AttachmentFinder:
             one = attached[mark]
             texts[mark], shown = document.written(one, sees=sees)
             pages.update(shown)
-            source = partial(AttachmentSource, AttachmentKind.PICTURE)
             page_media += [
-                Attachment(source(page), one.at, f"{one.name} page {shown[page].number}") for page in shown
+                Attachment(page.source, one.at, f"{one.name} page {page.number}") for page in shown.values()
             ]
-        attached_media = (*reversed(page_media), *_media(params))
+        attached_media = (*page_media, *_media(params))
         inserting = partial(_with_texts, params, texts, names, attached=attached_media)
         return await in_thread(inserting, is_slow=params.is_slow), pages
 
@@ -333,7 +354,7 @@ class AttachmentFinder:
         if isinstance(cached := self._decoded.find(digest), Picture):
             return cached
         self._require_memory()
-        rendering = partial(model.render_page, page.data, page.number)
+        rendering = partial(model.render_page, page.data, page.number, self._options.max_pixels)
         opened = await in_thread(rendering, kind=ThreadKind.DOCUMENT)
         self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
         return opened

@@ -6,9 +6,39 @@ from typing import NamedTuple, Union
 
 from openai_cpu_server.errors import InvalidRequest
 
+
+class DocumentKind(NamedTuple):
+    names: str
+    extra: str
+    """Extra of the package that reads it, or "" for none."""
+    content: str
+    """Text that models get."""
+
+
+KINDS = (
+    DocumentKind(
+        "pdf",
+        "",
+        "pages with their numbers, form fields, notes and attached files; pages without text as pictures",
+    ),
+    DocumentKind("docx, docm", "documents", "text, tables, headers, footnotes, comments, charts"),
+    DocumentKind("xlsx, xlsm, xlsb, xls, ods", "documents", "each sheet as CSV, comments, charts"),
+    DocumentKind("pptx, pptm", "documents", "slides with their numbers, tables, notes, charts, comments"),
+    DocumentKind("odt, odp", "documents", "text, tables, footnotes, annotations, headers"),
+    DocumentKind("epub", "documents", "chapters in Markdown"),
+    DocumentKind("html", "documents", "Markdown without scripts; without the extra the source"),
+    DocumentKind("rtf", "documents", "text"),
+    DocumentKind("ipynb", "", "cells and their outputs as text"),
+    DocumentKind("eml", "", "head, text and attached files"),
+    DocumentKind(
+        "txt, csv, md, json, xml and other text",
+        "",
+        "the text, in the charset of its data URI, else UTF-8, UTF-16 or Windows-1252",
+    ),
+)
 UNKNOWN = (
     "this is neither a PDF nor text nor another document that can be read "
-    "(docx, xlsx, pptx, odt, ods, odp, epub, html, ipynb, rtf, eml)"
+    f"({', '.join(kind.names for kind in KINDS[1:-1])})"
 )
 MOST_NAMED = 100
 """Attached files and pictures of one place that are looked at."""

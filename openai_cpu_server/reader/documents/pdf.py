@@ -126,11 +126,12 @@ def _string(call: Callable[..., int], *arguments: Any) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
-def rendered_page(data: bytes, number: int) -> Picture:
+def rendered_page(data: bytes, number: int, *, most_pixels: int) -> Picture:
     """Return a page of a PDF as a picture. Raises InvalidRequest."""
     with contextlib.closing(opened_pdf(data)) as pdf:
         pdf.init_forms()
         page = pdf[number - 1]
-        scale = _PAGE_SIDE / max(*page.get_size(), 1.0)
+        width, height = (max(side, 1.0) for side in page.get_size())
+        scale = min(_PAGE_SIDE / max(width, height), 0.99 * (most_pixels / (width * height)) ** 0.5)
         image = page.render(scale=scale).to_pil().convert("RGB")
     return Picture.of(PictureSize(*image.size), image.tobytes())

@@ -2,7 +2,7 @@
 import { bytes } from "../base/numbers.js";
 import { asSent, isSound, secondsOf } from "./sounds.js";
 
-const MOST_PDF_BYTES = 17_000_000;
+const MOST_DOCUMENT_BYTES = 17_000_000;
 const MOST_TEXT_BYTES = 4_000_000; // all files of a conversation may have so many characters
 const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const LARGEST_SIDE = 2048; // no encoder looks at more, and all pictures are sent again in each turn
@@ -104,19 +104,20 @@ function asDataUri(blob) {
   });
 }
 
-const PDF = /%PDF-/;
-const PDF_WITHIN = 1024; // some have a few bytes before it
+// Documents that the server reads: PDFs, archives of XML (docx, xlsx, pptx, odt, epub), Office until 2003, RTF.
+const DOCUMENT = /^\s*(?:%PDF-|PK\x03\x04[^]{26}(?:\[Content_Types\]|mimetype|_rels|docProps|word|xl|ppt)|\xd0\xcf\x11\xe0|\{\\rtf)/;
+const HEAD_BYTES = 64;
 const CONTROLS = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f]/;
 
-/** A PDF goes to the server as it is; it reads the text. All else is text, or nothing that a model reads. */
+/** A document goes to the server as it is; it reads the text. All else is text, or nothing that a model reads. */
 async function readDocument(file) {
-  const head = await file.slice(0, PDF_WITHIN).text();
-  const isPdf = PDF.test(head);
-  const most = isPdf ? MOST_PDF_BYTES : MOST_TEXT_BYTES;
-  if (file.size > most) throw new Refused(`${file.name} is larger than ${bytes(most)}, the most that a ${isPdf ? "PDF" : "text"} may have.`);
-  if (isPdf) return { document: await asDataUri(new Blob([file], { type: "application/pdf" })) };
+  const head = String.fromCharCode(...new Uint8Array(await file.slice(0, HEAD_BYTES).arrayBuffer()));
+  const isDocument = DOCUMENT.test(head);
+  const most = isDocument ? MOST_DOCUMENT_BYTES : MOST_TEXT_BYTES;
+  if (file.size > most) throw new Refused(`${file.name} is larger than ${bytes(most)}, the most that a ${isDocument ? "document" : "text"} may have.`);
+  if (isDocument) return { document: await asDataUri(new Blob([file], { type: file.type || "application/octet-stream" })) };
   const text = decoded(new Uint8Array(await file.arrayBuffer()));
-  if (CONTROLS.test(text)) throw new Refused(`${file.name} is not a text, a PDF, a picture or a sound.`);
+  if (CONTROLS.test(text)) throw new Refused(`${file.name} is not a text, a document, a picture or a sound.`);
   return { text };
 }
 
@@ -130,7 +131,7 @@ function decoded(data) {
   }
 }
 
-export const DOCUMENT_URI = /^data:application\/pdf;base64,/;
+export const DOCUMENT_URI = /^data:application\/[a-z0-9.+-]{1,100};base64,/;
 
 /** Size of a text, or of a file that is kept as a data URI in base64. */
 export function sizeOf({ text, document }) {
