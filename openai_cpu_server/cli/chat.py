@@ -46,14 +46,17 @@ def chat(arguments: Sequence[str]) -> None:
     add_server_options(parser, None)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     options, rest = parser.parse_known_args(given_options)
+    if options.url:  # its options take all their values, so these are words
+        words += [each for each in rest if not each.startswith("-")]
+        rest = [each for each in rest if each.startswith("-")]
     prompt = " ".join(words[1:])
     if not (sys.stdin and sys.stdin.isatty()):
         piped = sys.stdin.buffer.read().decode(errors="replace") if sys.stdin else ""
         prompt = f"{prompt}\n\n{piped}".strip()
         if not prompt:
-            raise StartupError("standard input is empty: write the prompt behind the model's name")
+            raise StartupError("standard input is empty: write the prompt after the model's name")
     if options.url and rest:
-        parser.parse_args(given_options)  # reports the first
+        parser.parse_args(rest)  # reports the first
     with contextlib.ExitStack() as stack:
         if options.url:
             client = ServerClient(options.url, options.api_key)

@@ -46,6 +46,7 @@ from openai_cpu_server.llama.gguf.header import (
     model_files,
     total_bytes,
 )
+from openai_cpu_server.llama.gguf.heads import head_pattern
 from openai_cpu_server.llama.gguf.quantize import (
     Importance,
     QuantizeFailed,
@@ -90,7 +91,7 @@ def quantize(arguments: Sequence[str]) -> None:
         raise StartupError("usage: openai-cpu-server quantize IN OUT --type TYPE (--help says more)")
     source = SourceModel.read(local_model(options.source))
     num_parts = len(source.files) if options.keep_split else 1
-    native_options = _quantize_options(options, kind, num_parts=num_parts)
+    native_options = _quantize_options(options, kind, GgufHeader(source.path), num_parts=num_parts)
     output = OutputFiles(expanded_path(options.output), num_parts=num_parts)
     output.check(source.files, may_overwrite=options.force)
     try:
@@ -142,7 +143,13 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _quantize_options(options: argparse.Namespace, kind: FileType, *, num_parts: int) -> QuantizeOptions:
+_TYPE_OF_HEADS = "q8_0"
+"""A prediction head in fewer bits is hardly ever right."""
+
+
+def _quantize_options(
+    options: argparse.Namespace, kind: FileType, header: GgufHeader, *, num_parts: int
+) -> QuantizeOptions:
     machine = Machine()
     if options.threads is not None and options.threads < 1:
         raise StartupError(f"--threads must be at least 1, not {options.threads}")
@@ -152,6 +159,8 @@ def _quantize_options(options: argparse.Namespace, kind: FileType, *, num_parts:
         if not pattern:
             raise StartupError(f"--tensor-type {text}: write NAMES=TYPE, such as ffn_down=q8_0")
         tensor_types.append((pattern, tensor_type_named(name).number))
+    if (heads := head_pattern(header)) is not None and not options.pure:
+        tensor_types.append((heads, tensor_type_named(_TYPE_OF_HEADS).number))
     return QuantizeOptions(
         file_type=kind.number,
         threads=options.threads or machine.num_cpus(),

@@ -110,6 +110,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Small operations between the products of experts."""
     tiles: KernelState = KernelState.off("not asked for")
     """Products with many rows, by AMX."""
+    attention_tiles: KernelState = KernelState.off("not asked for")
+    """Attention of prompts, by AMX."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:

@@ -89,6 +89,8 @@ class ThreadKind(enum.Enum):
     """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
     HUGE = 1
     """Bodies above `_HUGE_BYTES`, which hold it for tens of milliseconds. One at a time."""
+    DOCUMENT = 4
+    """Documents, each of which may compute for ten seconds: schemas and pictures need the slow threads."""
     FETCH = 16
 
 
@@ -104,9 +106,10 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
     return await thread_lane(kind).run(partial(_contained, work))
 
 
-async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
-    """Run work that may wait for a reader. Slow work waits only for slow work. Raises NativePanic."""
-    kind = ThreadKind.SLOW if is_slow else ThreadKind.QUICK
+async def in_thread(work: Callable[[], T], *, is_slow: bool = False, kind: ThreadKind | None = None) -> T:
+    """Run work that may wait for a reader. Slow work waits only for slow work. `kind`: threads of its own.
+    Raises NativePanic."""
+    kind = kind or (ThreadKind.SLOW if is_slow else ThreadKind.QUICK)
     return await thread_lane(kind).run(partial(_contained, work))
 
 
@@ -259,6 +262,8 @@ def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.
 _PLAIN, _COMPRESSED = ("", "identity"), ("gzip", "x-gzip", "deflate")
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
 """Accepts gzip and zlib headers; `deflate` is the zlib format (RFC 9110, 8.4.1.2)."""
+_MOST_MEMBERS = 256
+"""Compressed bodies that follow each other in one. Each costs a copy of what follows."""
 _INFLATED_AT_ONCE = 128 * 1024
 """Takes half a millisecond."""
 
@@ -279,6 +284,7 @@ class _InflatedBody:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._member = zlib.decompressobj(_EITHER_HEADER)
+        self._num_members = 1
         self._input = b""
         self._is_last = False
         self._is_empty = True
@@ -307,9 +313,10 @@ class _InflatedBody:
             self._input = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
             if self._member.eof and self._input:  # several may follow each other (RFC 1952, 2.2)
                 self._member = zlib.decompressobj(_EITHER_HEADER)
+                self._num_members += 1
             self._has_more = bool(self._input) or len(piece) == _INFLATED_AT_ONCE
         is_cut = self._is_last and not (self._has_more or self._member.eof or self._is_empty)
-        if piece is None or is_cut:
+        if piece is None or is_cut or self._num_members > _MOST_MEMBERS:
             message = "The body is not what its Content-Encoding says."
             raise InvalidRequest(message, code="invalid_encoding")
         return piece

@@ -27,6 +27,7 @@ class Kernel(enum.IntEnum):
     RECURRENT = 2
     ELEMENTWISE = 3
     TILES = 4
+    ATTENTION_TILES = 5
 
 
 class KernelLibrary:

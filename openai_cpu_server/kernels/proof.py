@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import methodcaller
@@ -30,9 +30,10 @@ from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
 """Share of the largest value, because ggml rounds queries and sums in f16."""
-_TOLERANCES = {Kernel.TILES: 2e-2}
+_TOLERANCES = {Kernel.TILES: 2e-2, Kernel.ATTENTION_TILES: 2e-2}
 """Tiles round to bf16 what ggml rounds to 8 bits."""
 TILES = "amx-bf16"
+_BY_TILES = (Kernel.TILES, Kernel.ATTENTION_TILES)
 
 _found: dict[Kernel, KernelState] = {}
 """Results of the first model, which hold for the process."""
@@ -55,13 +56,14 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
         return Kernels.off("--kernels off")
     states: dict[Kernel, KernelState] = {}
     if why_not := "--kernels no-tiles" if mode == "no-tiles" else library.why_no_tiles:
-        states[Kernel.TILES] = KernelState.off(why_not)
+        states = dict.fromkeys(_BY_TILES, KernelState.off(why_not))
     for kernel, operations in (
         (Kernel.ATTENTION, attention_proofs),
         (Kernel.PRODUCTS, partial(product_proofs, library)),
         (Kernel.RECURRENT, recurrent_proofs),
         (Kernel.ELEMENTWISE, elementwise_proofs),
         (Kernel.TILES, tile_proofs),
+        (Kernel.ATTENTION_TILES, partial(attention_proofs, PROMPTS)),
     ):
         if kernel in states:
             continue
@@ -75,18 +77,28 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
     return Kernels(**{kernel.name.lower(): state for kernel, state in states.items()})
 
 
-def attention_proofs() -> Iterator[Operation]:
+AttentionShape = tuple[int, int, int, int, int, int, GgmlType]
+"""Rows, cells, heads, KV heads, width of keys, width of values, type of cells."""
+_SHAPES: tuple[AttentionShape, ...] = (
+    (1, 700, 4, 2, 64, 64, GgmlType.F16),
+    (40, 250, 4, 2, 64, 64, GgmlType.F16),
+    (5, 96, 4, 2, 64, 64, GgmlType.Q8_0),
+    (1, 300, 8, 1, 512, 512, GgmlType.F16),
+    (3, 100, 20, 1, 576, 512, GgmlType.F16),
+    (5, 96, 4, 2, 64, 64, GgmlType.F32),
+)
+PROMPTS: tuple[AttentionShape, ...] = (
+    (40, 250, 4, 2, 64, 64, GgmlType.F16),
+    (9, 90, 8, 2, 96, 96, GgmlType.Q8_0),
+    (3, 100, 20, 1, 576, 512, GgmlType.F16),
+)
+
+
+def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Operation]:
     """Every path of the kernel: one shared row, many rows; tiles, a ragged end, holes; wide and latent
     heads; layers that share a mask."""
     random = np.random.default_rng(0)
-    for rows, cells, heads, kv_heads, width, value_width, cell_type in (
-        (1, 700, 4, 2, 64, 64, GgmlType.F16),
-        (40, 250, 4, 2, 64, 64, GgmlType.F16),
-        (5, 96, 4, 2, 64, 64, GgmlType.Q8_0),
-        (1, 300, 8, 1, 512, 512, GgmlType.F16),
-        (3, 100, 20, 1, 576, 512, GgmlType.F16),
-        (5, 96, 4, 2, 64, 64, GgmlType.F32),
-    ):
+    for rows, cells, heads, kv_heads, width, value_width, cell_type in shapes:
         q = random.standard_normal((2, rows, heads, width), np.float32)
         k, v = random.standard_normal((2, cells, kv_heads, width), np.float32)
         sees = random.random((rows, cells)) < 0.5
@@ -233,4 +245,4 @@ def proved(
     if num_proved == 0:
         return KernelState.off("it computes nothing on this CPU")
     library.switch_on(kernel)
-    return KernelState(instruction_set=TILES if kernel is Kernel.TILES else library.instruction_set)
+    return KernelState(instruction_set=TILES if kernel in _BY_TILES else library.instruction_set)

@@ -346,7 +346,6 @@ class DraftHead(DraftModel):
         return len(chain.draft) < chain.most
 
     def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
-        """Raises `RequestFailed`."""
         if masks is None:
             return sure_token(logits, self._end_tokens)
         allowed = masks.allowed()

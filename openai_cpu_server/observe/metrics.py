@@ -145,7 +145,7 @@ _FAMILIES = {
     ),
     "reader_work": _Family(
         Gauge,
-        "Clients' pieces of work by kind (quick, program or media) and state (waiting or running).",
+        "Clients' pieces of work by kind (quick, program, media or document) and state (waiting or running).",
         ("kind", "state"),
     ),
     "reader_share_seconds": _Family(

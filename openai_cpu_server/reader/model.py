@@ -81,16 +81,16 @@ class ReadModel:
             is_whole = result.is_last
         return tuple(pieces)
 
-    def document(self, data: bytes, most_chars: int, charset: str) -> tuple[str | int, ...]:
+    def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
         """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as
         `picture`."""
-        result = self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.MEDIA)
+        result = self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.DOCUMENT)
         assert isinstance(result, wire.DocumentRead)
         return result.parts
 
     def page(self, data: bytes, number: int) -> Picture:
         """Return a page of a client's PDF as a picture. Raises the same as `picture`."""
-        result = self._pool.do(wire.RenderPage(data, number), kind=WorkKind.MEDIA)
+        result = self._pool.do(wire.RenderPage(data, number), kind=WorkKind.DOCUMENT)
         assert isinstance(result, Picture)
         return result
 

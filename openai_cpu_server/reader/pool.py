@@ -64,6 +64,9 @@ class WorkKind(enum.Enum):
     PROGRAM = "program"
     """Clients' schemas, grammars and templates, and long texts."""
     MEDIA = "media"
+    """Pictures and sounds, which take two seconds at most."""
+    DOCUMENT = "document"
+    """Documents and their pages, which may use up the whole share."""
 
 
 class WorkLoad(NamedTuple):
@@ -117,9 +120,10 @@ class _Ticket:
     place: _Place | None = None
 
 
-_PROGRAM_PLACES = _MEDIA_PLACES = 2
+_OF_FILES = (WorkKind.MEDIA, WorkKind.DOCUMENT)
+_PLACES = 2
 """Twice the places of one client, whose slow work thus never blocks other clients."""
-_MOST_OF_CLIENT = {WorkKind.QUICK: 1 + _PROGRAM_PLACES, WorkKind.PROGRAM: 1, WorkKind.MEDIA: 1}
+_MOST_OF_CLIENT = {**dict.fromkeys(WorkKind, 1), WorkKind.QUICK: 1 + _PLACES}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
 """A slower rejection is remembered, and repeated at once for the same work."""
@@ -146,9 +150,10 @@ class ReaderPool:
         self._share_s = share_s
         quick, *programs = (
             _Place(WorkKind.QUICK),
-            *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PROGRAM_PLACES)),
+            *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PLACES)),
         )
-        self._places = [quick, *programs, *(_Place(WorkKind.MEDIA) for _ in range(_MEDIA_PLACES))]
+        files = (_Place(kind) for kind in _OF_FILES for _ in range(_PLACES))
+        self._places = [quick, *programs, *files]
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
@@ -345,7 +350,7 @@ class ReaderPool:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:
             try:
-                opens_media = self._opens_media and place.kinds[0] is WorkKind.MEDIA
+                opens_media = self._opens_media and place.kinds[0] in _OF_FILES
                 start = wire.ReaderStart(self._folders, opens_media, self._share_s)
                 place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:

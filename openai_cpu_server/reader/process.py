@@ -58,7 +58,9 @@ from openai_cpu_server.reader.messages import (
     MakeGrammar,
     ModelSource,
     OpenModel,
+    ReadDocument,
     ReaderStart,
+    RenderPage,
     Result,
     Work,
     WorkRefused,
@@ -271,6 +273,7 @@ STACK_BYTES = 512 * 2**20
 """Only the used part takes memory."""
 _DATA_BYTES = 2 * 2**30
 """Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
+_DOCUMENT_BYTES = 2**30
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by this since it last opened a model ends to return the memory."""
 _MODEL_S = 60.0
@@ -300,7 +303,6 @@ class _Bounds:
         self._thread = threading.get_ident()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
-        _limit(resource.RLIMIT_DATA, STACK_BYTES + _DATA_BYTES)
         _limit(resource.RLIMIT_CORE, 0)  # a death is expected here, and its core would have prompts in it
 
     def open(self) -> None:
@@ -311,6 +313,8 @@ class _Bounds:
         """Python code is interrupted when the share is used up; native code dies a little later."""
         share_s = _MODEL_S if isinstance(work, OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
+        most_bytes = _DOCUMENT_BYTES if isinstance(work, (ReadDocument, RenderPage)) else _DATA_BYTES
+        _limit(resource.RLIMIT_DATA, STACK_BYTES + most_bytes)
         self._is_working = True
         signal.setitimer(signal.ITIMER_PROF, share_s)
 

@@ -197,7 +197,7 @@ class _Composition:
             self._read_level(prefilling, budget_ms)
             return
         plan, first, apart = self.plan, prefilling[0], self.plan.copy()
-        unread = sum(map(plan.left_of, prefilling))
+        unread = min(sum(map(plan.left_of, prefilling)), max(TILE_TOKENS, self._prices.chunk_room(plan)))
         fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
         reason = StepReason.PROMPT if fits >= least else StepReason.LEAST
         end = plan.num_tokens + max(fits, least)
@@ -219,7 +219,8 @@ class _Composition:
                 trial.add(sequence, level, StepReason.PROMPT)
             return self._prices.ms(trial)
 
-        most = max(map(plan.left_of, chosen))
+        room = max(1, self._prices.chunk_room(plan) // len(chosen))
+        most = min(max(map(plan.left_of, chosen)), room)
         level = most if ms(most) <= budget_ms else bisect_right(range(1, most), budget_ms, key=ms)
         reason = StepReason.PROMPT if level * len(chosen) >= TILE_TOKENS else StepReason.LEAST
         for sequence in chosen:
@@ -243,7 +244,8 @@ class _Composition:
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
         self._add_forced(decoding, budget_ms, reason or StepReason.FORCED)
         for sequence in wanted.batch_prefilling:
-            self._add_within(sequence, sequence.readable, budget_ms, reason or StepReason.PROMPT)
+            num_tokens = min(sequence.readable, self._prices.chunk_room(self.plan))
+            self._add_within(sequence, num_tokens, budget_ms, reason or StepReason.PROMPT)
         if not self.plan.num_tokens:
             for sequence in wanted.batch[:1]:
                 self.plan.add(sequence, TILE_TOKENS, StepReason.LEAST)

@@ -194,6 +194,9 @@ class StepCost(Protocol):
         """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free.
         They must be tokens that are needed anyway, not padding."""
 
+    def chunk_size(self, limit: int) -> int:
+        """Return the smallest size, at most `limit`, from which a token becomes hardly cheaper."""
+
     def refine(self, size: StepSize, attended: int, actual_ms: float) -> None: ...
 
 
@@ -233,6 +236,11 @@ class StepPrices:
         if not self.fills_tiles or not num_tokens:
             return num_tokens
         return max(self.padded_size(num_tokens), self.cost.free_size(num_tokens, self.max_tokens))
+
+    def chunk_room(self, plan: StepPlan) -> int:
+        """Return the prompt tokens for which a step without streams has room. More would let a new request
+        wait longer, for nothing."""
+        return max(0, self.cost.chunk_size(self.max_tokens) - plan.num_tokens)
 
     def fit(self, plan: StepPlan, sequence: Sequence, wanted: int, budget_ms: float) -> int:
         wanted = max(0, min(wanted, plan.room_for(sequence)))

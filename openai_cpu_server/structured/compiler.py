@@ -201,6 +201,8 @@ class _Compiler:
         if kind is JsonKind.BOOLEAN:
             return alt(*(Text("true" if b else "false") for b in _booleans(branch)))
         if kind is JsonKind.NUMBER:
+            if (multiples := self._numbers.multiples(branch)) is not None:
+                return self._grammar.structural("multiple", multiples)
             language = self._numbers.language(branch)
             plain = {NUMBER: "number", INTEGER: "integer"}
             return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
@@ -241,6 +243,8 @@ class _Compiler:
         if kind is JsonKind.BOOLEAN:
             return bool(_booleans(branch))
         if kind is JsonKind.NUMBER:
+            if (multiples := self._numbers.multiples(branch)) is not None:
+                return multiples is not NOTHING
             return not self._strings.plain.is_empty(self._numbers.language(branch))
         if kind is JsonKind.STRING:
             return not self._strings.plain.is_empty(self._strings.language(branch))

@@ -36,7 +36,7 @@ class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of all processes during the workload."""
     wall_s: float
     kernels: dict[str, str] = {}
-    """What computes, from our server's `/health`."""
+    """Instruction set of each kernel, or why it is off, from our server's `/health`."""
 
 
 class TreeSampler:

@@ -84,6 +84,7 @@ async def _in_pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
         (b'{"content": "a"}', "gzip", 400, "invalid_encoding"),
         (ZIPPED[:-9], "gzip", 400, "invalid_encoding"),
         (ZIPPED + b"more", "gzip", 400, "invalid_encoding"),
+        (gzip.compress(b" ", mtime=0) * 300 + ZIPPED, "gzip", 400, "invalid_encoding"),
         (gzip.compress(b" " * (64 << 20), mtime=0), "gzip", 413, "request_too_large"),
         (b"", "gzip", 400, "invalid_json"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
@@ -29,6 +30,7 @@ from tests.api.resolving import chat, complete
 from tests.api.serving import OPTIONS, api, client, served
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, error_of
+from tests.fakes import FAKE_INFO
 
 MANY = 250_000
 PATHS = [
@@ -140,10 +142,11 @@ def test_the_tools_of_a_call_have_one_budget_that_remembered_schemas_count_in_to
     """So a call that passes once passes always, and one that is refused is refused by every server. Each time
     takes as long as all other tests of this file."""
     tools = [costly(number) for number in range(40)]
+    info = msgspec.structs.replace(FAKE_INFO, context_trained=10**6, kv_tokens=10**6)
     params = set()
     for _ in range(times):
         with pytest.raises(InvalidRequest, match=r"too large together.*fewer tools") as refused:
-            chat(tools=tools)
+            chat(tools=tools, info=info)
         params.add(refused.value.param)
     (param,) = params
     assert 5 < int(param.removeprefix("tools[").partition("]")[0]) < 39

@@ -109,6 +109,7 @@ def test_a_text_that_is_piped_in_is_answered_by_a_server_of_its_own() -> None:
         ("chat demo hi --url {url} --ctx-size 4096", "unknown option --ctx-size"),
         ("chat demo hi --url {url}", "Missing or incorrect API key"),
         ("chat other hi --url {url} --api-key s3cret", "The model 'other' does not exist"),
+        ("chat --url {url} --api-key s3cret other hi", "The model 'other' does not exist"),
         (
             "chat demo hi --url http://127.0.0.1:1",
             "no server answers at http://127.0.0.1:1 (Connection refused)",

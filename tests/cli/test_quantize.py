@@ -142,6 +142,22 @@ def test_options_for_single_tensors(tiny: Path, tmp_path: Path, made: Run) -> No
     assert "q5_1" not in {kind for name, kind in found.items() if "blk.1." in name}
 
 
+def test_heads_stay_in_8_bits(tmp_path: Path, made: Run) -> None:
+    heads, pure = tmp_path / "heads.gguf", tmp_path / "pure.gguf"
+    source = tiny_model_path(shape="tiny-qwen35-wide-head")
+    made(source, heads, "--type", "q4_0", "--tensor-type", r"blk\.4\.ffn_up=q5_1")
+    found = {name.removeprefix("blk.4."): kind for name, kind in types(heads).items() if "blk.4." in name}
+    assert (found["nextn.eh_proj.weight"], found["attn_q.weight"], found["ffn_up.weight"]) == (
+        "q8_0",
+        "q8_0",
+        "q5_1",
+    )
+    assert set(found.values()) == {"q8_0", "q5_1", "f32"}
+    assert types(heads)["blk.3.ffn_up.weight"] == "q4_0"
+    made(source, pure, "--type", "q4_0", "--pure")
+    assert types(pure)["blk.4.nextn.eh_proj.weight"] == "q4_0"
+
+
 def test_a_dry_run_writes_nothing_and_foresees_the_size(tiny: Path, tmp_path: Path, made: Run) -> None:
     out = tmp_path / "out.gguf"
     prediction = made(tiny, out, "--type", "q6_k", "--dry-run").stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import subprocess
@@ -30,9 +31,23 @@ weight-format with worker-overload-token-usage worker-urls
 """Options of Docker, Helm, gateways and others, and of the scripts of bash."""
 
 
+_FILES = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("files", log_level="ERROR")
+@server.tool()
+def search_files(pattern: str) -> str:
+    "Search files."
+    return ""
+server.run("stdio")
+"""
+"""Stands for the MCP server that docs/mcp.md uses, which would be downloaded."""
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    options = ("--served-model-name", "smollm2", "--max-output-tokens", "50")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    config = tmp_path_factory.mktemp("config") / "c.toml"
+    config.write_text(f'[mcp.files]\ncommand = "{sys.executable}"\nargs = ["-c", {json.dumps(_FILES)}]\n')
+    options = ("--served-model-name", "smollm2", "--max-output-tokens", "50", "--config", str(config))
     with ServerProcess("--model", str(tiny_model_path()), *options) as process:
         yield process
 

@@ -33,7 +33,7 @@ def test_pages_that_are_made_from_the_code_are_what_it_says_now() -> None:
 
 def test_every_option_and_route_is_there() -> None:
     for_users = [name for name, field in Settings.model_fields.items() if field.description]
-    assert Settings.model_fields.keys() - {*for_users} == {"numa_folder", "experiment"}
+    assert Settings.model_fields.keys() - {*for_users} == {"numa_folder", "experiment", "url_fd"}
     of_tables = ModelTable.model_fields.keys() - ModelOptions.model_fields.keys()
     assert {*map(option, for_users), *ALIASES, *of_tables} <= set(first_cells("options.md"))
     routes = {row.name.replace("WEBSOCKET", "GET") for row in ROWS}

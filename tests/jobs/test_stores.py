@@ -322,6 +322,7 @@ def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
         f"{node} {unused} {started} {nonce}": True,
         f"{node} {pid} {started}1 {nonce}": True,
         f"elsewhere {unused} {started} {nonce}": False,
+        f"{node} {pid} another-boot:{started.rpartition(chr(58))[2]} {nonce}": True,
     }.items():
         assert is_left_behind(other, 100.0, 99.0) == is_free, other
 

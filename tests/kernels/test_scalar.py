@@ -11,6 +11,7 @@ import pytest
 _TEST = Path(__file__).with_name("scalar_check.cpp")
 _NATIVE = Path(__file__).parents[2] / "openai_cpu_server" / "kernels" / "native"
 _SOURCES = (
+    "amx",
     "attention",
     "attention_node",
     "attention_plan",
@@ -20,6 +21,7 @@ _SOURCES = (
     "products",
     "short_convolution",
     "state_scan",
+    "tile_products",
 )
 _FLAGS = ("-std=c++17", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-static", f"-I{_NATIVE}")
 _TOOLS = ("aarch64-linux-gnu-g++", "qemu-aarch64")

@@ -179,9 +179,9 @@ def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
         templated(pool, "{% if %}")
 
 
-def test_half_a_character_in_a_reply_is_refused(pool: ReaderPool) -> None:
+def test_half_a_character_in_a_reply_is_replaced(pool: ReaderPool) -> None:
     deaths = pool.deaths
-    with pytest.raises(InvalidRequest, match="are not characters"):
+    with pytest.raises(TemplateFailed, match="\ufffd"):
         templated(pool, r"{{ raise_exception('\ud800') }}").prompt(Conversation(messages=[USER]))
     assert pool.deaths == deaths
 

@@ -10,20 +10,23 @@ from functools import partial
 
 import msgspec
 import pytest
+from PIL import Image
 
 from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar
+from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource, ReadDocument, ReaderStart, WorkRefused, WorkReply
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
+from tests.fuzz.pictures import encoded
 from tests.gates import suspended
 from tests.pdfs import pdf
 from tests.tiny_model import tiny_model_path
 from tests.waiting import wait_until
 
-ANN, BOB = ("key:ann",), ("key:bob",)
+ANN, BOB, EVE = ("key:ann",), ("key:bob",), ("key:eve",)
 SHARE_S = 0.5
 SLOW = pdf("Hello hello\n" * 150_000)
 """More operators than any machine reads within the shares of these tests."""
@@ -64,12 +67,12 @@ def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[
 
 def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
-        model.document(SLOW, 10_000_000)
+        model.document(SLOW, 10_000_000, "")
     assert pool.deaths == 0
     wait_until(lambda: len(pool.pids) == 2)
     with suspended(*pool.pids), pytest.raises(InvalidRequest):
-        model.document(SLOW, 10_000_000)
-    assert model.document(b"a short text", 100) == "a short text"
+        model.document(SLOW, 10_000_000, "")
+    assert model.document(b"a short text", 100, "") == ("a short text",)
 
 
 def test_a_process_that_computes_is_not_taken_for_silent() -> None:
@@ -90,27 +93,45 @@ def test_work_of_one_kind_waits_for_no_other_kind(
     pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
 ) -> None:
     before = set(pool.pids)
-    assert model.document(b"starts the process", 100)
+    assert model.document(b"starts the process", 100, "")
     with suspended(*(set(pool.pids) - before)):
-        document = begun(threads, ANN, lambda: model.document(b"another", 100))
-        wait_until(lambda: pool.load()["media"].running == 1)
+        document = begun(threads, ANN, lambda: model.document(b"another", 100, ""))
+        wait_until(lambda: pool.load()["document"].running == 1)
         assert isinstance(model.make_grammar(schema_order(30)), MadeGrammar)
         assert model.tokenizer.encode("Hello", add_special=False, parse_special=False)
-    assert document.result() == "another"
+    assert document.result() == ("another",)
 
 
-@pytest.mark.parametrize("kind", ["program", "media"])
+def test_a_picture_waits_for_no_document(
+    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
+) -> None:
+    """Documents of two other clients take all places that there are for them."""
+    before = set(pool.pids)
+    assert model.document(b"starts the process", 100, "")
+    with suspended(*(set(pool.pids) - before)):
+        first = begun(threads, ANN, lambda: model.document(b"first", 100, ""))
+        wait_until(lambda: pool.load()["document"].running == 1)
+        second = begun(threads, EVE, lambda: model.document(SLOW, 10_000_000, ""))
+        wait_until(lambda: pool.load()["document"].running == 2 or second.done())
+        picture = begun(threads, BOB, lambda: model.picture(encoded(Image.new("RGB", (9, 9))), 10_000, 0))
+        assert isinstance(picture.result(), Picture)
+    assert first.result() == ("first",)
+    with pytest.raises(InvalidRequest):
+        second.result()
+
+
+@pytest.mark.parametrize("kind", ["program", "document"])
 def test_one_client_never_keeps_the_work_of_another_waiting(
     pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor, kind: str
 ) -> None:
     def done(number: int) -> bool:
-        if kind == "media":
-            return model.document(b"text %d" % number, 100) == f"text {number}"
+        if kind == "document":
+            return model.document(b"text %d" % number, 100, "") == (f"text {number}",)
         return isinstance(model.make_grammar(schema_order(number)), MadeGrammar)
 
     before = set(pool.pids)
     assert done(1)
-    wait_until(lambda: len(set(pool.pids) - before) == (1 if kind == "media" else 2))  # one is a spare
+    wait_until(lambda: len(set(pool.pids) - before) == (1 if kind == "document" else 2))  # one is a spare
     first = next(pid for pid in pool.pids if pid not in before)
     with suspended(first):
         of_ann = [begun(threads, ANN, partial(done, n)) for n in (2, 3, 4)]

@@ -60,9 +60,11 @@ FAULTY = 299  # something goes wrong with the sequence that computes this token
 class TokenCost:
     """A step takes a millisecond a token. Sizes in `tiles` are said to be cheaper than those just below."""
 
-    def __init__(self, tiles: tuple[int, ...] = (), step_ms: float = 0.0) -> None:
-        """`step_ms`: the time that a step takes beside its tokens."""
+    def __init__(self, tiles: tuple[int, ...] = (), step_ms: float = 0.0, chunk: int | None = None) -> None:
+        """`step_ms`: the time that a step takes beside its tokens. `chunk`: tokens from which larger steps
+        are not cheaper."""
         self._step_ms = step_ms
+        self._chunk = chunk
         self._tiles = tiles
         self.learned: list[tuple[StepSize, float]] = []
 
@@ -77,6 +79,9 @@ class TokenCost:
 
     def free_size(self, num_tokens: int, limit: int) -> int:
         return self.cheapest_size(num_tokens, limit)
+
+    def chunk_size(self, limit: int) -> int:
+        return min(limit, self._chunk or limit)
 
     def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
         self.learned.append((size, actual_ms))

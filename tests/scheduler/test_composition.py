@@ -82,6 +82,15 @@ def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
     assert [(step.get("p"), step.get("q")) for step in steps] == [(30, None), (None, 30)]
 
 
+@pytest.mark.parametrize("priority", Priority)
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_step_of_prompts_is_no_larger_than_pays(priority: Priority, stateful: bool) -> None:
+    driver = Driver(idle=1024, cost=TokenCost(chunk=96), stateful=stateful)
+    driver.submit(*(request(f"p{n}", prompt=150, output=1, priority=priority) for n in range(2)))
+    sizes = [sum(step.values()) for step in driver.steps(3)]
+    assert max(sizes) == 96
+
+
 def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
     driver = Driver(slots=16, idle=64)
     driver.submit(request("long", prompt=500))

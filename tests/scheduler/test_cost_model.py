@@ -179,6 +179,20 @@ def test_useful_tokens_are_free_up_to_the_end_of_a_flat_tile() -> None:
     assert steep.free_size(5, 256) == 5
 
 
+@pytest.mark.parametrize(
+    ("at_512", "chunk"),
+    [(1060.0, 256), (1020.0, 304), (900.0, 448), (60.0, 512)],
+    ids=["as cheap", "slightly cheaper", "cheaper", "flat"],
+)
+def test_a_chunk_is_the_smallest_that_is_about_as_cheap(at_512: float, chunk: int) -> None:
+    points = ((1, 20.0), (128, 290.0), (256, 530.0), (512, at_512))
+    model = CostModel(CostCurve(step_ms=points, attended_ms=0.0))
+    assert model.chunk_size(2048) == chunk
+    assert model.chunk_size(128) == 128
+    unmeasured = CostModel(CostCurve(step_ms=points[:2], attended_ms=0.0))
+    assert unmeasured.chunk_size(2048) == 2048
+
+
 _VERBS = (Save(0, 0, 64, 1), Restore(1, 2, 0, 36), Close(0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -53,7 +54,7 @@ class Story:
 async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
     story = Story(vocab_size=262_144)
     warming = story.begun()
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     assert story.log == []
     story.engine.told = READY
     await story.has_looked()

@@ -171,3 +171,26 @@ def test_a_host_beside_any_pattern(more) -> None:
     host = {"type": "string", "format": "hostname", **more}
     check_ours(host, ["www.example.com"], ["-.com", "a b.com", ""])
     check_ours({"type": "string", **more}, ["www.example.com"], [""])
+
+
+def test_padding_of_base64_in_urls_may_be_left_out_beside_a_pattern() -> None:
+    zod = {"type": "string", "format": "base64url", "pattern": "^[A-Za-z0-9_-]*$"}
+    check_ours(zod, ["", "QQ", "QUI", "QUJD"], ["QQ==", "Q", "QQ="])
+    check_ours({**zod, "pattern": "^Q"}, ["QQ", "QQ==", "QUI="], ["QQ=", "Q"])
+    check_ours({"type": "string", "format": "base64url"}, ["QQ==", "QUI="], ["QQ", "QUI"])
+
+
+@pytest.mark.parametrize(
+    ("names", "accepted", "rejected"),
+    [
+        (("ipv4", "ipv6", "hostname"), ["::1", "a.b", "localhost"], ["1.2.3.4", "a_b", ""]),
+        (("email", "uri", "hostname"), ["a@b.c", "http://a/", "a.b"], ["a b", "@"]),
+    ],
+)
+def test_one_of_three_formats_needs_no_automaton_of_all(
+    names: tuple[str, ...], accepted: list[str], rejected: list[str]
+) -> None:
+    """What fits two of them fits none: each IPv4 address is the name of a host as well."""
+    schema = {"type": "string", "oneOf": [{"format": name} for name in names]}
+    check_ours(schema, accepted, rejected)
+    assert compile_schema(schema).unenforced == ()

@@ -15,9 +15,19 @@ from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema, grammar_maker, regex_rules
 from openai_cpu_server.structured.gbnf.printer import text_length
 from openai_cpu_server.structured.languages.automaton import build_automaton
-from openai_cpu_server.structured.languages.charset import DIGITS
-from openai_cpu_server.structured.languages.expr import ALL, NOTHING, Chars, any_of, repeat
-from openai_cpu_server.structured.lark.plan import Work
+from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    ALL,
+    NOTHING,
+    Chars,
+    Text,
+    any_of,
+    repeat,
+    seq,
+    star,
+)
+from openai_cpu_server.structured.lark.conflicts import may_conflict
+from openai_cpu_server.structured.lark.plan import Work, lead_of_char
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import (
     Additional,
@@ -244,3 +254,15 @@ def test_the_share_of_a_schema_counts_its_translation():
     Translation(compiled.rules, work=work)
     assert made.share == pytest.approx(compiled.share + work.share)
     assert work.share > compiled.share / 10
+
+
+def test_conflicts_are_searched_only_where_a_lexeme_may_go_on():
+    letters = star(Chars(CharSet.chars("ab")))
+    string = seq(Text('"'), letters, Text('"'))
+    number = repeat(Chars(DIGITS), 1, None)
+    lexemes = {"number": number, "twelve": Text("12"), "string": string, "key": seq(string, Text(":"))}
+    follow = dict.fromkeys(lexemes, lead_of_char(",") | lead_of_char("]"))
+    assert not may_conflict(lexemes, follow, Work())
+    assert may_conflict(lexemes, {**follow, "twelve": lead_of_char("7")}, Work())
+    assert may_conflict(lexemes, {**follow, "string": lead_of_char(":")}, Work())
+    assert not may_conflict({"number": number}, {"number": lead_of_char('"')}, Work())

@@ -61,6 +61,23 @@ test_cases = table({
     "multiples": [
         ({"type": "integer", "multipleOf": step}, [0, step, -step, 12 * step], [1, step + 1, -1])
         for step in (2, 3, 5, 7, 10, 25)],
+    "many remainders": [
+        ({"type": "integer", "multipleOf": 128, "minimum": 0}, [0, 128, 128 * 10**12], [-128, 64, 1]),
+        ({"type": "integer", "multipleOf": 999}, [0, 999, -999, 1998], [998, 1]),
+        ({"type": "integer", "multipleOf": 3600, "minimum": -7200, "maximum": 10**12}, [-7200, 0, 3600],
+         [-10800, 1, 10**12 + 800]),
+        ({"type": "integer", "multipleOf": 4096, "exclusiveMinimum": -4096}, [0, 4096], [-4096, 1]),
+        ({"type": "integer", "multipleOf": 128, "minimum": -(2**63), "maximum": 2**63 - 1},
+         [-128, 0, 2**53, -(2**53)], [2**63, -(2**63) - 128, 1]),
+        ({"multipleOf": 128}, [128, "a", None], [1]),
+        ({"type": ["integer", "null"], "multipleOf": 48}, [48, -96, None], [47]),
+        ({"type": "array", "items": {"type": "integer", "multipleOf": 48, "exclusiveMinimum": 0}},
+         [[], [48, 96]], [[0], [47], [48, 1]]),
+        ({"anyOf": [{"type": "integer", "multipleOf": 48}, {"enum": [7]}, {"multipleOf": 100, "minimum": 0}]},
+         [48, 7, 100, 4800], [8, -100]),
+        ({"type": "integer", "allOf": [{"multipleOf": 60}, {"multipleOf": 90}], "minimum": 0},
+         [0, 180, 360], [90, 60]),
+        ({"type": "integer", "multipleOf": 128, "not": {"const": 256}}, [128], [256, 1])],
     "what programs write of numbers": [
         ({"type": "number"}, [*LIMITS, LARGEST, 5e-324, 0.00012345678901234567, 1e16], ["a"]),
         ({"type": "integer"}, LIMITS, [0.5])],

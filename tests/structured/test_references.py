@@ -163,3 +163,12 @@ def test_resources_are_found_by_any_address(schema):
 def test_draft_3_is_refused():
     with pytest.raises(UnsupportedSchema, match="draft 3"):
         schema_to_gbnf({"$schema": "http://json-schema.org/draft-03/schema#"})
+
+
+@pytest.mark.parametrize("reference", ["item.json", "./item.json", "/dir/item.json", "root.json#/$defs/n"])
+def test_relative_references_resolve_under_any_scheme(reference: str) -> None:
+    item = {"$id": "app://host/dir/item.json", "type": "integer"}
+    schema = {"$id": "app://host/dir/root.json", "items": {"$ref": reference}, "$defs": {"x": item, "n": INT}}
+    check_ours(schema, [[1]], [["a"]])
+    with pytest.raises(UnsupportedSchema, match="leads to nothing"):
+        schema_to_gbnf({**schema, "items": {"$ref": "mailto:item.json"}})

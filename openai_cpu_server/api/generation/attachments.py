@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.contract.media import DEAF, MediaItem, Picture, Sound
 from openai_cpu_server.errors import DeadlyInput, EngineUnavailable, InvalidRequest, JobObjectNotFound, wrong
-from openai_cpu_server.http.body import in_thread
+from openai_cpu_server.http.body import ThreadKind, in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
@@ -275,9 +275,8 @@ class AttachmentFinder:
         parts = self._texts.find(digest + charset.encode(errors="replace"))
         if parts is None:
             reading = partial(model.read_document, data, self._options.max_document_chars, charset)
-            parts = self._texts.add(
-                digest + charset.encode(errors="replace"), await in_thread(reading, is_slow=True)
-            )
+            read = await in_thread(reading, kind=ThreadKind.DOCUMENT)
+            parts = self._texts.add(digest + charset.encode(errors="replace"), read)
         document = _Document(parts, data, digest)
         if not sees and not any(isinstance(part, str) for part in parts):
             raise InvalidRequest(f"the PDF has no text, {_UNSEEN_PAGES}", code="invalid_file")
@@ -334,7 +333,8 @@ class AttachmentFinder:
         if isinstance(cached := self._decoded.find(digest), Picture):
             return cached
         self._require_memory()
-        opened = await in_thread(partial(model.render_page, page.data, page.number), is_slow=True)
+        rendering = partial(model.render_page, page.data, page.number)
+        opened = await in_thread(rendering, kind=ThreadKind.DOCUMENT)
         self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
         return opened
 

@@ -59,7 +59,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     build_info: str
     is_sleeping: bool
     kernels: dict[str, str]
-    """As in `/health`: what computes products, attention and the rest."""
+    """Instruction set of each kernel, or why it is off, as in `/health`."""
     drafts_by: str
     """Source of drafts beside prompt lookup: `none`, `model`, or the kind of the prediction head."""
     drafting: tuple[DraftingState, ...]

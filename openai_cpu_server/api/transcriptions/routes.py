@@ -100,7 +100,7 @@ _NO_LANGUAGES = ("", "auto", "detect", "multi", "none", "null", "und", "undefine
 _Listed = BeforeValidator(_listed)
 """OpenAI's SDKs write brackets after the name."""
 _Phrase = Annotated[str, Field(min_length=1, max_length=256)]
-_Language = Annotated[str, Field(pattern=r"^\p{L}[\p{L}\p{M}\d ()'-]{1,63}$")]
+_Language = Annotated[str, Field(pattern=r"^[^\W\d_][\w ()'-]{1,63}$")]
 _LanguageOrNone = Annotated[Union[_Language, None], BeforeValidator(_language)]
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
 

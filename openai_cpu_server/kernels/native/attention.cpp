@@ -7,6 +7,7 @@
 #include "attention_lanes.hpp"
 #include "attention_node.hpp"
 #include "attention_plan.hpp"
+#include "attention_tiles.hpp"
 #include "simd.hpp"
 
 namespace attention {
@@ -25,6 +26,7 @@ struct Prepared {
 // What a thread needs beside that; kept from node to node.
 struct Scratch {
     std::vector<ManyLanes> many;  // by the groups of an item
+    std::vector<TileLanes> tiles;
     std::vector<FewLanes> few;
     Buffer<> tile, parts;
 };
@@ -56,6 +58,7 @@ public:
     void begin_part() { lanes_.restart(); }
 
     void add_tile(int first, int count, CellsAhead& keys, CellsAhead& values) {
+        for (int i = 0; i < count; ++i) places_[i] = Lanes::IS_ALIGNED ? gathered_.cells()[first + i] % TILE : i;
         score(first, count, keys);
         if (node_.soft_cap != 0) cap();
         for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
@@ -99,8 +102,11 @@ private:
 
     void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count, CellsAhead& ahead) {
         const CellRows rows{rows_of(from), from.nb[1], int(from.ne[0])};
-        unpack_cells(rows, &gathered_.cells()[first], count, ahead, tile_, tile_stride_);
-        std::fill_n(tile_ + count * tile_stride_, (TILE - count) * tile_stride_, 0.0f);
+        const int* cells = &gathered_.cells()[first];
+        if (count < TILE) std::fill_n(tile_, TILE * tile_stride_, 0.0f);
+        if (places_[count - 1] == count - 1) return unpack_cells(rows, cells, count, ahead, tile_, tile_stride_);
+        for (int i = 0; i < count; ++i)
+            unpack_cells(rows, cells + i, 1, ahead, tile_ + places_[i] * tile_stride_, tile_stride_);
     }
 
     void cap() {
@@ -112,8 +118,13 @@ private:
     // Adds the mask to a row's scores.
     void hide(int row, int first, int count) {
         if (!sight_.is_plain(rows_[row])) weigh(row, first, count);
-        const uint32_t tile = count == TILE ? ~0u : (1u << count) - 1;  // what is behind belongs to the next part
-        for (uint32_t hidden = ~(gathered_.seen(row, first) & tile); hidden; hidden &= hidden - 1) {
+        uint32_t seen = gathered_.seen(row, first);
+        if (count < TILE) {  // what is behind belongs to the next tile
+            uint32_t moved = 0;
+            for (int i = 0; i < count; ++i) moved |= (seen >> i & 1) << places_[i];
+            seen = moved;
+        }
+        for (uint32_t hidden = ~seen; hidden; hidden &= hidden - 1) {
             float* scores = lanes_.scores(row * node_.group, __builtin_ctz(hidden));
             for (int h = 0; h < node_.group; ++h) scores[h * lanes_.lane_step()] = MINUS_INFINITY;
         }
@@ -123,7 +134,7 @@ private:
         for (int h = 0; h < node_.group; ++h) {
             const float slope = node_.slope(head(h));
             for (int i = 0; i < count; ++i)
-                *lanes_.scores(row * node_.group + h, i) +=
+                *lanes_.scores(row * node_.group + h, places_[i]) +=
                     slope * simd::from_f16(node_.mask_of(rows_[row])[gathered_.cells()[first + i]]);
         }
     }
@@ -137,6 +148,7 @@ private:
     float* tile_;  // keys, then values
     Lanes& lanes_;
     size_t offsets_[TILE];
+    int places_[TILE];  // of the cells in a tile
 };
 
 // What has been found about a lane. Scores are logarithms of base 2.
@@ -215,8 +227,11 @@ void compute_part(const Node& node, const Prepared& prepared, const Item& item, 
                   std::vector<Attention<Lanes>>& groups) {
     const std::vector<int>& cells = prepared.gathered[item.block].cells();
     for (auto& group : groups) group.begin_part();
-    for (int first = range.begin; first < range.end; first += TILE) {
-        const int next = std::min(first + TILE, range.end), ahead = std::min(TILE, range.end - next);
+    for (int first = range.begin, next; first < range.end; first = next) {
+        next = std::min(first + TILE, range.end);
+        if (Lanes::IS_ALIGNED)
+            while (cells[next - 1] / TILE != cells[first] / TILE) --next;
+        const int ahead = std::min(TILE, range.end - next);
         CellsAhead keys = cells_ahead(node, node.k, item, cells.data() + next, ahead);
         CellsAhead values = cells_ahead(node, node.v, item, cells.data() + next, node.values_in_keys ? 0 : ahead);
         for (auto& group : groups) group.add_tile(first, next - first, keys, values);
@@ -247,11 +262,14 @@ void compute_item(const Node& node, const Prepared& prepared, const Item& item, 
         finish(node, block, prepared.rows(block), item.first_group + i, item.num_parts, results + i * stride);
 }
 
-void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch) {
-    if (has_many_lanes(prepared.plan.blocks[item.block].count * node.group))
-        compute_item(node, prepared, item, partials, scratch, scratch.many);
-    else
+void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
+                  bool by_tiles) {
+    if (!has_many_lanes(prepared.plan.blocks[item.block].count * node.group))
         compute_item(node, prepared, item, partials, scratch, scratch.few);
+    else if (by_tiles)
+        compute_item(node, prepared, item, partials, scratch, scratch.tiles);
+    else
+        compute_item(node, prepared, item, partials, scratch, scratch.many);
 }
 
 // After all threads have computed their parts.
@@ -349,7 +367,9 @@ void begin_graph() {
 
 void end_graph() { graph_of_thread().is_computed = false; }
 
-void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
+namespace {
+
+void compute(const ggml_compute_params& params, ggml_tensor& tensor, bool by_tiles) {
     static thread_local Scratch scratch;
     const Node node(tensor);
     Shared& shared = *static_cast<Shared*>(params.wdata);
@@ -364,8 +384,23 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
     if (shared.found.is_new) prepare(node, params, room, prepared);
     const std::vector<Item>& items = prepared.plan.items;
     for (int i = params.ith; i < int(items.size()); i = ggml().chunk_add(params.threadpool, 1))
-        compute_item(node, prepared, items[i], shared.partials(), scratch);
+        compute_item(node, prepared, items[i], shared.partials(), scratch, by_tiles);
     if (prepared.plan.has_parts()) merge_parts(node, params, prepared, shared.partials());
+}
+
+}  // namespace
+
+void compute(const ggml_compute_params& params, ggml_tensor& tensor) { compute(params, tensor, false); }
+
+bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node) {
+    if (!can_do(params, node) || node.src[1]->type == GGML_TYPE_F32) return false;
+    return has_many_lanes(int(node.src[0]->ne[1]) * Node(node).group);
+}
+
+void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& tensor) {
+    amx::configure();
+    compute(params, tensor, true);
+    amx::release();
 }
 
 }  // namespace attention

@@ -23,16 +23,17 @@ constexpr int ACCUMULATORS = simd::REGISTERS / 2;
 constexpr int VECTORS_MAX = 2;  // with these, compilers keep every operand but the factors in registers
 constexpr int ACROSS = VECTORS_MAX * LANES;
 
-// Numbers of four bytes at the boundaries of cache lines.
+// Numbers at the boundaries of cache lines.
 template <class Number = float>
 class Buffer {
 public:
-    void resize(size_t numbers) { lines_.resize((numbers + 15) / 16); }
+    void resize(size_t numbers) { lines_.resize((numbers + A_LINE - 1) / A_LINE); }
     Number* data() { return lines_.data()->values; }
 
 private:
+    static constexpr size_t A_LINE = 64 / sizeof(Number);
     struct alignas(64) Line {
-        Number values[16];
+        Number values[A_LINE];
     };
     std::vector<Line> lines_;
 };
@@ -80,7 +81,7 @@ inline float round_row(const float* row, int width, int32_t* words) {
 // not see: sums are formed cell by cell, and what they are relative to is a power of 2.
 class ManyLanes {
 public:
-    static constexpr bool READS_POOL = false, HAS_POOL_PARTS = true;
+    static constexpr bool READS_POOL = false, HAS_POOL_PARTS = true, IS_ALIGNED = false;
 
     // `is_exact`: multiplies queries and keys as floats, else as whole numbers where that is faster.
     void begin(int lanes, int key_width, int value_width, bool is_exact) {
@@ -154,7 +155,7 @@ public:
         for (int d = 0; d < value_width_; ++d) to[d] = from.first[d * from.step];
     }
 
-private:
+protected:
     // A lane's numbers.
     template <class Number>
     struct Column {
@@ -246,7 +247,7 @@ private:
 class FewLanes {
 public:
     static constexpr bool READS_POOL = true;  // a number is converted once for all lanes, which are few
-    static constexpr bool HAS_POOL_PARTS = false;
+    static constexpr bool HAS_POOL_PARTS = false, IS_ALIGNED = false;
 
     void begin(int lanes, int key_width, int value_width, bool) {
         key_width_ = key_width;

@@ -18,7 +18,7 @@ struct Switch {
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
 };
 
-enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, TILES, NUM_KERNELS };  // their order is that of `kernels/library.py`
+enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, TILES, ATTENTION_TILES, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
 // By type of weights, a bit for each: products with few rows that ggml has been measured to compute faster here.
@@ -59,6 +59,7 @@ bool is_normalised(const ggml_compute_params& params, ggml_tensor& norm, ggml_te
 extern "C" {
 
 void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml_tensor* node) {
+    if (computed_by(ATTENTION_TILES, attention::can_use_tiles, attention::compute_by_tiles, *params, *node)) return;
     if (!computed_by(ATTENTION, attention::can_do, attention::compute, *params, *node))
         ggml().flash_attn_ext(params, node);
 }

@@ -66,12 +66,19 @@ struct TwoBlocks {
     }
 };
 
-// ---- scales
+// ---- what formats have in common
 
-constexpr int POWER = 105;
+// The order of columns, the bytes of PANEL weights, how many weights lie together, and the power of two of activations.
+template <class ORDER, ggml_type NUMBER, int PANEL_BYTES, int WEIGHTS, int EXPONENT = 105>
+struct Type {
+    using Order = ORDER;
+    static constexpr ggml_type TYPE = NUMBER;
+    static constexpr int BYTES = PANEL_BYTES, BLOCK = WEIGHTS, POWER = EXPONENT;
+};
+
 inline const words IOTA = words_of([](int i) { return half_of(i % 16); });
-inline const words SECOND_TABLE = words_of([](int i) { return i < 16 ? 0 : 16; });
 inline words in_halves(int first, int second) { return words_of([&](int i) { return i < 16 ? first : second; }); }
+inline const words SECOND_TABLE = in_halves(0, 16);
 struct Places {
     words of[8];
 };
@@ -96,10 +103,7 @@ ALWAYS_INLINE words16 six_bit_scales(const uint8_t* block) {
 // ---- superblocks of 256
 
 // d and dmin, 12 bytes of scales and offsets, 128 bytes of nibbles.
-struct Q4_K {
-    using Order = NibblesOf64;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q4_K;
-    static constexpr int BYTES = 144, BLOCK = 256, POWER = tiles::POWER;
+struct Q4_K : Type<NibblesOf64, GGML_TYPE_Q4_K, 144, 256> {
     static inline const Places PLACES = {{in_halves(0, 2), in_halves(4, 6), in_halves(1, 3), in_halves(5, 7),
                                           in_halves(8, 10), in_halves(12, 14), in_halves(9, 11), in_halves(13, 15)}};
     static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block) < 0x3400 && magnitude(block + 2) < 0x4400; }
@@ -122,10 +126,7 @@ struct Q4_K {
 
 // As Q4_K, with 32 bytes of fifth bits (bit b of each for block b) before the nibbles. Tables of 32 for each block would
 // take more: a half of 64 + q is put together instead, and 64 subtracted, both exact.
-struct Q5_K {
-    using Order = NibblesOf64;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q5_K;
-    static constexpr int BYTES = 176, BLOCK = 256, POWER = tiles::POWER;
+struct Q5_K : Type<NibblesOf64, GGML_TYPE_Q5_K, 176, 256> {
     static inline const Places SHIFTS = {{in_halves(0, 2), in_halves(4, 6)}};
     static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block) < 0x3000 && magnitude(block + 2) < 0x4400; }
     static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
@@ -150,10 +151,7 @@ struct Q5_K {
 };
 
 // 128 bytes of nibbles, 64 of pairs of bits, 16 signed scales, d: weights less 32.
-struct Q6_K {
-    using Order = NibblesOf128;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q6_K;
-    static constexpr int BYTES = 210, BLOCK = 256, POWER = tiles::POWER;
+struct Q6_K : Type<NibblesOf128, GGML_TYPE_Q6_K, 210, 256> {
     static words places(int first) {
         return words_of([&](int i) { return first + i / 8; });
     }
@@ -182,10 +180,7 @@ struct Q6_K {
 
 // 16 bytes of a scale and an offset of four bits, 64 of pairs of bits, d and dmin. Eight lanes share a scale: a table
 // has the four weights of four scales, of two steps' pairs of bits.
-struct Q2_K {
-    using Order = PairsOf64;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q2_K;
-    static constexpr int BYTES = 84, BLOCK = 256, POWER = tiles::POWER;
+struct Q2_K : Type<PairsOf64, GGML_TYPE_Q2_K, 84, 256> {
     static words places(int first) {
         return words_of([&](int i) { return first + 2 * (i / 16) + 8 * (i % 16 / 8) + i % 8 / 4; });
     }
@@ -211,10 +206,7 @@ struct Q2_K {
 
 // 32 bytes of third bits (bit b of each for the columns from 32 b on), 64 of pairs of bits, 16 scales of six bits less
 // 32, d: weights less 4. As Q2_K, with a table for each pair of bits.
-struct Q3_K {
-    using Order = PairsOf64;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q3_K;
-    static constexpr int BYTES = 110, BLOCK = 256, POWER = tiles::POWER;
+struct Q3_K : Type<PairsOf64, GGML_TYPE_Q3_K, 110, 256> {
     static words places(int first) {
         return words_of([&](int i) { return first + 8 * (i / 16) + i % 16 / 8; });
     }
@@ -253,10 +245,7 @@ ALWAYS_INLINE bool are_below_two(const uint8_t* block) {
 }
 
 // d, 32 signed bytes.
-struct Q8_0 {
-    using Order = AsStored;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q8_0;
-    static constexpr int BYTES = 8 * 34, BLOCK = 32, POWER = tiles::POWER;
+struct Q8_0 : Type<AsStored, GGML_TYPE_Q8_0, 8 * 34, 32> {
     static ALWAYS_INLINE bool fits(const uint8_t* block) { return are_below_two<34>(block); }
     static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
         const words factor = words{} + 0x5800;
@@ -277,10 +266,7 @@ constexpr int IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38
 
 // d, 16 bytes of nibbles, each a place in a table.
 template <class Format, ggml_type NUMBER>
-struct TableBlocks {
-    using Order = TwoBlocks;
-    static constexpr ggml_type TYPE = NUMBER;
-    static constexpr int BYTES = 8 * 18, BLOCK = 32, POWER = tiles::POWER;
+struct TableBlocks : Type<TwoBlocks, NUMBER, 8 * 18, 32> {
     static ALWAYS_INLINE bool fits(const uint8_t* block) { return are_below_two<18>(block); }
     static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
         const words values = Format::TABLE;  // times 2^7
@@ -298,10 +284,7 @@ struct IQ4_NL : TableBlocks<IQ4_NL, GGML_TYPE_IQ4_NL> {
 };
 
 // A scale, an offset, 16 bytes of nibbles.
-struct Q4_1 {
-    using Order = TwoBlocks;
-    static constexpr ggml_type TYPE = GGML_TYPE_Q4_1;
-    static constexpr int BYTES = 8 * 20, BLOCK = 32, POWER = tiles::POWER;
+struct Q4_1 : Type<TwoBlocks, GGML_TYPE_Q4_1, 8 * 20, 32> {
     static inline const words TABLE = words_of([](int i) { return half_of(128 * (i % 16)); });
     static ALWAYS_INLINE bool fits(const uint8_t* block) { return are_below_two<20, true>(block); }
     static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
@@ -316,10 +299,7 @@ struct Q4_1 {
 };
 
 // An exponent, 16 bytes of nibbles. All of it is exact in bf16: the exponent is added to the table's.
-struct MXFP4 {
-    using Order = TwoBlocks;
-    static constexpr ggml_type TYPE = GGML_TYPE_MXFP4;
-    static constexpr int BYTES = 8 * 17, BLOCK = 32, POWER = 0;
+struct MXFP4 : Type<TwoBlocks, GGML_TYPE_MXFP4, 8 * 17, 32, 0> {
     static inline const words VALUES = words_of([](int i) {  // bf16 of 0, 0.5, 1, 1.5, 2, 3, 4, 6, less 127 exponents
         constexpr int BITS[8] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0};
         return i % 8 == 0 ? (i & 8) << 12 : BITS[i % 8] + ((i & 8) << 12) - 0x3f80;
@@ -341,10 +321,7 @@ struct MXFP4 {
 };
 
 // A superblock: d, two bits of each of 8 scales, four bits of each, 8 x 16 bytes of nibbles.
-struct IQ4_XS {
-    using Order = TwoBlocks;
-    static constexpr ggml_type TYPE = GGML_TYPE_IQ4_XS;
-    static constexpr int BYTES = 136, BLOCK = 256, POWER = tiles::POWER;
+struct IQ4_XS : Type<TwoBlocks, GGML_TYPE_IQ4_XS, 136, 256> {
     static inline const words TABLE = words_of([](int i) { return half_of(IQ4[i % 16]); });
     static inline const Places PLACES = {{in_halves(0, 1), in_halves(2, 3), in_halves(4, 5), in_halves(6, 7)}};
     static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block) < 0x3000; }
@@ -362,11 +339,11 @@ struct IQ4_XS {
 
 // ---- numbers
 
-struct F16 {
-    using Order = AsStored;
-    static constexpr ggml_type TYPE = GGML_TYPE_F16;
-    static constexpr int BYTES = 2 * PANEL, BLOCK = 1, POWER = 0;
+struct AlwaysFits {
     static ALWAYS_INLINE bool fits(const uint8_t*) { return true; }
+};
+
+struct F16 : AlwaysFits, Type<AsStored, GGML_TYPE_F16, 2 * PANEL, 1, 0> {
     static ALWAYS_INLINE void unpack(const uint8_t* from, uint8_t* to) {
         for (int s = 0; s < STEPS; s++, from += 2 * STEP) {
             float numbers[STEP];
@@ -377,22 +354,15 @@ struct F16 {
     }
 };
 
-struct BF16 {
-    using Order = AsStored;
-    static constexpr ggml_type TYPE = GGML_TYPE_BF16;
-    static constexpr int BYTES = 2 * PANEL, BLOCK = 1, POWER = 0;
-    static ALWAYS_INLINE bool fits(const uint8_t*) { return true; }
+struct BF16 : AlwaysFits, Type<AsStored, GGML_TYPE_BF16, 2 * PANEL, 1, 0> {
     static ALWAYS_INLINE void unpack(const uint8_t* from, uint8_t* to) {
         for (int s = 0; s < STEPS; s++) put(to, s, read<words>(from + 2 * STEP * s));
     }
 };
 
 // All other types, by ggml's own function.
-template <ggml_type NUMBER, int BLOCK_SIZE, int BLOCK_BYTES>
-struct ByGgml {
-    using Order = AsStored;
-    static constexpr ggml_type TYPE = NUMBER;
-    static constexpr int BYTES = PANEL / BLOCK_SIZE * BLOCK_BYTES, BLOCK = BLOCK_SIZE, POWER = 0;
+template <ggml_type NUMBER, int WEIGHTS, int BLOCK_BYTES>
+struct ByGgml : Type<AsStored, NUMBER, PANEL / WEIGHTS * BLOCK_BYTES, WEIGHTS, 0> {
     static constexpr bool fits(const uint8_t*) { return false; }
     static void unpack(const uint8_t*, uint8_t*) {}
 };

@@ -37,7 +37,7 @@ _SMALL = 32
 
 
 class _Slab(NamedTuple):
-    """Mapping that blocks of one size share, so that few of their bytes are outside whole huge pages."""
+    """Mapping of whole huge pages that blocks of one size share."""
 
     blocks: list[Bytes]
     pages: mmap.mmap | None

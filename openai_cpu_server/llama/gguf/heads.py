@@ -119,6 +119,13 @@ def _require_tensors(head: PredictionHead) -> None:
             )
 
 
+def head_pattern(header: GgufHeader) -> str | None:
+    """Return a regular expression for the names of the heads' tensors, or None without heads."""
+    end = layer_count(header)
+    layers = "|".join(map(str, range(end - head_count(header), end)))
+    return rf"^blk\.({layers})\." if layers else None
+
+
 def _by_layer(tensors: Iterable[Tensor]) -> dict[int, set[str]]:
     names: dict[int, set[str]] = {}
     for tensor in tensors:

@@ -299,7 +299,7 @@ class MaskedDraft:
         return self._output.allowed() if not self._num_tokens else self._output.mask_of(self._matcher)
 
     def accept(self, token: int) -> None:
-        """Raises `ConstraintFailed`."""
+        """Go on behind the token. Raises `ConstraintFailed`."""
         if not self._matcher.consume_token(token):
             raise _failure(self._matcher)
         self._num_tokens += 1

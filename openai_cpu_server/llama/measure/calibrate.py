@@ -25,7 +25,7 @@ from openai_cpu_server.llama.measure.probe import CONTEXT, Disturbed, Probe, Sto
 
 logger = logging.getLogger(__name__)
 
-_SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
+_SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256, 512)
 _DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
 """ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128
 (ggml-vulkan.cpp, mmq.cuh). The sizes are both sides of these stairs, and the end of a tile of ours behind
@@ -48,7 +48,7 @@ _LEAST_CHUNKS = 2
 class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     """Conditions that a curve depends on."""
 
-    VERSION = 7
+    VERSION = 8
     num_parameters: int
     threads: int
     threads_batch: int | None

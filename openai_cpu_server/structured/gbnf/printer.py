@@ -15,6 +15,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Ref,
     Repeat,
@@ -60,7 +61,7 @@ class Shaper:
         return self._shape(expr, 0)
 
     def _shape(self, expr: Expr, depth: int) -> Expr:
-        if isinstance(expr, (Chars, Ref)):
+        if isinstance(expr, (Chars, Ref, Multiples)):
             return expr
         key = expr, depth
         if key not in self._shapes:
@@ -126,7 +127,7 @@ def gbnf_text(rules: Rules) -> str:
 
 
 def _intersects(expr: Expr) -> bool:
-    return isinstance(expr, (And, Not))
+    return isinstance(expr, (And, Not, Multiples))
 
 
 _PRINTED = Limits(regex_states=20_000, regex_work=100_000, rules=40_000)
@@ -168,6 +169,8 @@ class _Expansion:
             return self._characters(self._rules[expr.name])
         if isinstance(expr, Text):
             return literal(expr.text)
+        if isinstance(expr, Multiples):
+            return expr.language
         return rebuilt(expr, map(self._characters, expr.parts))
 
 
@@ -180,6 +183,8 @@ def _shown(expr: Expr) -> str:
         return expr.name
     if isinstance(expr, Token):
         return f"<[{expr.number}]>"
+    if isinstance(expr, Multiples):
+        return f"multiples of {expr.step}"
     if isinstance(expr, Seq):
         return " ".join(f"({_shown(x)})" if isinstance(x, Alt) else _shown(x) for x in expr.items) or '""'
     if isinstance(expr, Alt):

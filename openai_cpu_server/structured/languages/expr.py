@@ -236,6 +236,18 @@ class Residue(Expr):
         return bool(self.remainder * 10 ** (self.decimals - (self.read or 0)) % self.modulus == 0)
 
 
+@dataclass(frozen=True, eq=False)
+class Multiples(Expr):
+    """Multiples of an integer, which llguidance counts itself: an automaton has a state for each remainder.
+    `low`, `high`: None for no bound. `language`: the same as an expression."""
+
+    step: int
+    low: int | None
+    high: int | None
+    language: Expr
+    is_extended = True
+
+
 EMPTY: Expr = Seq(())
 NOTHING: Expr = Alt(())
 

@@ -29,6 +29,8 @@ from openai_cpu_server.structured.languages.expr import (
     Seq,
     alt,
     both,
+    every_expression,
+    negate,
     rebuilt,
     repeat,
     seq,
@@ -174,7 +176,9 @@ class PlainLanguages:
         goes."""
         if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
             return found
-        if isinstance(language, And):
+        if isinstance(language, And) and any(map(_has_one_spelling, language.items)):
+            parts = [self._part(x) for x in language.items]
+        elif isinstance(language, And):
             counted = [x for x in language.items if not x.is_extended and weight(x) > _COUNTED]
             others = both(*(x for x in language.items if x not in counted))
             parts = [self.simplified(x) for x in ([others, *counted] if counted else language.items)]
@@ -185,9 +189,28 @@ class PlainLanguages:
         found = None if None in parts else rebuilt(language, (x for x in parts if x is not None))
         return self._by_automaton(language) if found is None else found
 
+    def _part(self, language: Expr) -> Expr | None:
+        """Leave complements to the reader, which has no state that the text does not reach."""
+        if not isinstance(language, Not):
+            return self.simplified(language)
+        found = self.simplified(language.item)
+        return None if found is None else negate(found)
+
     def _by_automaton(self, language: Expr) -> Expr | None:
         automaton = self._tried(self.automaton, language)
         return None if automaton is None else to_expr(automaton)
+
+
+_PLAIN_ASCII = CharSet.of((0x20, 0x7E)) - CharSet.chars('"\\')
+
+
+def _has_one_spelling(language: Expr) -> bool:
+    """Return True if a string of JSON never escapes its characters, so that a complement beside it is one of
+    spellings too."""
+    if isinstance(language, And) or language.is_extended:
+        return False
+    sets = (x.set for x in every_expression([language]) if isinstance(x, Chars))
+    return not any(chars - _PLAIN_ASCII for chars in sets)
 
 
 def _starts_clash(language: And) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from openai_cpu_server.structured.languages.automaton import Deriver
-from openai_cpu_server.structured.languages.charset import MAX, CharSet, partition, single
+from openai_cpu_server.structured.languages.charset import DIGITS, MAX, CharSet, partition, single
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
@@ -24,6 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Repeat,
     Seq,
@@ -47,6 +48,7 @@ from openai_cpu_server.structured.lark.plan import (
     Work,
     following,
     is_character,
+    lead_bytes,
     lead_of_char,
     places,
     union,
@@ -197,6 +199,8 @@ class LexemeLoosener:
             return repeat(self.loosened(expr.item), min(expr.low, _LARGEST_COUNT), high)
         if isinstance(expr, Not):
             return ALL
+        if isinstance(expr, Multiples):
+            return repeat(Chars(CharSet.chars("-") | DIGITS), 1, None)
         return rebuilt(expr, map(self.loosened, expr.parts))
 
 
@@ -232,7 +236,10 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
     If some conflict when all are read everywhere, the lexemes of each place are compared, as far as the share
     of the work goes.
     """
-    found = _conflicts(plan.lexemes, following(plan, work), work)
+    follow = following(plan, work)
+    if not may_conflict(plan.lexemes, follow, work):
+        return set()
+    found = _conflicts(plan.lexemes, follow, work)
     if found is not None and not found:
         return set()
     suspects = set(plan.lexemes) if found is None else found
@@ -247,6 +254,62 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
         return confirmed
     except TooMuch:
         return _largest(plan.lexemes) if found is None else found
+
+
+_ANY_BYTE = (1 << 256) - 1
+
+
+class _Bytes(msgspec.Struct, frozen=True):
+    """First bytes of the characters of an expression."""
+
+    every: int = 0
+    later: int = 0
+    """Those of all characters but the first."""
+
+
+def may_conflict(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> bool:
+    """Return False if no lexeme goes on, behind its first character, with a byte that may follow one that
+    begins like it. That holds for most JSON, and saves the search."""
+    lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
+    shortened = _shortened(lexemes, work)
+    leads, known = FirstBytes(), dict[Expr, _Bytes]()
+    for expr in parts_first(list(shortened.values())):
+        work.spend(1)
+        known[expr] = _bytes_of(expr, known)
+    behind: dict[int, int] = {}
+    for name, expr in shortened.items():
+        first = leads.mask(expr)
+        behind[first] = behind.get(first, 0) | follow[name]
+    return any(
+        known[expr].later & union(after for first, after in behind.items() if first & leads.mask(expr))
+        for expr in shortened.values()
+    )
+
+
+def _bytes_of(expr: Expr, known: dict[Expr, _Bytes]) -> _Bytes:
+    parts = [known[part] for part in expr.parts]
+    match expr:
+        case Chars(chars):
+            return _Bytes(lead_bytes(chars))
+        case Text(text):
+            later = union(map(lead_of_char, text[1:]))
+            return _Bytes(later | union(map(lead_of_char, text[:1])), later)
+        case Seq():
+            every = union(part.every for part in parts)
+            return _Bytes(every, union([*(p.later for p in parts[:1]), *(p.every for p in parts[1:])]))
+        case Alt():
+            return _Bytes(union(part.every for part in parts), union(part.later for part in parts))
+        case Repeat(_, _, high):
+            (part,) = parts
+            return part if high == 1 else _Bytes(part.every, part.every)
+        case And():
+            return _Bytes(
+                functools.reduce(int.__and__, (part.every for part in parts)),
+                functools.reduce(int.__and__, (part.later for part in parts)),
+            )
+    if isinstance(expr, Multiples):
+        return _Bytes(lead_bytes(CharSet.chars("-") | DIGITS), lead_bytes(DIGITS))
+    return _Bytes(_ANY_BYTE, _ANY_BYTE)
 
 
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:

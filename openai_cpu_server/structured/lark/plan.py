@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
-from openai_cpu_server.structured.languages.charset import ANY, CharSet
+from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
     ANY_CHAR,
     EMPTY,
@@ -21,6 +21,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Ref,
     Repeat,
@@ -205,7 +206,7 @@ class LexemePlan:
         if isinstance(expr, Text):
             self._work.spend(4 * len(expr.text))
             return self._planned(literal(expr.text))
-        if isinstance(expr, (And, Not)):
+        if isinstance(expr, (And, Not, Multiples)):
             return self._planned(self._written_out(expr))
         if isinstance(expr, Repeat):
             return Repeat(self._planned(expr.item), expr.low, expr.high)
@@ -282,6 +283,8 @@ def _filled(language: Expr) -> Expr | None:
 
 
 def spelt_out(expr: Expr) -> Expr:
+    if isinstance(expr, Multiples):
+        return expr.language
     return literal(expr.text) if isinstance(expr, Text) else rebuilt(expr, map(spelt_out, expr.parts))
 
 
@@ -343,6 +346,8 @@ class FirstBytes:
             return frozenset((CharSet.chars(expr.text[0]),) if expr.text else ())
         if isinstance(expr, Not):
             return frozenset((ANY,))
+        if isinstance(expr, Multiples):
+            return frozenset((CharSet.chars("-") | DIGITS,))
         if isinstance(expr, And):
             return functools.reduce(_common, map(self.fronts, expr.items))
         found: frozenset[CharSet] = frozenset()

@@ -17,6 +17,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Ref,
     Repeat,
@@ -179,7 +180,8 @@ class _Writer:
         return self._names[rule]
 
     def terminals(self) -> list[tuple[str, Expr]]:
-        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, (Text, Token))]
+        inline = (Text, Token, Multiples)
+        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
 
     def shown(self, expr: Expr) -> str:
         if isinstance(expr, Ref):
@@ -199,6 +201,10 @@ class _Writer:
         expr = self._lexemes.get(name) if is_lexeme(name) else None
         if isinstance(expr, Token):
             return f"<[{self._renumbered(expr.number)}]>"
+        if isinstance(expr, Multiples):
+            bounds = {"minimum": expr.low, "maximum": expr.high}
+            schema = {k: v for k, v in bounds.items() if v is not None}
+            return "%json " + json.dumps({"type": "integer", "multipleOf": expr.step, **schema})
         return json.dumps(expr.text) if isinstance(expr, Text) else self._names[name]
 
 

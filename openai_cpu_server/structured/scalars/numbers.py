@@ -12,6 +12,7 @@ from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     Chars,
     Expr,
+    Multiples,
     Residue,
     alt,
     both,
@@ -151,6 +152,11 @@ def multiple_of(step: Decimal) -> Expr:
     digits = -min(int(step.as_tuple().exponent), 0)
     modulus = int(step.scaleb(digits))
     return seq(optional(_MINUS), Residue(modulus, digits))
+
+
+def multiples_between(step: int, low: int | None, high: int | None) -> Expr:
+    found = both(integers_between(low, high), multiple_of(Decimal(step)))
+    return Multiples(step, low, high, found)
 
 
 def round_numbers(zeros: int) -> Expr:

@@ -372,9 +372,10 @@ def _uuid(version: int) -> str:
     return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
 
 
-def _base64(more: str) -> str:
+def _base64(more: str, padding: str = "") -> str:
+    """`padding`: "?" where it may be left out, as RFC 4648 allows in URLs."""
     char = rf"[A-Za-z0-9{more}]"
-    return rf"(?:{char}{{4}})*(?:{char}{{2}}==|{char}{{3}}=)?"
+    return rf"(?:{char}{{4}})*(?:{char}{{2}}(?:==){padding}|{char}{{3}}={padding})?"
 
 
 FORMATS = {
@@ -403,3 +404,5 @@ FORMATS = {
     "base64": _base64("+/"),
     "base64url": _base64("_-"),
 }
+FORMATS_BESIDE_PATTERNS = {**FORMATS, "base64url": _base64("_-", "?")}
+"""With a `pattern` beside it the padding may be left out, as RFC 4648 allows and Zod's pattern demands."""

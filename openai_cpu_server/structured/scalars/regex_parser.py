@@ -260,6 +260,9 @@ class RegexParser:
         return CharSet.chars(char)
 
     def _property(self, negated: bool) -> CharSet:
+        if (short := self._peek()) in tuple("LMNPSZC"):  # as RE2 and Rust write it
+            self._at += 1
+            return ~_any_of(short) if negated else _any_of(short)
         end = self._pattern.find("}", self._at)
         is_named = self._peek() == "{" and end > 0
         found = unicode_property(self._pattern[self._at + 1 : end]) if is_named else None
@@ -276,7 +279,10 @@ class RegexParser:
         else:
             code = self._hex(4 if kind == "u" else 2)
         if 0xD800 <= code < 0xDC00 and self._takes("\\u"):
-            return 0x10000 + ((code - 0xD800) << 10) + (self._hex(4) - 0xDC00)
+            low = self._hex(4)
+            if not 0xDC00 <= low < 0xE000:
+                self._fail("half of a pair of surrogates is not a character")
+            return 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
             self._fail("no such character")
         return code
@@ -432,10 +438,6 @@ class RustRegexParser(RegexParser):
         if char == "a":
             self._at += 1
             return CharSet.chars("\a")
-        if char in "pP" and char and self._pattern[self._at + 1 : self._at + 2] in tuple("LMNPSZC"):
-            self._at += 2
-            found = _any_of(self._pattern[self._at - 1])
-            return ~found if char == "P" else found
         return super()._escape(in_class)
 
     def _code(self, kind: str) -> int:

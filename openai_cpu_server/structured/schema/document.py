@@ -8,7 +8,7 @@ import math
 from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Union
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin, uses_relative
 
 import msgspec
 from referencing import Registry, Resource, Specification
@@ -117,6 +117,14 @@ _LEADS_NOWHERE = (Unresolvable, AttributeError, TypeError, ValueError, LookupErr
 """Raised by the library for dangling references, and for documents that are not schemas."""
 
 
+def _joined(base: str, reference: str) -> str:
+    """Resolve a relative reference under a scheme that `urljoin` does not know, such as `app`."""
+    scheme, mark, rest = base.partition("://")
+    if not mark or scheme in uses_relative or ":" in reference.partition("/")[0]:
+        return reference
+    return scheme + urljoin(f"http://{rest}", reference).removeprefix("http")
+
+
 class References:
     def __init__(self, root: Json, budget: Budget, draft: Draft) -> None:
         self._root = root
@@ -176,8 +184,9 @@ class References:
         for library in self._libraries:
             # Many documents count from their own root, wherever the reference stands.
             for base in dict.fromkeys((library.address(self._container(at)), library.root)):
-                with suppress(*_LEADS_NOWHERE):
-                    return self._target(library.registry.resolver(base).lookup(reference).contents)
+                for address in dict.fromkeys((reference, _joined(base, reference))):
+                    with suppress(*_LEADS_NOWHERE):
+                        return self._target(library.registry.resolver(base).lookup(address).contents)
         with suppress(
             *_LEADS_NOWHERE
         ):  # what the library makes no sense of, such as lists of `items` in 2020-12

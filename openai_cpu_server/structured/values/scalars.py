@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 
@@ -46,9 +47,15 @@ from openai_cpu_server.structured.scalars.numbers import (
     fractional,
     integers_between,
     multiple_of,
+    multiples_between,
     round_numbers,
 )
-from openai_cpu_server.structured.scalars.regex import FORMATS, full_language, search_language
+from openai_cpu_server.structured.scalars.regex import (
+    FORMATS,
+    FORMATS_BESIDE_PATTERNS,
+    full_language,
+    search_language,
+)
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import JsonKind, NodeTable
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
@@ -90,7 +97,9 @@ class StringLanguages:
         """Formats give way to other facts, because a format is an annotation in the standard."""
         formats = [f for f in branch if isinstance(f.node, nodes.Format) and f.is_true]
         others = tuple(f for f in branch if f not in formats)
-        if not formats or not others or not self.plain.is_empty(self._language(branch)):
+        if not formats or all(isinstance(f.node, nodes.Format) for f in others):
+            return branch
+        if not self.plain.is_empty(self._language(branch)):
             return branch
         if self.plain.is_empty(self._language(others)):
             return branch
@@ -104,13 +113,15 @@ class StringLanguages:
             for f in branch
             if isinstance(f.node, nodes.Size) or (isinstance(f.node, nodes.Scalars) and f.is_true)
         ]
-        return [self._part(f.node, f.is_true) for f in branch if f not in skipped]
+        has_pattern = any(isinstance(f.node, nodes.Pattern) for f in branch)
+        formats = FORMATS_BESIDE_PATTERNS if has_pattern else FORMATS
+        return [self._part(f.node, f.is_true, formats) for f in branch if f not in skipped]
 
-    def _part(self, node: object, is_true: bool) -> Expr:
+    def _part(self, node: object, is_true: bool, formats: Mapping[str, str]) -> Expr:
         if isinstance(node, nodes.Pattern):
             found = self.pattern(node.pattern)
         elif isinstance(node, nodes.Format):
-            found = _format_language(node.name)
+            found = _format_language(formats[node.name])
         else:
             assert isinstance(node, nodes.Scalars), node
             found = any_of(node.strings)
@@ -137,8 +148,8 @@ class StringLanguages:
 
 
 @functools.lru_cache(maxsize=len(FORMATS))
-def _format_language(name: str) -> Expr:
-    return full_language(FORMATS[name], Limits())
+def _format_language(pattern: str) -> Expr:
+    return full_language(pattern, Limits())
 
 
 class ScalarLexemes:
@@ -200,6 +211,11 @@ _LARGEST_MODULUS = 1_000
 _MOST_COUNTED = 32
 """Remainders that fit into the limit of states, times twice 20 digits."""
 _MOST_MULTIPLES = 1_500
+_MOST_REMAINDERS = 4_096
+"""Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
+_LARGEST_EXACT = 2**53
+"""Bound of integers that all readers of JSON keep. llguidance rounds larger bounds, so that multiples beside
+them end here."""
 _NOT_NEGATIVE = nodes.Limit(Bound(Decimal(0), is_open=False), is_upper=False)
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
@@ -228,6 +244,28 @@ class NumberLanguages:
         if len(plain) > 1 or not _is_range(within):
             plain.append(_base(within, *_widths(plain)))
         return alt(both(*plain), _small(within))
+
+    def multiples(self, branch: Branch) -> Expr | None:
+        """Return multiples that llguidance counts, or None if an automaton does."""
+        steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
+        others = [f for f in branch if not isinstance(f.node, (nodes.MultipleOf, nodes.Limit))]
+        are_steps = len(steps) + len(others) + sum(map(len, _bounds(branch))) == len(branch)
+        if not are_steps or not all(isinstance(f.node, nodes.Integer) and f.is_true for f in others):
+            return None
+        if any(step != step.to_integral_value() for step in steps):
+            return None
+        step = math.lcm(*map(int, steps))
+        is_round = str(step).rstrip("0") == "1"
+        if not _MOST_COUNTED < step <= _MOST_REMAINDERS or is_round or _listed_multiples(branch) is not None:
+            return None
+        low, high = _integer_bounds(branch)
+        if (low or 0) > _LARGEST_EXACT or (high or 0) < -_LARGEST_EXACT:
+            return None
+        low = None if low is None else max(low, -_LARGEST_EXACT)
+        high = None if high is None else min(high, _LARGEST_EXACT)
+        if low is not None and high is not None and -(-low // step) * step > high:
+            return NOTHING
+        return multiples_between(step, low, high)
 
     def listed(self, branch: Branch) -> list[Decimal]:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)

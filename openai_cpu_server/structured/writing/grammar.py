@@ -24,6 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    Multiples,
     Not,
     Ref,
     Repeat,
@@ -39,6 +40,7 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.rules import order, users
 from openai_cpu_server.structured.options import Budget, InvalidSchema, Limits, SchemaTooLarge
+from openai_cpu_server.structured.scalars.numbers import multiples_between
 
 NEVER = "never"
 _RESERVED = (ROOT, NEVER, "start")
@@ -266,6 +268,8 @@ def packed_rules(rules: Rules) -> bytes:
                 fields = field
             case Repeat(_, low, high):
                 fields = low, high
+            case Multiples(step, low, high):
+                fields = step, low, high
         found.append((type(expr).__name__, tuple(numbers[x] for x in expr.parts), fields))
         numbers[expr] = len(numbers)
     return msgspec.msgpack.encode((found, {name: numbers[expr] for name, expr in rules.items()}))
@@ -285,6 +289,8 @@ def unpacked_rules(data: bytes) -> Rules:
                 made.append(Repeat(parts[0], *fields))
             case "Not":
                 made.append(Not(*parts))
+            case "Multiples":
+                made.append(multiples_between(*fields))
             case _:
                 made.append({"Seq": Seq, "Alt": Alt, "And": And}[kind](parts))
     return {name: made[number] for name, number in names.items()}

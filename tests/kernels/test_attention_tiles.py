@@ -1,0 +1,95 @@
+"""Attention of prompts by bf16 tiles, emulated where the CPU has none, against the exact definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary
+from openai_cpu_server.kernels.proof import PROMPTS, TILES, attention_proofs, proved
+from openai_cpu_server.kernels.tensors import Floats, GgmlType
+from tests.kernels.library import by_kernel
+from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
+
+_ROUNDED = 3e-2  # to bf16
+
+
+def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, threads: int = 2) -> Floats:
+    with graphs.attending(case) as compute:
+        return by_kernel(library, Kernel.ATTENTION_TILES, compute, threads)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"width": 80},
+        {"width": 128, "heads": 9, "kv_heads": 3},
+        {"width": 256, "heads": 8, "cell_type": GgmlType.Q8_0},
+        {"width": 96, "value_width": 64, "cell_type": GgmlType.BF16, "value_type": GgmlType.Q8_0},
+        {"heads": 20, "kv_heads": 1, "width": 576, "value_width": 512, "values_in_keys": True},
+        {"heads": 12, "kv_heads": 4, "max_bias": 8.0},
+        {"soft_cap": 5.0, "with_sinks": True},
+    ],
+    ids=str,
+)
+def test_attention_is_the_definition_but_for_rounding(
+    library: KernelLibrary, graphs: GgmlGraphs, shape: dict[str, Any]
+) -> None:
+    random = np.random.default_rng(0)
+    case = attention_case(random, random_pool(random, 200)[:40], **shape)
+    exact = exact_attention(graphs, case)
+    for threads in (1, 2, 3):
+        assert error(attention(library, graphs, case, threads), exact) < _ROUNDED
+
+
+@pytest.mark.parametrize("window", [None, 90])
+def test_a_row_does_not_depend_on_the_others(
+    library: KernelLibrary, graphs: GgmlGraphs, window: int | None
+) -> None:
+    """Chunks of a prompt beside another sequence, threads and unseen cells: the same, bit for bit."""
+    random = np.random.default_rng(0)
+    places = random.permutation(1200)
+    mine, others = np.sort(places[:1000]), places[1000:]
+    sees = np.zeros((24, 1200), np.bool_)
+    for row in range(12):
+        last = 980 + row
+        sees[row, mine[0 if window is None else last - window : last + 1]] = True
+        sees[12 + row, others[: 10 + row]] = True
+    case = attention_case(random, sees_to_mask(sees), heads=24, with_sinks=True)
+    assert case.mask is not None
+    expected = attention(library, graphs, case, threads=1)
+    assert error(expected, exact_attention(graphs, case)) < _ROUNDED
+    for rows in (slice(0, 12), slice(0, 5), slice(5, 12), slice(11, 13)):
+        chunk = msgspec.structs.replace(case, q=case.q[rows], mask=case.mask[rows])
+        for threads in (1, 3):
+            assert (attention(library, graphs, chunk, threads) == expected[rows]).all()
+
+
+def test_cells_that_are_not_seen_may_have_any_values(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    random = np.random.default_rng(0)
+    sees = np.zeros((20, 64), np.bool_)
+    sees[:, 3:40] = True
+    case = attention_case(random, sees_to_mask(sees))
+    expected = attention(library, graphs, case)
+    for values in (case.k, case.v):
+        values[:3] = values[40:] = np.nan
+    assert (attention(library, graphs, case) == expected).all()
+
+
+def test_few_rows_and_exact_cells_are_not_for_tiles(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    random = np.random.default_rng(0)
+    library.switch_on(Kernel.ATTENTION_TILES)
+    num_done = library.num_done(Kernel.ATTENTION_TILES)
+    for rows, cell_type in ((1, GgmlType.F16), (20, GgmlType.F32)):
+        graphs.attention(attention_case(random, None, rows=rows, cell_type=cell_type), threads=2)
+    assert library.num_done(Kernel.ATTENTION_TILES) == num_done
+
+
+def test_it_is_proved_against_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    state = proved(library, Kernel.ATTENTION_TILES, graphs, attention_proofs(PROMPTS))
+    assert state.instruction_set == TILES

@@ -1,0 +1,76 @@
+"""Where the findings D1 to D13 (doors and turns) are held, the found case and others of its kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FINDINGS = {
+    "D1 programs of clients that grow or turn back": (
+        "e2e/test_doubling.py::test_a_program_that_doubles_does_not_grow_here",
+        "structured/test_lark_reading.py::test_paths_that_double_end",
+        "test_patterns.py::test_no_pattern_has_repeats_that_meet",
+        "test_patterns.py::test_a_call_that_never_comes_is_read_to_its_end",
+    ),
+    "D2 one client's long work before the work of others": (
+        "reader/test_shares.py::test_a_share_that_is_used_up_is_a_refusal_which_is_remembered",
+        "reader/test_shares.py::test_work_of_one_kind_waits_for_no_other_kind",
+        "reader/test_shares.py::test_a_picture_waits_for_no_document",
+        "reader/test_shares.py::test_one_client_never_keeps_the_work_of_another_waiting",
+    ),
+    "D3 an assertion of the engine as the only bound": (
+        "api/exchanges/empty_inputs.txt::POST /api/embed",
+        "api/exchanges/empty_inputs.txt::POST /v1/embeddings",
+        "api/exchanges/empty_inputs.txt::POST /embedding",
+    ),
+    "D4 a state that is not the one that is meant": (
+        "api/test_model_states.py::test_a_route_answers_waits_or_says_why_not",
+        "api/test_model_states.py::test_sockets_and_rows_of_batches_say_the_same",
+        "api/test_model_states.py::test_unloading_ends_what_loads_and_is_nothing_for_what_is_away",
+    ),
+    "D5 the wall clock decides what lives": (
+        "jobs/test_stores.py::test_a_process_keeps_its_lease_when_the_clock_is_set",
+        "jobs/test_stores.py::test_the_lease_of_a_dead_process_is_free_at_once",
+        "jobs/test_stores.py::test_the_lease_of_another_machine_runs_out_unless_it_is_renewed",
+    ),
+    "D6 the less likely of two alternatives is told (each token is the chosen one once)": (
+        "api/test_rendering.py::test_of_tokens_with_one_text_the_likeliest_counts",
+    ),
+    "D7 a process ends while it starts (its load, its measurement, its imports)": (
+        "engine_client/test_sleeping.py::test_a_model_that_is_unloaded_while_it_loads_ends_without_a_traceback",
+        "e2e/test_process.py::test_sighup_while_the_server_imports_does_not_end_it",
+        "e2e/test_cli.py::test_a_signal_while_it_is_imported_says_nothing",
+    ),
+    "D8 a name with NUL and others that no file has": ("model_source/test_resolve.py::test_malformed",),
+    "D9 a hub that lies": (
+        "model_source/test_resolve.py::test_more_than_was_announced_is_not_stored",
+        "model_source/test_resolve.py::test_a_hash_that_is_none_names_no_file",
+    ),
+    "D10 names and objects of other keys": (
+        "api/test_foreign_objects.py::test_by_the_path",
+        "api/test_foreign_objects.py::test_by_a_field_of_the_body",
+        "api/test_foreign_objects.py::test_lists_and_refusals_name_what_the_key_may_use",
+    ),
+    "D11 a server that can never serve goes on": (
+        "e2e/test_process.py::test_a_server_that_can_never_serve_a_model_ends",
+        "models/test_keeper.py::test_what_can_never_be_loaded_does_not_come_back",
+        "models/test_memory_budget.py::test_never_means_that_unloading_all_others_does_not_help",
+    ),
+    "D12 a missing library is told as a damaged model": (
+        "e2e/test_process.py::test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model",
+    ),
+    "D13 a name of an option that is none": (
+        "config/test_unknown_variables.py::test_a_name_that_is_no_option_ends_the_start",
+        "config/test_unknown_variables.py::test_names_of_kubernetes_and_of_others_pass",
+    ),
+}
+
+
+@pytest.mark.parametrize("finding", FINDINGS)
+def test_what_holds_a_finding_is_there(finding: str) -> None:
+    for place in FINDINGS[finding]:
+        path, _, name = place.partition("::")
+        text = (Path(__file__).parent / path).read_text()
+        assert name in text if " " in name else re.search(rf"def {name}\(", text), place
