@@ -139,4 +139,4 @@ if __name__ == "__main__":
     answer = FRAMEWORKS[name](url, way == "streamed")
     if asyncio.iscoroutine(answer):
         answer = asyncio.run(answer)
-    sys.stdout.write(json.dumps({"ran": ran, "answer": answer}) + "\n")
+    sys.stdout.write("\n" + json.dumps({"ran": ran, "answer": answer}) + "\n")
