@@ -76,7 +76,7 @@ class McpConnection:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._link: _Link | None = None
         self._traffic = self._new_traffic()
-        """That of the latest connection."""
+        """Traffic of the latest connection."""
         self._left: set[asyncio.Task[None]] = set()
         """Tasks of lost connections until they end."""
         self._tools: tuple[McpTool, ...] | None = None
