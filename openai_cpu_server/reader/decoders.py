@@ -94,7 +94,8 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            loaded = [name for name in FORMATS if name in Image.OPEN]  # for another, Pillow loads all it has
+            with Image.open(io.BytesIO(data), formats=loaded) as image:
                 width, height = image.size
                 if width * height > most_pixels:
                     message = f"it has {width} x {height} pixels, and at most {most_pixels} are taken"

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import re
 import urllib.parse
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from functools import partial
 from io import BytesIO
@@ -257,15 +257,16 @@ class AttachmentFinder:
     ) -> tuple[GenerationParams, dict[str, _PageSource]]:
         """Insert the text of files, or words in place of earlier ones. Pages that are pictures become
         attachments. Raises InvalidRequest for files of the question."""
-        attached = {one.mark: one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT}
-        if not attached:
+        files = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
+        if not files:
             return params, {}
+        attached, copies = {one.mark: one for one in files}, Counter(one.mark for one in files)
         left = self._options.max_document_chars
 
         async def take(one: Attachment) -> _Document:
             nonlocal left
             document = await self._document(one, model, owner, sees=sees)
-            left -= document.num_chars
+            left -= document.num_chars * copies[one.mark]
             if left < 0:
                 limit = self._options.max_document_chars
                 message = f"the files of a conversation may have {limit} characters of text together"

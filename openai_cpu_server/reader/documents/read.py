@@ -68,16 +68,11 @@ def _contained(blocks: Iterator[Block]) -> Iterator[Block]:
     except ImportError as error:
         message = f"the server lacks what reads this kind of document (its extra 'documents': {error.name})"
         raise unreadable(message) from None
-    except Exception as error:  # libraries raise many kinds, and their next versions may raise others
-        raise _damaged(error) from None
-    except BaseException as panic:
-        if type(panic).__name__ != "PanicException":  # of a library in Rust
+    except BaseException as error:  # libraries raise many kinds, and their next versions may raise others
+        is_panic = type(error).__name__ == "PanicException"  # of a library in Rust
+        if not isinstance(error, Exception) and not is_panic:
             raise
-        raise _damaged(panic) from None
-
-
-def _damaged(error: BaseException) -> InvalidRequest:
-    return unreadable(f"the document is damaged ({error})"[:300])
+        raise unreadable("the document is damaged") from None
 
 
 def _blocks(data: bytes, charset: str) -> Iterator[Block]:
