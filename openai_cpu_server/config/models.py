@@ -228,10 +228,10 @@ class ModelOptions(BaseModel):
         "auto",
         description="repack weights for this CPU at load; auto: if that is faster, measured once for a file",
     )
-    kernels: Literal["auto", "no-tiles", "off"] = Field(
+    kernels: Literal["auto", "fast", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for; no-tiles: "
-        "without those for AMX",
+        description="off: ggml computes everything; auto: our kernels do what they are proved for; fast: prompts "
+        "by AMX and 16-bit attention too, so that an answer can depend on what is computed beside it",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,

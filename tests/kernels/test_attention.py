@@ -30,7 +30,10 @@ def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
             case = attention_case(random, mask, cell_type=cell_type, **more)
             exact = exact_attention(graphs, case)
             for threads in (1, 2, 3):
-                assert error(attention(library, graphs, case, threads), exact) < _allowed(case)
+                assert error(attention(library, graphs, case, threads), exact) < _EXACT
+            library.round_attention(True)
+            assert error(attention(library, graphs, case), exact) < _allowed(case)
+            library.round_attention(False)
 
     return check
 

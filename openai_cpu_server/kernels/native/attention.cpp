@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <tuple>
 
 #include "attention_gathered.hpp"
@@ -22,6 +23,9 @@ struct Prepared {
 
     const int* rows(const Block& block) const { return &plan.order[block.first]; }
 };
+
+// Many lanes score with 16-bit integers, which is faster; then a row's bits depend on how many lanes there are.
+std::atomic<bool> rounds{false};
 
 // What a thread needs beside that; kept from node to node.
 struct Scratch {
@@ -49,7 +53,7 @@ public:
           lanes_(lanes) {
         tile.resize(size_t(TILE) * tile_stride_);
         tile_ = tile.data();
-        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width, node.k.type == GGML_TYPE_F32);
+        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width, !rounds || node.k.type == GGML_TYPE_F32);
         for (int i = 0; i < num_rows_; ++i)
             for (int h = 0; h < node_.group; ++h)
                 lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);
@@ -404,3 +408,5 @@ void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& tensor) {
 }
 
 }  // namespace attention
+
+extern "C" void ocs_round_attention(bool on) { attention::rounds = on; }
