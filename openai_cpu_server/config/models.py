@@ -230,8 +230,8 @@ class ModelOptions(BaseModel):
     )
     kernels: Literal["auto", "fast", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for; fast: prompts "
-        "by AMX and 16-bit attention too, so that an answer can depend on what is computed beside it",
+        description="off: ggml computes everything; auto: our kernels do what they are proved for; fast: "
+        "prompts by AMX and 16-bit attention too, so that an answer can depend on what is computed beside it",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,

