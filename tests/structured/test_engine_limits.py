@@ -1,13 +1,11 @@
 """Limits of llguidance: counted before it is called, and without its own words in errors."""
 
 import itertools
-import json
 
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     Chars,
@@ -22,12 +20,9 @@ from openai_cpu_server.structured.languages.expr import (
     star,
 )
 from openai_cpu_server.structured.lark.translation import Translation
-from openai_cpu_server.structured.options import InvalidGrammar, Options, SchemaTooLarge
+from openai_cpu_server.structured.options import SchemaTooLarge
 from tests.structured.making import check_rules
 from tests.structured.oracle import check_texts
-from tests.structured.test_maskbench import DATA, bench
-
-__all__ = ["bench"]
 
 pytestmark = pytest.mark.thorough
 NATIVE = ("panic", "backtrace", ".rs", "lark", "llguidance", "assert")
@@ -63,22 +58,3 @@ def test_what_the_native_code_says_stays_inside(lark):
     with pytest.raises(InvalidRequest) as caught:
         GrammarCheck(lark)
     assert not [word for word in NATIVE if word in str(caught.value)]
-
-
-SIZES = [21_746, 21_514, 20_900, 20_877, 20_494, 19_775, 19_762, 19_645, 19_603, 19_464]
-"""Characters of the ten largest schemas of the data."""
-
-
-@pytest.mark.skipif(not DATA.exists(), reason="the cases are not beside this checkout")
-@pytest.mark.parametrize("place", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
-def test_the_largest_public_schemas_compile_or_are_refused_in_our_words(bench, place):
-    schemas = sorted((case["schema"] for case in bench["read_cases"](DATA)), key=size_of, reverse=True)
-    assert [size_of(schema) for schema in schemas[:10]] == SIZES
-    try:
-        GrammarCheck(Translation(compile_schema(schemas[place], Options(strict=False)).rules).text())
-    except (SchemaTooLarge, InvalidGrammar) as error:
-        assert not [word for word in NATIVE if word in str(error)]  # noqa: PT017
-
-
-def size_of(schema):
-    return len(json.dumps(schema))

@@ -1,9 +1,16 @@
 """A sample of real schemas, where the data lies beside the checkout; all of them: `scripts/maskbench.py`."""
 
+import json
 import runpy
 from pathlib import Path
 
 import pytest
+
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.lark.translation import Translation
+from openai_cpu_server.structured.options import InvalidGrammar, Options, SchemaTooLarge
+from tests.structured.test_engine_limits import NATIVE
 
 pytestmark = pytest.mark.thorough
 
@@ -54,3 +61,22 @@ def test_a_sample_of_real_schemas(bench, order, least_passed):
         run.run(each)
     assert run.result.accepts_invalid == 0
     assert run.result.passed >= least_passed * len(cases)
+
+
+SIZES = [21_746, 21_514, 20_900, 20_877, 20_494, 19_775, 19_762, 19_645, 19_603, 19_464]
+"""Characters of the ten largest schemas of the data."""
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the cases are not beside this checkout")
+@pytest.mark.parametrize("place", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
+def test_the_largest_public_schemas_compile_or_are_refused_in_our_words(bench, place):
+    schemas = sorted((case["schema"] for case in bench["read_cases"](DATA)), key=size_of, reverse=True)
+    assert [size_of(schema) for schema in schemas[:10]] == SIZES
+    try:
+        GrammarCheck(Translation(compile_schema(schemas[place], Options(strict=False)).rules).text())
+    except (SchemaTooLarge, InvalidGrammar) as error:
+        assert not [word for word in NATIVE if word in str(error)]  # noqa: PT017
+
+
+def size_of(schema):
+    return len(json.dumps(schema))
