@@ -391,8 +391,8 @@ class StepRunner:
             if self._draft_model is not None:
                 self._draft_model.trim(span.slot, end)
         opened.is_behind = sampled.num_accepted < len(span.draft)
-        if sampled.error is not None and opened.constraint is not None:
-            self._constraints.give_up(opened.constraint)
+        if sampled.error is not None and opened.verb.constraint is not None:
+            self._constraints.give_up(opened.verb.constraint)
         elif opened.constrained is not None:
             opened.slow_mask = self._constraints.compute_ahead(opened.constrained.result())
         return sampled

@@ -17,7 +17,13 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import head_library, libggml
-from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions, TokenBatch
+from openai_cpu_server.llama.cells.context import (
+    AbortSwitch,
+    Context,
+    ContextOptions,
+    SlotContent,
+    TokenBatch,
+)
 from openai_cpu_server.llama.draft_head import DraftHead
 from openai_cpu_server.llama.draft_model import DraftModel, SmallModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
@@ -153,6 +159,7 @@ class _Loader:
         self._on_progress = on_progress
         self._machine = machine
         self._undo = undo
+        self._pause = lambda: on_progress(0.0)
         self._abort = AbortSwitch()
         self._threads = options.threads or machine.num_threads()
         self._threads_batch = options.threads_batch or self._threads
@@ -177,8 +184,14 @@ class _Loader:
             drafts=plan.draft is not None or plan.weights.head is not None,
         )
         host_memory = plan.host_memory.beside_states(state_bytes * sequences.num_states)
-        projector_path = None if options.projector_path is None else Path(options.projector_path)
-        projector = None if projector_path is None else self._load_projector(projector_path, model)
+        projector = projector_path = None
+        if options.projector_path is not None:
+            projector_path = Path(options.projector_path)
+            flash_attention = options.flash_attention
+            projector = Projector(
+                projector_path, model, threads=self._threads_batch, flash_attention=flash_attention
+            )
+            self._undo.callback(projector.close)
         context = self._make_context(model, plan.weights.places, sequences, host_memory, projector)
         info = self._info(plan, model, vocabulary, context, state_bytes)
         draft_model, info = self._load_drafts(plan, model, vocabulary, context, info)
@@ -223,8 +236,13 @@ class _Loader:
         if why is not None:
             logger.warning("no head drafts: %s", why)
         kernels = switch_kernels(options.kernels, self._pause)
-        if options.projector_path is not None:
-            _check_projector(Path(options.projector_path))
+        if (path := options.projector_path) is not None:
+            if not Path(path).is_file():
+                raise StartupError(f"There is no projector {path}.")
+            if (why := why_deadly(GgufHeader(Path(path)))) is not None:
+                raise StartupError(
+                    f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
+                )
         encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
         draft_plan = None
         if draft is not None and not draft.is_own:
@@ -267,9 +285,6 @@ class _Loader:
             placement=plan.weights.places.placement,
         )
 
-    def _pause(self) -> None:
-        self._on_progress(0.0)
-
     def _opened(
         self, plan: WeightsPlan, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
@@ -307,7 +322,7 @@ class _Loader:
                 self._abort.press()
                 context.decode(batch)
             context.share_state(0, 1)
-            return context.cells_bytes(1), context.snapshots > 0
+            return context.saved_bytes(1, SlotContent.CELLS), context.snapshots > 0
 
     def _plan_sequences(
         self, model: Model, state_bytes: int, free_bytes: int, *, can_go_back: bool, drafts: bool
@@ -365,12 +380,6 @@ class _Loader:
         )
         return self._context(model, context_options)
 
-    def _load_projector(self, path: Path, model: Model) -> Projector:
-        flash_attention = self._options.flash_attention
-        projector = Projector(path, model, threads=self._threads_batch, flash_attention=flash_attention)
-        self._undo.callback(projector.close)
-        return projector
-
     def _load_drafts(
         self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, info: ModelInfo
     ) -> tuple[DraftModel | None, ModelInfo]:
@@ -405,26 +414,14 @@ class _Loader:
         model = target if is_own else self._opened(plan, lambda fraction: None)
         if model.output_width != target.output_width:
             raise StartupError(f"{plan.header.path} has hidden rows of another width than {target.path}.")
-        options = ContextOptions(
-            kv_cells=context.kv_cells,
-            kv_type=DRAFT_KV_TYPE,
-            num_slots=self._options.max_seqs,
-            batch_tokens=context.batch_tokens,
-            outputs=self._options.max_seqs,
-            threads=self._threads,
-            threads_batch=self._threads_batch,
-            flash_attention=self._options.flash_attention,
-        )
         contexts: list[Context] = []
         try:
             for number in range(head.num_heads if head.kind is HeadKind.CHAINED else 1):
-                contexts.append(self._context(model, options, context))
+                contexts.append(self._context(model, self._draft_options(context), context))
                 contexts[-1].use_head(number)
         except StartupError:
-            for own in contexts:
+            for own in (*contexts, *([] if is_own else [model])):
                 own.close()
-            if not is_own:
-                model.close()
             raise
         return DraftHead(head, model, context, contexts, vocabulary, owns_model=not is_own)
 
@@ -445,28 +442,25 @@ class _Loader:
                 f"--max-seqs must be at most {SLOTS_MAX // 2} with the draft model {path}: "
                 "its windows need a second sequence for each."
             )
-        context_options = ContextOptions(
-            kv_cells=context.kv_cells,
-            kv_type=DRAFT_KV_TYPE,
-            num_slots=options.max_seqs,
-            num_guarded=num_guarded,
-            batch_tokens=context.batch_tokens,
-            outputs=options.max_seqs + num_guarded,
-            threads=self._threads,
-            threads_batch=self._threads_batch,
-            flash_attention=options.flash_attention,
-            cells_beside_layers=plan.places.cells_beside_layers,
+        own_context = self._context(
+            model,
+            self._draft_options(context, num_guarded, cells_beside_layers=plan.places.cells_beside_layers),
         )
         num_common = min(large.vocab_size, vocabulary.vocab_size)
-        return model, SmallModel(
-            model, vocabulary, self._context(model, context_options), num_common=num_common
-        )
+        return model, SmallModel(model, vocabulary, own_context, num_common=num_common)
 
-
-def _check_projector(path: Path) -> None:
-    if not path.is_file():
-        raise StartupError(f"There is no projector {path}.")
-    if (why := why_deadly(GgufHeader(path))) is not None:
-        raise StartupError(
-            f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
+    def _draft_options(
+        self, target: Context, num_guarded: int = 0, *, cells_beside_layers: bool = False
+    ) -> ContextOptions:
+        return ContextOptions(
+            kv_cells=target.kv_cells,
+            kv_type=DRAFT_KV_TYPE,
+            num_slots=self._options.max_seqs,
+            num_guarded=num_guarded,
+            batch_tokens=target.batch_tokens,
+            outputs=self._options.max_seqs + num_guarded,
+            threads=self._threads,
+            threads_batch=self._threads_batch,
+            flash_attention=self._options.flash_attention,
+            cells_beside_layers=cells_beside_layers,
         )

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS, ModelInfo
 from openai_cpu_server.contract.request import Sampling
@@ -113,9 +112,7 @@ class Probe:
     def __enter__(self) -> Probe:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None or issubclass(kind, Disturbed):
             self.close()
             if self._saved:

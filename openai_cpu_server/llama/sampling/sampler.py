@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,73 +28,60 @@ _MOST_EXPONENT = 80.0
 _MORE_TOKENS = 256
 
 
+class _Adjustment(Protocol):
+    def accept(self, token: int) -> None:
+        """Take the next token of the output."""
+
+    def apply(self, logits: Logits) -> None:
+        """Change logits (vocabulary,) in place; -inf forbids."""
+
+
 class Adjustments:
     """Adjustments of one request in the order bias, penalties, end tokens."""
 
     def __init__(
-        self,
-        sampling: Sampling,
-        *,
-        prompt: Iterable[int],
-        output: Iterable[int],
-        vocab_size: int,
-        end_tokens: Collection[int],
-        piece: Spelling,
+        self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
     ) -> None:
+        sampling, prompt, output = opened.sampling, opened.prompt, opened.output
         self._bias_tokens = np.fromiter(sampling.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
         assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
-        self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
-        penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-        self._usage = _UsagePenalty(sampling) if penalizes_usage else None
-        dry = sampling.dry
-        self._dry = DryRepetitions(dry, (*prompt, *output), piece) if dry is not None else None
+        self._parts: list[_Adjustment] = []
+        if sampling.repeat_penalty != 1:
+            self._parts.append(_RepeatPenalty(sampling, prompt))
+        if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
+            self._parts.append(_UsagePenalty(sampling))
+        if rows := [row for row in sampling.bad_words if len(row) > 1]:
+            self._parts.append(BadWords(rows))
+        for token in output:
+            for part in self._parts:
+                part.accept(token)
+        if sampling.dry is not None:
+            self._parts.append(DryRepetitions(sampling.dry, (*prompt, *output), piece))
         single = {row[0] for row in sampling.bad_words if len(row) == 1}
-        rows = [row for row in sampling.bad_words if len(row) > 1]
-        self._bad_words = BadWords(rows) if rows else None
         self._never = np.array(sorted(single | {*end_tokens} if sampling.ignore_eos else single), np.int64)
         self._not_yet = np.array(sorted({*single, *end_tokens, *sampling.stop_tokens}), np.int64)
-        self._num_left = sampling.min_tokens
+        self._num_left = sampling.min_tokens - len(output)
         """Tokens that must come before the end."""
-        for token in output:
-            self._count(token)
 
     @property
     def is_empty(self) -> bool:
-        nothing_static = not len(self._bias_tokens) and not len(self._forbidden)
-        parts = (self._repeats, self._usage, self._dry, self._bad_words)
-        return nothing_static and not any(part is not None for part in parts)
+        return not (self._parts or len(self._bias_tokens) or len(self._forbidden))
 
     @property
     def _forbidden(self) -> NDArray[np.int64]:
         return self._not_yet if self._num_left > 0 else self._never
 
     def apply(self, adjusted: Logits) -> None:
-        """Change logits (vocabulary,) in place; -inf forbids."""
         adjusted[self._bias_tokens] += self._bias
-        if self._repeats is not None:
-            self._repeats.apply(adjusted)
-        if self._usage is not None:
-            self._usage.apply(adjusted)
-        if self._dry is not None:
-            self._dry.apply(adjusted)
+        for part in self._parts:
+            part.apply(adjusted)
         adjusted[self._forbidden] = -np.inf
-        if self._bad_words is not None:
-            adjusted[self._bad_words.next_ones()] = -np.inf
 
     def accept(self, token: int) -> None:
-        self._count(token)
-        if self._dry is not None:
-            self._dry.accept(token)
-
-    def _count(self, token: int) -> None:
-        if self._repeats is not None:
-            self._repeats.accept(token)
-        if self._usage is not None:
-            self._usage.accept(token)
-        if self._bad_words is not None:
-            self._bad_words.accept(token)
+        for part in self._parts:
+            part.accept(token)
         self._num_left -= 1
 
 
@@ -152,10 +139,10 @@ class BadWords:
     def accept(self, token: int) -> None:
         self._last.append(token)
 
-    def next_ones(self) -> NDArray[np.int64]:
+    def apply(self, logits: Logits) -> None:
         last = tuple(self._last)
         ends = [row[-1] for row in self._rows if last[1 - len(row) :] == row[:-1]]
-        return np.array(ends, np.int64)
+        logits[ends] = -np.inf
 
 
 class DryRepetitions:
@@ -490,16 +477,8 @@ class Sampler:
         self._sampling = opened.sampling
         self._position = len(opened.output)
         self._end_tokens = end_tokens
-        self._adjustments = Adjustments(
-            opened.sampling,
-            prompt=opened.prompt,
-            output=opened.output,
-            vocab_size=vocab_size,
-            end_tokens=end_tokens,
-            piece=piece,
-        )
-        is_random = opened.sampling.temperature > 0
-        narrows = is_random and truncates(opened.sampling)
+        self._adjustments = Adjustments(opened, vocab_size=vocab_size, end_tokens=end_tokens, piece=piece)
+        narrows = opened.sampling.temperature > 0 and truncates(opened.sampling)
         self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
