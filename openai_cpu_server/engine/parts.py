@@ -39,7 +39,9 @@ class OutputParts:
             return (event,)
         texts = self.read(event.tokens, event.text)
         if finish is not None:
-            texts += self._rest()
+            if self._tokens is not None:
+                self._tokens.finish()
+            texts += self._text.finish()
             finish = replace(finish, thought_tokens=self.thought_tokens)
         first, *more = texts or [PartText(self._text.part, "")]
         start = self.answer_start
@@ -53,11 +55,6 @@ class OutputParts:
             for token in tokens:
                 self._tokens.read(self._name(token))
         return self._text.feed(text)
-
-    def _rest(self) -> list[PartText]:
-        if self._tokens is not None:
-            self._tokens.finish()
-        return self._text.finish()
 
     @property
     def thought_tokens(self) -> int:

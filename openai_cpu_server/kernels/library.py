@@ -40,7 +40,6 @@ class KernelLibrary:
         handle.ocs_instruction_set.restype = ctypes.c_char_p
         handle.ocs_num_done.restype = ctypes.c_long
         handle.ocs_multiplies.restype = ctypes.c_bool
-        handle.ocs_multiplies_by_tiles.restype = ctypes.c_bool
         handle.ocs_why_no_tiles.restype = ctypes.c_char_p
         handle.ocs_round_attention.argtypes = [ctypes.c_bool]
 
@@ -55,9 +54,6 @@ class KernelLibrary:
     def multiplies(self, weight_type: int) -> bool:
         """Return True if our kernel computes products with this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
-
-    def multiplies_by_tiles(self, weight_type: int) -> bool:
-        return bool(self._handle.ocs_multiplies_by_tiles(weight_type))
 
     @property
     def why_no_tiles(self) -> str | None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,8 +76,7 @@ class StepRunner:
         self._abort = loaded.abort
         self._context = loaded.context
         self._draft_model = loaded.draft_model
-        self._padding_slot = loaded.sequences.padding_slot
-        self._rollback_slots = loaded.sequences.rollback_slots
+        self._sequences = loaded.sequences
         self._computes_apart = loaded.model.is_computed_apart
         self._any_token = loaded.vocabulary.bos or 0
         self._slots = slots
@@ -164,8 +164,9 @@ class StepRunner:
         if not self._info.state_bytes:
             return {}
         slots = [span.slot for span in step.spans]
-        can_keep = len(slots) <= len(self._rollback_slots) and not any(map(self._slots.is_behind, slots))
-        return dict(zip(slots, self._rollback_slots, strict=False)) if can_keep else None
+        keepers = self._sequences.rollback_slots
+        can_keep = len(slots) <= len(keepers) and not any(map(self._slots.is_behind, slots))
+        return dict(zip(slots, keepers, strict=False)) if can_keep else None
 
     @contextlib.contextmanager
     def _keeping(self, spans: Sequence[Span], rollback: Mapping[int, int]) -> Iterator[None]:
@@ -190,7 +191,7 @@ class StepRunner:
     def computes_numbers(self) -> bool:
         """Compute a token in the padding slot, and return True if its logits are finite or no cell is
         free."""
-        slot, token = self._padding_slot, self._any_token
+        slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
             self._context.decode(self._batch)
@@ -243,7 +244,10 @@ class StepRunner:
             return self._compute_with_rows(spans, padding)
         if padding:
             tokens = (self._any_token,) * padding
-            all_spans = [*spans, Span(slot=self._padding_slot, start=0, tokens=tokens, sample=False)]
+            all_spans = [
+                *spans,
+                Span(slot=self._sequences.padding_slot, start=0, tokens=tokens, sample=False),
+            ]
         layout = self._batch.fill(all_spans if padding else spans)
         most = self._info.max_step_outputs
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
@@ -254,7 +258,7 @@ class StepRunner:
                 raise
             return self._compute(spans, padding=0)
         if padding:
-            self._context.free_slot(self._padding_slot)
+            self._context.free_slot(self._sequences.padding_slot)
         if decoded is DecodeOutcome.INTERRUPTED:
             return None
         if self._draft_model is not None:
@@ -511,18 +515,17 @@ class _Native(NamedTuple):
     scale: float
 
 
+@dataclass(eq=False)
 class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
-    `check`."""
+    """Owns the adapters of one model, and sets one of them on its context, both of which must live until
+    `close`. Not thread-safe except for `check`."""
 
-    def __init__(self, model: Model, context: Context, draft_model: DraftModel | None) -> None:
-        """`model` and `context` must live until `close`."""
-        self._model = model
-        self._context = context
-        self._draft_model = draft_model
-        self._loaded: dict[str, _Native] = {}
-        self._checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = {}
-        self._in_use: str | None = None
+    model: Model
+    context: Context
+    draft_model: DraftModel | None
+    _loaded: dict[str, _Native] = field(default_factory=dict)
+    _checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = field(default_factory=dict)
+    _in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
         """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
@@ -531,7 +534,7 @@ class NativeAdapters:
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
             raise AdapterFailed(f"{path} is not the file any more that was to be loaded.")
-        self._checked[adapter.key] = AdapterFile.open(path, self._model.header), state
+        self._checked[adapter.key] = AdapterFile.open(path, self.model.header), state
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
         """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
@@ -552,9 +555,9 @@ class NativeAdapters:
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]
-        self._context.set_adapter(address, scale)
-        if self._draft_model is not None:
-            self._draft_model.set_adapter(address, scale)
+        self.context.set_adapter(address, scale)
+        if self.draft_model is not None:
+            self.draft_model.set_adapter(address, scale)
         self._in_use = key
 
     def unload(self, key: str) -> None:
@@ -568,7 +571,7 @@ class NativeAdapters:
 
     def _open(self, path: Path) -> int:
         log = native_log().cleared()
-        handle = llama_cpp.llama_adapter_lora_init(self._model.handle, os.fsencode(path))
+        handle = llama_cpp.llama_adapter_lora_init(self.model.handle, os.fsencode(path))
         address = ctypes.cast(handle, ctypes.c_void_p).value
         if address is None:
             raise AdapterFailed(f"Cannot load {path}: {log.cause() or 'llama.cpp gave no reason'}.")

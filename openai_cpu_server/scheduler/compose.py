@@ -37,15 +37,14 @@ class _Candidates:
     def of(cls, running: Seq[Sequence], *, mixes: bool) -> _Candidates:
         found = cls()
         for sequence in running:
-            found._group_of(sequence).append(sequence)
+            if _is_interactive(sequence):
+                group = found.decoding if sequence.is_decoding else found.prefilling
+            else:
+                group = found.batch_decoding if sequence.is_decoding else found.batch_prefilling
+            group.append(sequence)
         if not mixes and (found.prefilling or found.batch_prefilling):
             return cls(prefilling=found.prefilling, batch_prefilling=found.batch_prefilling)
         return found
-
-    def _group_of(self, sequence: Sequence) -> list[Sequence]:
-        if _is_interactive(sequence):
-            return self.decoding if sequence.is_decoding else self.prefilling
-        return self.batch_decoding if sequence.is_decoding else self.batch_prefilling
 
     @property
     def interactive(self) -> list[Sequence]:

@@ -392,7 +392,9 @@ class LearnedCosts:
         copying_ms = self._copies.predict_ms(step.verbs)
         if not step.spans:
             return copying_ms
-        size = self._size(step)
+        size: StepSize = step.num_tokens + step.padding
+        if self._equal_parts:
+            size = equal_passes(span.num_tokens for span in step.spans)
         switch_ms = self.switch_ms if self._is_switch(step) else 0.0
         return copying_ms + switch_ms + self.of(step.adapter).predict_ms(size, attended)
 
@@ -419,11 +421,6 @@ class LearnedCosts:
 
     def forget_adapter(self, key: str) -> None:
         self._slowdowns.pop(key, None)
-
-    def _size(self, step: Step) -> StepSize:
-        if self._equal_parts:
-            return equal_passes(span.num_tokens for span in step.spans)
-        return step.num_tokens + step.padding
 
     def _is_switch(self, step: Step) -> bool:
         return step.adapter != self._computed_with

@@ -427,7 +427,9 @@ class SavedPrefixes:
                 self._books.block_bytes, path, dropped
             ):
                 start = len(path) * BLOCK_TOKENS
-                block = self._add(path, tuple(tokens[start : start + BLOCK_TOKENS]), namespace)
+                piece, parent = tuple(tokens[start : start + BLOCK_TOKENS]), path[-1] if path else None
+                block = self._books.attach(self._number(), piece, parent, namespace)
+                path.append(block)
                 dropped += self._supersede(block)
                 saved.append((block.number, start, start + len(block.tokens)))
             if gain and self._books.make_room(self._books.state_bytes, path, dropped):
@@ -548,11 +550,6 @@ class SavedPrefixes:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
-
-    def _add(self, path: list[Block], tokens: tuple[int, ...], namespace: str) -> Block:
-        block = self._books.attach(self._number(), tokens, path[-1] if path else None, namespace)
-        path.append(block)
-        return block
 
 
 def _numbers(path: Sequence[Block]) -> tuple[int, ...]:

@@ -41,10 +41,6 @@ class SkippedArray(msgspec.Struct, frozen=True):
     start: int
     """Byte of the file at which the elements begin."""
 
-    @property
-    def holds_strings(self) -> bool:
-        return self.kind == _STRING
-
 
 Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
 
@@ -281,7 +277,7 @@ class GgufHeader:
         `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
         """
         array = self._values.get(key)
-        if not isinstance(array, SkippedArray) or not array.holds_strings:
+        if not isinstance(array, SkippedArray) or array.kind != _STRING:
             return {}
         wanted = set(range(array.length) if indices is None else indices)
         with opened(self.path) as file:

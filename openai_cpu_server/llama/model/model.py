@@ -167,14 +167,14 @@ class Model(NativeObject):
         params.load_mtp = heads is HeadUse.LOADED
         if heads is HeadUse.HIDDEN:
             params.kv_overrides = _without_heads(header)
-        return cls._load(header, params, on_progress, places or NativeSplit.cpu_alone())
+        return cls._load(header, params, on_progress, places or NativeSplit())
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
         """Load metadata and tokens only. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
-        return cls._load(header, params, lambda fraction: None, NativeSplit.cpu_alone())
+        return cls._load(header, params, lambda fraction: None, NativeSplit())
 
     @classmethod
     def _load(
@@ -186,11 +186,21 @@ class Model(NativeObject):
     ) -> Model:
         files = model_files(header)
         log = native_log().cleared()
-        progress = _Progress(on_progress)
-        params.progress_callback = progress.callback
+        failures: list[BaseException] = []
+
+        def report(fraction: float, _user_data: object) -> bool:
+            try:
+                on_progress(fraction)
+            except BaseException as failure:  # it ends the load, and is raised again
+                failures.append(failure)
+            return not failures
+
+        callback = llama_cpp.llama_progress_callback(report)
+        params.progress_callback = callback
         places.apply_to(params)
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
-        progress.raise_failure()
+        if failures:
+            raise failures[0]
         if handle is None:
             path, cause = header.path, log.cause()
             if cause is None:
@@ -294,26 +304,6 @@ def _without_heads(header: GgufHeader) -> object:
         override.key = header.for_architecture(name).encode()
         override.value.val_i64 = value
     return overrides
-
-
-class _Progress:
-    """Forwards progress. An exception of the listener ends the load and is raised again."""
-
-    def __init__(self, listener: Callable[[float], None]) -> None:
-        self._listener = listener
-        self._failure: BaseException | None = None
-        self.callback = llama_cpp.llama_progress_callback(self._report)
-
-    def raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _report(self, fraction: float, _user_data: object) -> bool:
-        try:
-            self._listener(fraction)
-        except BaseException as failure:
-            self._failure = failure
-        return self._failure is None
 
 
 _EDGE_BYTES = 2**20

@@ -340,7 +340,10 @@ def _require_sound(header: GgufHeader) -> None:
 
 
 def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-    data = _utf8(text)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:  # lone surrogates, which JSON can spell, become U+FFFD
+        data = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     capacity = len(data) + _SPARE_TOKENS
     while True:
         tokens = (llama_cpp.llama_token * capacity)()
@@ -362,11 +365,3 @@ def _rendered(vocab: object, token: int, *, special: bool) -> bytes:
 
 def _present(token: int) -> int | None:
     return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
-
-
-def _utf8(text: str) -> bytes:
-    """Lone surrogates, which JSON can spell, become U+FFFD."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()

@@ -85,7 +85,8 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             by_device[name] += _total(by_pattern[number])
         by_layer: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in by_pattern[None]:
-            by_layer[layer_of(tensor.name)].append(tensor)
+            match = _LAYER.search(tensor.name)
+            by_layer[None if match is None else int(match[1])].append(tensor)
         outputs = [tensor for tensor in by_layer[None] if not tensor.name.startswith(_LOOKUP_TABLES)]
         if all(tensor.name != _OUTPUT for tensor in tensors):  # embeddings are the output too
             outputs += [tensor for tensor in by_layer[None] if tensor.name == _EMBEDDINGS]
@@ -126,16 +127,6 @@ def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
     except re.error as error:
         message = f"--tensor-place: {error.pattern!r} is not a regular expression: {error}."
         raise StartupError(message) from None
-
-
-def layer_of(name: str) -> int | None:
-    match = _LAYER.search(name)
-    return int(match[1]) if match is not None else None
-
-
-def experts_pattern(num_layers: int) -> str:
-    """Pattern of the first layers' experts."""
-    return rf"blk\.({'|'.join(map(str, range(num_layers)))}){_EXPERTS}"
 
 
 def _layers(
@@ -279,8 +270,8 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def overrides(self) -> list[tuple[str, str]]:
         """Patterns and places for llama.cpp; the first match decides."""
-        experts = self.offload.cpu_moe
-        return [*self.offload.tensor_place, *([(experts_pattern(experts), CPU)] if experts else [])]
+        layers = "|".join(map(str, range(self.offload.cpu_moe)))
+        return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
     def __str__(self) -> str:
         if self.is_cpu_alone:
