@@ -427,15 +427,15 @@ _STATE_S = 0.5
 _LONG_AGO = float("-inf")
 
 
+@dataclass(eq=False)
 class StepTracer:
     """Off until `ShowSteps`, without any cost. `note` and `take` must not be called while it is off."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.is_on = False
-        self._state_sent_s = _LONG_AGO
-        self._parts: tuple[TracePart, ...] = ()
-        self._adapter: str | None = None
+    clock: Callable[[], float]
+    is_on: bool = False
+    _state_sent_s: float = _LONG_AGO
+    _parts: tuple[TracePart, ...] = ()
+    _adapter: str | None = None
 
     @property
     def is_pending(self) -> bool:
@@ -465,9 +465,9 @@ class StepTracer:
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
         parts, self._parts = self._parts, ()
-        is_due = self._clock() - self._state_sent_s >= _STATE_S or not scheduler.has_work
+        is_due = self.clock() - self._state_sent_s >= _STATE_S or not scheduler.has_work
         if is_due:
-            self._state_sent_s = self._clock()
+            self._state_sent_s = self.clock()
         elif not parts:
             return None
         return StepTrace(

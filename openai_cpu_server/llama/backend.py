@@ -16,14 +16,12 @@ import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.engine import RequestFailed
-from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, is_row, not_taken
+from openai_cpu_server.contract.media import is_row, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
-    CacheFileLimit,
     Drafted,
-    SavedBlock,
     Span,
     Step,
     StepResult,
@@ -44,7 +42,7 @@ from openai_cpu_server.llama.cells.context import (
 from openai_cpu_server.llama.draft_model import DraftModel, DraftRequest, ModelDraft
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.host import ComputeThreads, Machine
+from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.loading import LoadedParts, load_model
 from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.projector import EncodingFailed
@@ -94,7 +92,8 @@ class StepRunner:
         """Time of a head's reading in the present step."""
 
     def warm_up(self) -> bool:
-        """Return False if interrupted."""
+        """Compute one token, so that no request pays for the first use of the weights. Return False if
+        interrupted; another call continues."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             decoded = self._context.decode(self._batch)
@@ -413,6 +412,14 @@ class LlamaBackend:
         self._adapters = NativeAdapters(loaded.model, loaded.context, loaded.draft_model)
         self._slots = SlotTable(loaded, self._constraints)
         self._steps = StepRunner(loaded, self._slots, self._constraints, self._adapters)
+        self.info = loaded.info
+        self.threads = loaded.context.compute_threads
+        self.execute, self.warm_up = self._steps.run, self._steps.warm_up
+        self.interrupt = loaded.abort.press
+        self.unready_slots = self._slots.unready
+        self.export_cache, self.import_cache = self._slots.save_to, self._slots.load_from
+        self.check_adapter, self.unload_adapter = self._adapters.check, self._adapters.unload
+        self.measure = not_taken if loaded.row_store is None else loaded.row_store.measure
 
     @classmethod
     def load(
@@ -440,42 +447,11 @@ class LlamaBackend:
             raise
         return backend
 
-    def warm_up(self) -> bool:
-        """Compute one token, so that no request pays for the first use of the weights. Return False if
-        interrupted; another call continues."""
-        return self._steps.warm_up()
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._loaded.info
-
-    @property
-    def threads(self) -> ComputeThreads:
-        return self._loaded.context.compute_threads
-
-    def execute(self, step: Step) -> StepResult:
-        """Execute a step. Raises `DecodeFailed` or `BadLogits`, after which the backend is unusable."""
-        return self._steps.run(step)
-
-    def unready_slots(self) -> frozenset[int]:
-        return self._slots.unready()
-
-    def interrupt(self) -> None:
-        """End the running step early, if it may be interrupted. Any thread may call this at any time."""
-        self._loaded.abort.press()
-
     def piece(self, token: int, *, special: bool = False) -> bytes:
         return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         return self._constraints.start(constraint, output).take_forced()
-
-    def measure(self, size: MediaSize) -> MeasuredMedia:
-        store = self._loaded.row_store
-        return store.measure(size) if store is not None else not_taken(size)
-
-    def check_adapter(self, adapter: Adapter) -> None:
-        self._adapters.check(adapter)
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
@@ -488,17 +464,6 @@ class LlamaBackend:
             self._adapters.unload(adapter.key)
             raise
         return loaded
-
-    def unload_adapter(self, key: str) -> None:
-        self._adapters.unload(key)
-
-    def export_cache(
-        self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
-    ) -> None:
-        self._slots.save_to(path, blocks, limit)
-
-    def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        return self._slots.load_from(path)
 
     def close(self) -> None:
         self._slots.close()
