@@ -126,8 +126,7 @@ class AnswerSearch:
 
 
 class PartReader:
-    """Incremental splitter of one output's text into parts. The parts do not depend on how the text
-    arrives in pieces."""
+    """Incremental splitter of one output's text into parts, which do not depend on the pieces it comes in."""
 
     def __init__(self, marks: OutputMarks) -> None:
         self._marks = marks
@@ -233,8 +232,7 @@ class StopStringBuffer:
         self._text = b""
 
     def ends_with(self, piece: bytes) -> bool:
-        """Read the next token's bytes; return True if the text after it is for the user. Nothing can be
-        read afterwards."""
+        """Read the next token; return True if the text after it is for the user, after which reading ends."""
         answer: bytes | None = piece
         if self._thoughts is not None:
             answer = self._thoughts.read(piece)

@@ -62,8 +62,7 @@ class KernelLibrary:
         return reason and str(reason.decode())
 
     def use_tiles_from(self, weight_type: int, rows: int | None) -> None:
-        """Multiply weights of this type by tiles from so many rows on, 0 for the usual number, or None for
-        never."""
+        """Multiply weights of this type by tiles from `rows` on; 0: the usual number, None: never."""
         self._handle.ocs_use_tiles_from(weight_type, -1 if rows is None else rows)
 
     def num_done(self, kernel: Kernel) -> int:
@@ -77,8 +76,7 @@ class KernelLibrary:
         self._handle.ocs_switch_off(kernel)
 
     def round_attention(self, on: bool) -> None:
-        """Score many rows with 16-bit integers, which is faster. Then the last bits of a row depend on the
-        number of rows."""
+        """Score many rows with 16-bit integers, fast; last bits then depend on the number of rows."""
         self._handle.ocs_round_attention(on)
 
     def reset(self) -> None:

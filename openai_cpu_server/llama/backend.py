@@ -156,8 +156,7 @@ class StepRunner:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Slot that keeps each slot's state, or None if the step may not be interrupted or a state cannot
-        be kept."""
+        """Slot that keeps each slot's state, or None if the step must not stop or no state can be kept."""
         if not step.may_be_interrupted:
             return None
         if not self._info.state_bytes:
@@ -188,8 +187,7 @@ class StepRunner:
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def computes_numbers(self) -> bool:
-        """Compute a token in the padding slot, and return True if its logits are finite or no cell is
-        free."""
+        """Compute a token in the padding slot. Return True if its logits are finite or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:

@@ -1,5 +1,4 @@
-"""Memory and cores for this process, its compute threads, and the load by other processes. Loads no
-llama.cpp."""
+"""Memory, cores and compute threads of this process, and the load by others. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from pathlib import Path
 import psutil
 
 _MOST_LOOKS = 16
-"""Linux accounts a thread's time when it stops or at the next tick, so a step of microseconds may show
-nothing."""
+"""Linux accounts a thread's time when it stops or at a tick, so a step of microseconds may show nothing."""
 
 
 class ComputeThreads:
@@ -252,8 +250,7 @@ class Machine:
         return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
 
     def cpu_pressure_s(self) -> float | None:
-        """Seconds in which a task of the control group, else of the machine, waited for a core (PSI), or
-        None if unknown."""
+        """Seconds that tasks of the control group, else the machine, waited for cores (PSI), or None."""
         groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
         for file in (*groups, self.pressure):
             for line in _lines(file):

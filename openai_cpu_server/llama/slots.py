@@ -1,5 +1,4 @@
-"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change before it
-computes."""
+"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ class OpenSlot:
         return index - lost
 
     def held_at(self, end: int) -> int:
-        """Return llama.cpp's count of positions when `end` tokens are computed. Rows at the end that share
-        one place count as one."""
+        """Positions of `end` tokens, as llama.cpp counts them: rows at the end in one place are one."""
         last = next((one for one in self.media if one.start < end <= one.end), None)
         if last is None or not last.rows.has_one_place:
             return self.position(end)

@@ -1,5 +1,4 @@
-"""Batches in llama.cpp's layout, and the owner of a `llama_context` that computes them: the KV pool, decoding
-and interruption."""
+"""Batches in llama.cpp's layout, and the owner of a `llama_context` that decodes them in its KV pool."""
 
 from __future__ import annotations
 
@@ -429,8 +428,7 @@ class Context(OwnedContext):
         return _view(head_library().llama_get_embeddings_nextn(self.handle), count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address, or without one if None, from the next
-        decode on."""
+        """Compute with the `llama_adapter_lora` at this address, or without one, from the next decode."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:

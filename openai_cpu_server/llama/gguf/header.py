@@ -65,8 +65,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader of GGUF's basic types through a window of the file. Raises `StartupError` on
-    damage."""
+    """Sequential reader of GGUF's types through a window of the file. Raises `StartupError` on damage."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -295,8 +294,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """Return the files of the model. Raises `StartupError` if one is missing, or `header` is not the first
-    file's."""
+    """Return the model's files. Raises `StartupError` if one is missing or `header` is not the first."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -442,8 +440,7 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """Return the kind by the pooling type, else by the architecture or non-causal attention. Raises
-    `StartupError`."""
+    """Return the kind by pooling type, else architecture or non-causal attention. Raises `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS

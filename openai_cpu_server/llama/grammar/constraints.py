@@ -1,5 +1,4 @@
-"""Engine's side of grammars: compiled for a vocabulary, cached, followed by outputs, and computed by threads
-beside a step."""
+"""Engine's side of grammars: compiled, cached, followed by outputs, computed by threads beside a step."""
 
 from __future__ import annotations
 
@@ -312,8 +311,7 @@ class MaskedDraft:
 
 
 def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
-    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
-    ambiguous."""
+    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning is ambiguous."""
     thinking = constraint.thinking
     if thinking is None:
         return None

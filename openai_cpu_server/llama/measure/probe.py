@@ -51,8 +51,7 @@ class Probe:
         return self._held.get(slot, 0)
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Return the milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples.
-        Raises `Disturbed`."""
+        """Time a step that adds `sizes[slot]` tokens to each slot and samples. Raises `Disturbed`."""
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)

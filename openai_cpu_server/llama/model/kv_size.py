@@ -270,8 +270,7 @@ def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Return the requested cells, or as many as half of `free_bytes` holds, within a limit. Raises
-    `StartupError`."""
+    """Requested cells, or what half of `free_bytes` holds, within a limit. Raises `StartupError`."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -448,6 +447,5 @@ def embedding_tokens(longest: int) -> int:
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """Return the longest input whose logits leave most of the memory free. llama.cpp reserves them for
-    encoders too."""
+    """Return the longest input whose logits, which encoders reserve too, leave most of the memory free."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

@@ -269,8 +269,7 @@ class Model(NativeObject):
 
     @property
     def is_copied_whole(self) -> bool:
-        """True if llama.cpp copies only whole sequences, and dies of parts (GGML_ASSERT in
-        llama-kv-cache-dsv4.cpp)."""
+        """True if llama.cpp dies of copying parts of a sequence (llama-kv-cache-dsv4.cpp)."""
         return self.header.architecture in _COPIED_WHOLE
 
     @property
@@ -314,8 +313,7 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Return text on which saved cells depend: model, projector, layout and library. Raises
-    `StartupError`."""
+    """Text on which saved cells depend: model, projector, layout and library. Raises `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

@@ -47,8 +47,7 @@ class WordPieces:
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
     ) -> None:
-        """`pieces`: word beginnings start with U+2581, as in llama.cpp. `names`: control tokens among
-        them."""
+        """`pieces`: words start with U+2581, as in llama.cpp. `names`: control tokens among them."""
         self._pieces = pieces
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
         self._unknown = unknown
@@ -127,12 +126,10 @@ class PieceTable(NamedTuple):
 
 
 class Vocabulary(Closable):
-    """Implementation of the contract's `Tokenizer`. Any thread may call it, because native data are only
-    read."""
+    """Implementation of the contract's `Tokenizer`. Any thread may call it: native data are only read."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """`owns_model`: `close` also closes the model. Raises StartupError for a model without a
-        tokenizer."""
+        """`owns_model`: `close` also closes the model. Raises StartupError without a tokenizer."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -208,8 +205,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
-        """EOS (or SEP) and SEP stand between query and text if the tokenizer adds them, as in
-        llama-server."""
+        """EOS (or SEP) and SEP between query and text, if the tokenizer adds them, as in llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
         sep = _present(llama_cpp.llama_vocab_sep(vocab))

@@ -61,8 +61,7 @@ def devices() -> list[Device]:
 
 
 class NativeSplit:
-    """Split as `llama_model_params`. Owns lists that llama.cpp reads, so it must live as long as the
-    model."""
+    """Split as `llama_model_params`. Owns lists that llama.cpp reads as long as the model lives."""
 
     def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
         """Name the devices, or none for the CPU alone. Raises `StartupError` for an absent device."""
@@ -249,8 +248,7 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
 
 
 def device_for(offload: Offload) -> Device | None:
-    """Return the named device, else a separate GPU before an integrated one and one for tests. Raises
-    `StartupError`."""
+    """Return the named device, else a separate GPU before an integrated one. Raises `StartupError`."""
     found = devices()
     if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

@@ -571,8 +571,7 @@ def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
 
 
 def finite_logits(adjusted: Logits) -> Logits:
-    """Replace NaN and infinities, which neither native samplers nor a draw can handle; -inf, which
-    forbids, stays."""
+    """Replace NaN and infinities, which no sampler can handle; -inf, which forbids, stays."""
     largest = adjusted.max()
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
