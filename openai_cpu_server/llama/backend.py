@@ -438,11 +438,7 @@ class LlamaBackend:
     ) -> LlamaBackend:
         """Load a model. Raises `StartupError` with one line for the terminal."""
         backend = cls(load_model(options, on_progress, machine or Machine()))
-        try:
-            backend._constraints.wait_until_ready()
-        except BaseException:
-            backend.close()
-            raise
+        backend._constraints.wait_until_ready()
         return backend
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

@@ -243,6 +243,13 @@ class GgufHeader:
         value = self._values.get(key)
         return value if isinstance(value, int) else None
 
+    def arch_int(self, key: str) -> int | None:
+        """Return the number under this key of the architecture."""
+        return self.get_int(self.for_architecture(key))
+
+    def arch_ints(self, key: str, length: int) -> list[int] | None:
+        return self.get_ints(self.for_architecture(key), length)
+
     def get_float(self, key: str) -> float | None:
         value = self._values.get(key)
         return float(value) if isinstance(value, (int, float)) else None

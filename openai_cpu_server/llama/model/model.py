@@ -284,7 +284,7 @@ class Model(NativeObject):
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
             and not llama_cpp.llama_model_has_encoder(model)
-            and self.header.get_int(self.header.for_architecture("attention.causal")) != 0
+            and self.header.arch_int("attention.causal") != 0
         )
 
     def chat_template(self, name: str | None = None) -> str | None:

@@ -102,7 +102,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             vocab_size=0 if embeddings is None else embeddings.shape[-1],
             width=_size(header, "embedding_length"),
             heads=_size(header, "attention.head_count"),
-            has_windows=bool(header.get_int(header.for_architecture("attention.sliding_window"))),
+            has_windows=bool(header.arch_int("attention.sliding_window")),
         )
 
     @property
@@ -147,9 +147,7 @@ def _total(tensors: Sequence[Tensor]) -> int:
 
 
 def _size(header: GgufHeader, name: str) -> int:
-    key = header.for_architecture
-    layers = header.get_int(key("block_count")) or 1
-    return max(header.get_ints(key(name), layers) or [0])
+    return max(header.arch_ints(name, header.arch_int("block_count") or 1) or [0])
 
 
 def _activation_floats(header: GgufHeader) -> int:
@@ -198,7 +196,7 @@ class StepSizes(NamedTuple):
 
         `free_bytes`: beside the weights.
         """
-        trained = header.get_int(header.for_architecture("context_length")) or 0
+        trained = header.arch_int("context_length") or 0
         tokens = embedding_tokens(longest_input(options, trained, sizes.vocab_size, free_bytes))
         return cls(
             cells=tokens,

@@ -341,7 +341,6 @@ class Candidates:
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
     def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
-        """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
