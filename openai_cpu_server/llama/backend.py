@@ -64,22 +64,23 @@ class Computed(NamedTuple):
     padding: int
 
 
-class StepRunner:
-    """Not thread-safe."""
+class LlamaBackend:
+    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
+    for `interrupt` and `forced`."""
 
-    def __init__(
-        self, loaded: LoadedParts, slots: SlotTable, constraints: Constraints, adapters: NativeAdapters
-    ) -> None:
-        self._info = loaded.info
+    def __init__(self, loaded: LoadedParts) -> None:
+        """Take ownership of `loaded`."""
+        self.info = loaded.info
+        self._model = loaded.model
+        self._vocabulary = loaded.vocabulary
         self._abort = loaded.abort
         self._context = loaded.context
         self._draft_model = loaded.draft_model
         self._sequences = loaded.sequences
-        self._computes_apart = loaded.model.is_computed_apart
         self._any_token = loaded.vocabulary.bos or 0
-        self._slots = slots
-        self._constraints = constraints
-        self._adapters = adapters
+        self._constraints = Constraints(loaded.vocabulary)
+        self._adapters = NativeAdapters(loaded.model, loaded.context, loaded.draft_model)
+        self._slots = SlotTable(loaded, self._constraints)
         self._batch = TokenBatch(loaded.info.max_step_tokens, loaded.context.sequences)
         self._row_batch = RowBatch(
             loaded.info.max_step_tokens if loaded.row_store is not None else 0,
@@ -90,6 +91,61 @@ class StepRunner:
         """Rows that are still to be computed, by slot."""
         self._reading_ms = 0.0
         """Time of a head's reading in the present step."""
+        self.threads = loaded.context.compute_threads
+        self.interrupt = loaded.abort.press
+        self.unready_slots = self._slots.unready
+        self.export_cache, self.import_cache = self._slots.save_to, self._slots.load_from
+        self.check_adapter, self.unload_adapter = self._adapters.check, self._adapters.unload
+        self.measure = not_taken if loaded.row_store is None else loaded.row_store.measure
+
+    @classmethod
+    def load(
+        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+    ) -> LlamaBackend:
+        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
+        backend = cls.load_cold(options, on_progress, machine)
+        try:
+            backend.warm_up()
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    @classmethod
+    def load_cold(
+        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+    ) -> LlamaBackend:
+        """Load a model. Raises `StartupError` with one line for the terminal."""
+        backend = cls(load_model(options, on_progress, machine or Machine()))
+        backend._constraints.wait_until_ready()
+        return backend
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return self._vocabulary.piece(token, special=special and token not in self.info.end_tokens)
+
+    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
+        return self._constraints.start(constraint, output).take_forced()
+
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
+        loaded = self._adapters.load(adapter)
+        try:
+            self._adapters.use(adapter.key)
+            if not self._computes_numbers():
+                raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
+        except AdapterFailed:
+            self._adapters.unload(adapter.key)
+            raise
+        return loaded
+
+    def close(self) -> None:
+        self._slots.close()
+        self._constraints.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
+        self._context.close()
+        self._adapters.close()
+        self._model.close()
 
     def warm_up(self) -> bool:
         """Compute one token, so that no request pays for the first use of the weights. Return False if
@@ -104,7 +160,7 @@ class StepRunner:
             self._draft_model.warm_up()
         return True
 
-    def run(self, step: Step) -> StepResult:
+    def execute(self, step: Step) -> StepResult:
         """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
         which the backend is unusable.
 
@@ -123,14 +179,14 @@ class StepRunner:
                 self._draft_model.listen(reads_along=step.reads_along)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._with_draft(span, drafts) for span in step.spans]
-            if self._info.takes_media:
+            if self.info.takes_media:
                 self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
                 spans = [self._slots.placed(span) for span in spans]
             sampled = [self._slots[span.slot] for span in spans if span.sample]
             outputs = [slot.constrained for slot in sampled if slot.slow_mask is None]
             constrained = [output for output in outputs if output is not None]
             with self._constraints.foreseeing(constrained), self._keeping(spans, rollback or {}):
-                is_apart = bool(rollback) or self._computes_apart
+                is_apart = bool(rollback) or self._model.is_computed_apart
                 groups = self._apart(spans) if is_apart else self._drafts_last(spans)
                 padding = 0 if is_apart else step.padding
                 computed = self._compute_groups(spans, groups, padding, is_apart=is_apart)
@@ -159,7 +215,7 @@ class StepRunner:
         """Slot that keeps each slot's state, or None if the step must not stop or no state can be kept."""
         if not step.may_be_interrupted:
             return None
-        if not self._info.state_bytes:
+        if not self.info.state_bytes:
             return {}
         slots = [span.slot for span in step.spans]
         keepers = self._sequences.rollback_slots
@@ -186,7 +242,7 @@ class StepRunner:
             self._context.free_slot(span.slot)
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
-    def computes_numbers(self) -> bool:
+    def _computes_numbers(self) -> bool:
         """Compute a token in the padding slot. Return True if its logits are finite or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
@@ -230,7 +286,7 @@ class StepRunner:
             span = msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)
         if not span.draft:
             return span
-        most = self._info.max_draft
+        most = self.info.max_draft
         assert most is None or len(span.draft) <= most, "more than this model's memory can take back"
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
@@ -246,7 +302,7 @@ class StepRunner:
                 Span(slot=self._sequences.padding_slot, start=0, tokens=tokens, sample=False),
             ]
         layout = self._batch.fill(all_spans if padding else spans)
-        most = self._info.max_step_outputs
+        most = self.info.max_step_outputs
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
         try:
             decoded = self._context.decode(self._batch)
@@ -312,7 +368,7 @@ class StepRunner:
         are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
         of some sequences and the rest of another anyway.
         """
-        least = 1 if self._computes_apart else 2
+        least = 1 if self._model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
         groups = [single] if single else []
         return groups + [[span] for span in spans if span.num_tokens >= least]
@@ -325,7 +381,7 @@ class StepRunner:
         them in one pass, else alone, because a lone sequence moves nothing.
         """
         drafting = [span for span in spans if span.draft]
-        if not self._info.state_bytes or not drafting:
+        if not self.info.state_bytes or not drafting:
             return [list(spans)]
         most_frequent, _ = Counter(span.num_tokens for span in drafting).most_common(1)[0]
         others = [span for span in spans if not span.draft]
@@ -361,7 +417,7 @@ class StepRunner:
                 sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
         errors |= {slot: found.error for slot, found in sampled.items() if found.error is not None}
         is_bad = any(isinstance(error.__cause__, BadLogits) for error in errors.values())
-        if is_bad and not self.computes_numbers():  # at all: another process may do better
+        if is_bad and not self._computes_numbers():  # at all: another process may do better
             raise BadLogits("The model computes numbers that are not finite.")
         return StepResult(
             samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
@@ -397,76 +453,6 @@ class StepRunner:
         elif opened.constrained is not None:
             opened.slow_mask = self._constraints.compute_ahead(opened.constrained.result())
         return sampled
-
-
-class LlamaBackend:
-    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
-    for `interrupt` and `forced`."""
-
-    def __init__(self, loaded: LoadedParts) -> None:
-        """Take ownership of `loaded`."""
-        self._loaded = loaded
-        self._constraints = Constraints(loaded.vocabulary)
-        self._adapters = NativeAdapters(loaded.model, loaded.context, loaded.draft_model)
-        self._slots = SlotTable(loaded, self._constraints)
-        self._steps = StepRunner(loaded, self._slots, self._constraints, self._adapters)
-        self.info = loaded.info
-        self.threads = loaded.context.compute_threads
-        self.execute, self.warm_up = self._steps.run, self._steps.warm_up
-        self.interrupt = loaded.abort.press
-        self.unready_slots = self._slots.unready
-        self.export_cache, self.import_cache = self._slots.save_to, self._slots.load_from
-        self.check_adapter, self.unload_adapter = self._adapters.check, self._adapters.unload
-        self.measure = not_taken if loaded.row_store is None else loaded.row_store.measure
-
-    @classmethod
-    def load(
-        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
-    ) -> LlamaBackend:
-        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
-        backend = cls.load_cold(options, on_progress, machine)
-        try:
-            backend.warm_up()
-        except BaseException:
-            backend.close()
-            raise
-        return backend
-
-    @classmethod
-    def load_cold(
-        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
-    ) -> LlamaBackend:
-        """Load a model. Raises `StartupError` with one line for the terminal."""
-        backend = cls(load_model(options, on_progress, machine or Machine()))
-        backend._constraints.wait_until_ready()
-        return backend
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)
-
-    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        return self._constraints.start(constraint, output).take_forced()
-
-    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
-        loaded = self._adapters.load(adapter)
-        try:
-            self._adapters.use(adapter.key)
-            if not self._steps.computes_numbers():
-                raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
-        except AdapterFailed:
-            self._adapters.unload(adapter.key)
-            raise
-        return loaded
-
-    def close(self) -> None:
-        self._slots.close()
-        self._constraints.close()
-        if self._loaded.draft_model is not None:
-            self._loaded.draft_model.close()
-        self._loaded.context.close()
-        self._adapters.close()
-        self._loaded.model.close()
 
 
 class _Native(NamedTuple):
