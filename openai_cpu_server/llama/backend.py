@@ -20,13 +20,7 @@ from openai_cpu_server.contract.media import is_row, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.contract.step import (
-    Drafted,
-    Span,
-    Step,
-    StepResult,
-    TokenLogprob,
-)
+from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import (

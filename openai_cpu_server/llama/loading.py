@@ -87,10 +87,7 @@ class WeightsPlan(NamedTuple):
         return cls(header, layout, chosen_places(options, free_bytes), head)
 
     def open(
-        self,
-        options: EngineOptions,
-        on_progress: Callable[[float], None],
-        heads: HeadUse = HeadUse.SKIPPED,
+        self, options: EngineOptions, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
         """Load the weights. Raises `StartupError`. `heads`: use of those that do not draft."""
         return Model.open(

@@ -65,9 +65,7 @@ def chosen_layout(
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
         key = LayoutKey.here(
-            header.path,
-            products=kernels.products.instruction_set,
-            tiles=kernels.tiles.instruction_set,
+            header.path, products=kernels.products.instruction_set, tiles=kernels.tiles.instruction_set
         )
         layout = layouts.get(key)
         if layout is None:
