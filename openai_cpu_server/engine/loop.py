@@ -401,14 +401,12 @@ class Preparation:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _MEASURING_NICENESS)
         with contextlib.suppress(ConnectionError):
             while (size := self._sizes.get()) is not None:
-                self.announce(messages.MediaMeasured((self._measured(size),)))
-
-    def _measured(self, size: MediaSize) -> MeasuredMedia:
-        try:
-            with contained():
-                return self.measure(size)
-        except RequestFailed as error:
-            return MeasuredMedia(size, why_not=str(error))
+                try:
+                    with contained():
+                        measured = self.measure(size)
+                except RequestFailed as error:
+                    measured = MeasuredMedia(size, why_not=str(error))
+                self.announce(messages.MediaMeasured((measured,)))
 
     def _prepared(self, submit: messages.Submit) -> PreparedRequest:
         cancel = self._cancelled[submit.request.id]

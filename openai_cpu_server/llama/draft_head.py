@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -222,7 +222,11 @@ class DraftHead(DraftModel):
             track.rows.extend(rows[first:end].copy())
             first = end
         long = [span for span in spans if len(self._tracks[span.slot].tokens) > _MOST_UNREAD]
-        self._read({span.slot: span.start + len(span.tokens) for span in long})
+        ends = {span.slot: span.start + len(span.tokens) for span in long}  # of what is sure to stay
+        for head in self._heads if ends else ():
+            head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
+        for slot, end in ends.items():
+            self._tracks[slot].drop_before(end)
 
     def _track_at(self, slot: int, start: int) -> _Track:
         track = self._tracks.get(slot)
@@ -230,13 +234,6 @@ class DraftHead(DraftModel):
             track = self._tracks[slot] = _Track(start)
         track.trim(start)
         return track
-
-    def _read(self, ends: Mapping[int, int]) -> None:
-        """Read the slots' tokens before these positions, which are sure to be the output's."""
-        for head in self._heads if ends else ():
-            head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
-        for slot, end in ends.items():
-            self._tracks[slot].drop_before(end)
 
     def trim(self, slot: int, end: int) -> None:
         if slot in self._tracks:

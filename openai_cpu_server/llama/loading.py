@@ -184,11 +184,9 @@ class _Loader:
         projector = projector_path = None
         if options.projector_path is not None:
             projector_path = Path(options.projector_path)
-            flash_attention = options.flash_attention
-            projector = Projector(
-                projector_path, model, threads=self._threads_batch, flash_attention=flash_attention
-            )
-            self._undo.callback(projector.close)
+            threads, flash_attention = self._threads_batch, options.flash_attention
+            projector = Projector(projector_path, model, threads=threads, flash_attention=flash_attention)
+            self._undo.enter_context(projector)
         context = self._make_context(model, plan.weights.places, sequences, host_memory, projector)
         info = self._info(plan, model, vocabulary, context, state_bytes)
         draft_model, info = self._load_drafts(plan, model, vocabulary, context, info)
@@ -285,14 +283,11 @@ class _Loader:
     def _opened(
         self, plan: WeightsPlan, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
-        model = plan.open(self._options, on_progress, heads)
-        self._undo.callback(model.close)
-        return model
+        return self._undo.enter_context(plan.open(self._options, on_progress, heads))
 
     def _context(self, model: Model, options: ContextOptions, target: Context | None = None) -> Context:
         context = Context(model, options, self._abort, self._compute_threads, target)
-        self._undo.callback(context.close)
-        return context
+        return self._undo.enter_context(context)
 
     def _probe_state(self, model: Model) -> tuple[int, bool]:
         """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.

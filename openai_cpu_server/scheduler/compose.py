@@ -120,7 +120,11 @@ class Composer:
         """Account for a step whose tokens are final. Batch work pays for its share of the tokens; its
         credit lapses without a step or without work of both priorities."""
         running = list(running)
-        self._account_streams(plan, step_ms, running)
+        streams = [s for s in running if _is_interactive(s) and s.is_decoding]
+        if streams:
+            self._slack.account(step_ms, brings_tokens=all(s in plan.parts for s in streams))
+        else:
+            self._slack.fill()
         if not plan.num_tokens or len({s.request.priority for s in running}) < len(Priority):
             self._credit.lapse()
             return
@@ -130,13 +134,6 @@ class Composer:
     def let_wait(self, ms: float) -> None:
         """Charge streams for the time in which other groups computed."""
         self._slack.account(ms, brings_tokens=False)
-
-    def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:
-        streams = [s for s in running if _is_interactive(s) and s.is_decoding]
-        if streams:
-            self._slack.account(step_ms, brings_tokens=all(s in plan.parts for s in streams))
-        else:
-            self._slack.fill()
 
     def _step_of_batch(
         self, wanted: _Candidates, capacity: StepCapacity, prices: StepPrices

@@ -144,7 +144,9 @@ class BlockTree:
 
     def add(self, number: int, tokens: Tokens, parent: Block | None, namespace: str) -> Block:
         """`parent`: None for the first block of a text."""
-        branch = parent or self._root(namespace)
+        branch: Branch | None = parent or self._roots.get(namespace)
+        if branch is None:
+            branch = self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
         name = block_hash(branch.name, tokens)
         block = Block(number=number, tokens=tokens, parent=branch, name=name)
         branch.children[tokens] = block
@@ -176,11 +178,6 @@ class BlockTree:
         for block in blocks:
             assert is_block(block.tokens)
             assert block.is_whole or not block.children, "only whole blocks have children"
-
-    def _root(self, namespace: str) -> _Root:
-        if namespace not in self._roots:
-            self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
-        return self._roots[namespace]
 
 
 _NOWHERE = Branch(name=0)

@@ -235,6 +235,15 @@ def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
 
 Tokens = npt.NDArray[np.int32]
 
+
+class Survivors(NamedTuple):
+    tokens: Tokens
+    logits: Logits
+
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""`llama_token_data`."""
+
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
 """A nucleus is searched this far below the largest logit before all is sorted."""
@@ -248,9 +257,11 @@ class Scratch:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self.candidates = Candidates(vocab_size)
+        assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
         self._copy = np.empty(vocab_size, np.float32)
         self._weights = np.empty(vocab_size, np.float32)
+        self._records = np.zeros(vocab_size, _CANDIDATE)
+        self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
     def copy(self, logits: Logits) -> Logits:
         """Valid until the next copy."""
@@ -277,6 +288,16 @@ class Scratch:
         np.log(summands, out=summands)
         masked: Logits = np.add(logits, summands, out=self._copy[: len(logits)])
         return masked
+
+    def narrowed(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
+        """Copy the tokens that the chain keeps of these."""
+        count = len(tokens)
+        self._records["id"][:count] = tokens
+        self._records["logit"][:count] = logits[tokens]
+        array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
+        llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
+        left = self._records[: array.size]
+        return Survivors(left["id"].copy(), left["logit"].copy())
 
 
 def above(logits: Logits, floor: float) -> Tokens:
@@ -318,36 +339,12 @@ def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
     return np.delete(tokens, np.flatnonzero(heavy == least)[-excess:]) if excess > 0 else tokens
 
 
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
 _NEGLIGIBLE = 80.0
 """Probabilities under 1e-34, for which `typical` would compute 0 * log(0)."""
 
 
 _ROUNDING = 1e-3
-
-
-class Survivors(NamedTuple):
-    tokens: Tokens
-    logits: Logits
-
-
-class Candidates:
-    """`llama_token_data` of a vocabulary, used by one chain at a time."""
-
-    def __init__(self, vocab_size: int) -> None:
-        assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
-        self._records = np.zeros(vocab_size, _CANDIDATE)
-        self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
-
-    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
-        count = len(tokens)
-        self._records["id"][:count] = tokens
-        self._records["logit"][:count] = logits[tokens]
-        array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
-        llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
-        left = self._records[: array.size]
-        return Survivors(left["id"].copy(), left["logit"].copy())
 
 
 class Truncation(NativeObject):
@@ -371,11 +368,7 @@ class Truncation(NativeObject):
     def apply(self, logits: Logits) -> Survivors:
         """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
-        return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
-
-
-def truncates(sampling: Sampling) -> bool:
-    return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
+        return self._scratch.narrowed(self.handle, tokens, logits)
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
@@ -477,8 +470,10 @@ class Sampler:
         self._position = len(opened.output)
         self._end_tokens = end_tokens
         self._adjustments = Adjustments(opened, vocab_size=vocab_size, end_tokens=end_tokens, piece=piece)
-        narrows = opened.sampling.temperature > 0 and truncates(opened.sampling)
-        self._truncation = Truncation(opened.sampling, scratch) if narrows else None
+        top_k, shares = opened.sampling.top_k, (opened.sampling.typical_p, opened.sampling.top_p)
+        narrows = top_k is not None or min(shares) < 1 or opened.sampling.min_p > 0
+        is_random = opened.sampling.temperature > 0
+        self._truncation = Truncation(opened.sampling, scratch) if narrows and is_random else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
         """Return an allowed token, given logits (vocabulary,). Raises `BadLogits`."""

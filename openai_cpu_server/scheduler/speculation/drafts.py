@@ -320,7 +320,9 @@ class LookupDrafter:
         lookup, experience = self._lookups[sequence]
         for guess in lookup.follow(sequence.tokens):
             experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
-        tokens = tuple(self._before_end(lookup.foreseen(limit)))
+        foreseen = lookup.foreseen(limit)
+        ends = (at for at, token in enumerate(foreseen) if token in self._end_tokens or token >= FIRST_ROW)
+        tokens = tuple(foreseen[: next(ends, None)])  # rows of media cannot be drafted
         if not tokens:
             return SequenceDraft()
         rates = experience.rates()
@@ -330,10 +332,3 @@ class LookupDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         self._lookups.pop(sequence, None)
-
-    def _before_end(self, tokens: list[int]) -> Iterator[int]:
-        """Rows of media cannot be drafted."""
-        for token in tokens:
-            if token in self._end_tokens or token >= FIRST_ROW:
-                return
-            yield token
