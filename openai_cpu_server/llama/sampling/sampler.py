@@ -371,6 +371,10 @@ class Truncation(NativeObject):
         return self._scratch.narrowed(self.handle, tokens, logits)
 
 
+def truncates(sampling: Sampling) -> bool:
+    return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
+
+
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
     if sampling.top_k is not None:
         tokens = best_tokens(logits, sampling.top_k)
@@ -470,10 +474,8 @@ class Sampler:
         self._position = len(opened.output)
         self._end_tokens = end_tokens
         self._adjustments = Adjustments(opened, vocab_size=vocab_size, end_tokens=end_tokens, piece=piece)
-        top_k, shares = opened.sampling.top_k, (opened.sampling.typical_p, opened.sampling.top_p)
-        narrows = top_k is not None or min(shares) < 1 or opened.sampling.min_p > 0
-        is_random = opened.sampling.temperature > 0
-        self._truncation = Truncation(opened.sampling, scratch) if narrows and is_random else None
+        narrows = opened.sampling.temperature > 0 and truncates(opened.sampling)
+        self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
         """Return an allowed token, given logits (vocabulary,). Raises `BadLogits`."""
