@@ -342,9 +342,10 @@ class GgmlGraphs(GgmlTensors):
     def scaling(self, rows: Floats, factors: Floats) -> AbstractContextManager[Computing]:
         return self._of_two(self._ggml.ggml_mul, rows, factors)
 
-    def gating(self, gates: Floats, ups: Floats) -> AbstractContextManager[Computing]:
-        """Compute with the numbers of gpt-oss: alpha 1.702, limit 7."""
-        return self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, 1.702, 7.0)
+    def gating(
+        self, gates: Floats, ups: Floats, *, alpha: float = 1.702, limit: float = 7.0
+    ) -> AbstractContextManager[Computing]:
+        return self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, alpha, limit)
 
     def gating_by_gelu(self, gates: Floats, ups: Floats) -> AbstractContextManager[Computing]:
         return self._of_two(self._ggml.ggml_geglu_split, gates, ups)

@@ -27,10 +27,11 @@ from openai_cpu_server.llama.cells.context import (
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
-from openai_cpu_server.llama.measure.layout import use_layout
+from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
 from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
 """Inputs of one step, each a sequence."""
@@ -126,8 +127,9 @@ class LlamaEmbedder:
             kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
             memory = machine.free_memory()
             free_bytes = max(0, memory - total_bytes(model_files(header)))
-            plan = WeightsPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
-            use_layout(plan.layout, kernels)
+            layout = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
+            plan = WeightsPlan(header, layout, chosen_places(options, memory))
+            use_layout(layout, kernels)
             model = plan.open(options, on_progress)
             undo.callback(model.close)
             vocabulary = Vocabulary(model)

@@ -72,20 +72,6 @@ class WeightsPlan(NamedTuple):
     head: PredictionHead | None = None
     """Head in the file, if it drafts."""
 
-    @classmethod
-    def of(
-        cls,
-        header: GgufHeader,
-        options: EngineOptions,
-        kernels: Kernels,
-        free_bytes: int,
-        pause: Callable[[], None],
-        head: PredictionHead | None = None,
-    ) -> WeightsPlan:
-        """Choose both without loading anything. Raises `StartupError`."""
-        layout = chosen_layout(options, header, kernels, pause)
-        return cls(header, layout, chosen_places(options, free_bytes), head)
-
     def open(
         self, options: EngineOptions, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
@@ -242,13 +228,17 @@ class _Loader:
         draft_plan = None
         if draft is not None and not draft.is_own:
             draft_options = of_draft_model(options, draft.header.path)
-            draft_plan = WeightsPlan.of(
-                draft.header, draft_options, kernels, free_bytes, self._pause, draft.head
-            )
+            layout = chosen_layout(draft_options, draft.header, kernels, self._pause)
+            places = chosen_places(draft_options, free_bytes)
+            draft_plan = WeightsPlan(draft.header, layout, places, draft.head)
+        layout, places = (
+            chosen_layout(options, header, kernels, self._pause),
+            chosen_places(options, free_bytes),
+        )
         own_head = draft.head if draft is not None and draft.is_own else None
-        weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause, own_head)
-        use_layout(weights.layout, kernels)
-        kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
+        weights = WeightsPlan(header, layout, places, own_head)
+        use_layout(layout, kernels)
+        kv_type, device_memory = KVType.named(options.kv_type), places.device_memory
         host_memory = HostMemory.of(
             header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory
         )
