@@ -231,10 +231,8 @@ class _Loader:
             layout = chosen_layout(draft_options, draft.header, kernels, self._pause)
             places = chosen_places(draft_options, free_bytes)
             draft_plan = WeightsPlan(draft.header, layout, places, draft.head)
-        layout, places = (
-            chosen_layout(options, header, kernels, self._pause),
-            chosen_places(options, free_bytes),
-        )
+        layout = chosen_layout(options, header, kernels, self._pause)
+        places = chosen_places(options, free_bytes)
         own_head = draft.head if draft is not None and draft.is_own else None
         weights = WeightsPlan(header, layout, places, own_head)
         use_layout(layout, kernels)
