@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
 
 import msgspec
 
@@ -24,8 +23,9 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.regex import search_language
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.document import Draft, References, Schema, Scope, escaped
+from openai_cpu_server.structured.schema.document import Draft, Schema, Scope, escaped
 from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
+from openai_cpu_server.structured.schema.normalise import KEYWORDS, Normaliser, is_closed
 
 _MOST_WAYS = 64
 _MOST_TRIED = 256
@@ -129,40 +129,13 @@ def _check(num_ways: int) -> None:
         raise TooManyWays
 
 
-KEYWORDS = {JsonKind.OBJECT: "unevaluatedProperties", JsonKind.ARRAY: "unevaluatedItems"}
-_IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "$dynamicRef", "$recursiveRef"})
-_BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _IN_PLACE | {"contains"}}
-
-
-def looks_beside(schema: Schema, kind: JsonKind) -> bool:
-    """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
-    is_present = schema.get(KEYWORDS[kind], True) is not True
-    return is_present and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
-
-
-def _is_closed(schema: Schema, kind: JsonKind) -> bool:
-    if kind is JsonKind.OBJECT:
-        return "additionalProperties" in schema
-    return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
-
-
-class SchemaReader(Protocol):
-    scope: Scope
-    table: NodeTable
-    references: References
-
-    def at(self, pointer: str) -> int: ...
-
-    def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool: ...
-
-
 @dataclass(eq=False)
 class Evaluation:
     """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
     `may_meet` returns True if a value of a type may fit two nodes."""
 
     kind: JsonKind
-    reader: SchemaReader
+    reader: Normaliser
     may_meet: Callable[[int, int, JsonKind], bool]
     of_scope: Callable[[Scope], Evaluation]
     draft: Draft
@@ -223,7 +196,7 @@ class Evaluation:
             return [Way()]
         if "$ref" in schema and self.reader.references.draft(schema) is Draft.OLD:
             return self._reference("$ref", schema, pointer)
-        if KEYWORDS[self.kind] in schema or _is_closed(schema, self.kind):
+        if KEYWORDS[self.kind] in schema or is_closed(schema, self.kind):
             return [Way(seen=EVERYTHING)]
         return self._in(schema, pointer)
 
