@@ -1,11 +1,10 @@
-"""Rewriting of rules: removal of left recursion (`a: a b | c` becomes `a: c b*`), and the product of rules
-and states, which decide what texts may follow."""
+"""Rewriting of rules: without the empty text, and as the product of rules and states, which decide what texts
+may follow."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from openai_cpu_server.structured.languages.expr import (
@@ -23,31 +22,11 @@ from openai_cpu_server.structured.languages.expr import (
     both,
     repeat,
     seq,
-    star,
 )
-from openai_cpu_server.structured.languages.rules import Nullables, find_left_recursion
+from openai_cpu_server.structured.languages.rules import Nullables
 from openai_cpu_server.structured.options import InvalidGrammar
 
 _MOST_STEPS = 10_000
-
-
-@dataclass
-class _Heads:
-    """Expression split by the rule of the cycle that it begins with."""
-
-    others: Expr
-    """Ways that begin with none of these rules."""
-    rests: dict[str, Expr]
-    """Expressions behind each rule."""
-
-    def then(self, rest: Expr) -> _Heads:
-        return _Heads(seq(self.others, rest), {name: seq(x, rest) for name, x in self.rests.items()})
-
-    def beside(self, other: _Heads) -> _Heads:
-        rests = dict(self.rests)
-        for name, rest in other.rests.items():
-            rests[name] = alt(rests.get(name, NOTHING), rest)
-        return _Heads(alt(self.others, other.others), rests)
 
 
 FILLED = "!"
@@ -89,64 +68,6 @@ class FilledRules:
             self.rules[own] = NOTHING  # it is being made, and may name itself
             self.rules[own] = self.filled(self.rules[name])
         return Ref(own)
-
-
-def without_left_recursion(rules: Rules) -> Rules:
-    """Return equivalent rules. Raises InvalidGrammar if that takes too many steps."""
-    steps = _MOST_STEPS
-    while (cycle := find_left_recursion(rules)) is not None:
-        filled = FilledRules(rules, steps)
-        solved = _solved({name: rules[name] for name in cycle}, filled)
-        rules = {**filled.rules, **solved}
-        steps = filled.steps
-    return rules
-
-
-def _solved(cycle: Rules, filled: FilledRules) -> Rules:
-    heads = {name: _cut(expr, cycle, filled) for name, expr in cycle.items()}
-    names = list(cycle)
-    for index, name in enumerate(names):
-        own = heads[name] = _repeated(name, heads[name])
-        for later in names[index + 1 :]:
-            filled.spend(heads[later].others)
-            heads[later] = _put(name, own, heads[later])
-    for index in reversed(range(len(names))):
-        for earlier in names[:index]:
-            heads[earlier] = _put(names[index], heads[names[index]], heads[earlier])
-    return {name: each.others for name, each in heads.items()}
-
-
-def _repeated(name: str, heads: _Heads) -> _Heads:
-    again = heads.rests.pop(name, NOTHING)
-    return heads if again in (NOTHING, EMPTY) else heads.then(star(again))
-
-
-def _put(name: str, found: _Heads, into: _Heads) -> _Heads:
-    rest = into.rests.pop(name, None)
-    return into if rest is None else into.beside(found.then(rest))
-
-
-def _cut(expr: Expr, cycle: Rules, filled: FilledRules) -> _Heads:
-    filled.spend(expr)
-    if expr.references.isdisjoint(cycle):
-        return _Heads(expr, {})
-    if isinstance(expr, Ref):
-        return _Heads(NOTHING, {expr.name: EMPTY})
-    if isinstance(expr, Alt):
-        found = _Heads(NOTHING, {})
-        for item in expr.items:
-            found = found.beside(_cut(item, cycle, filled))
-        return found
-    if isinstance(expr, Seq):
-        first, rest = expr.items[0], seq(*expr.items[1:])
-        if first not in filled.nullable or rest.references.isdisjoint(cycle):
-            return _cut(first, cycle, filled).then(rest)
-        return _cut(filled.filled(first), cycle, filled).then(rest).beside(_cut(rest, cycle, filled))
-    assert isinstance(expr, Repeat), expr
-    least = expr.low if expr.item not in filled.nullable else 0
-    more = repeat(expr.item, max(least - 1, 0), None if expr.high is None else expr.high - 1)
-    found = _cut(filled.filled(expr.item), cycle, filled).then(more)
-    return found.beside(_Heads(EMPTY, {})) if least == 0 else found
 
 
 S = TypeVar("S")

@@ -35,7 +35,6 @@ from openai_cpu_server.structured.languages.rewriting import (
     FilledRules,
     RuleProduct,
     merged_ways,
-    without_left_recursion,
 )
 from openai_cpu_server.structured.lark.plan import Work, following
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
@@ -49,14 +48,13 @@ def lark_rules(text: str) -> Rules:
     """Return the grammar of the matching texts. Raises InvalidGrammar, SchemaTooLarge."""
     read = read_lark(text)
     terminals = _Terminals(read)
-    rules = terminals.extract_terminals(without_left_recursion(read.rules | terminals.languages))
+    rules = dict(read.rules)
     skipped = star(alt(*map(Ref, dict.fromkeys(read.ignored))))
     if read.ignored:
         names = {Ref(name) for name in terminals.languages}
         rules = rewritten(rules, lambda expr: seq(expr, skipped) if expr in names else expr)
     rules[_WHOLE] = seq(skipped, Ref(START))
-    made = _GreedyRules(rules, terminals).rules | terminals.rules
-    return without_left_recursion(made)
+    return _GreedyRules(rules, terminals).rules | terminals.rules
 
 
 class _Terminals:

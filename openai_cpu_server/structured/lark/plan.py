@@ -384,24 +384,23 @@ class _Following:
         self._follow: dict[str, int] = dict.fromkeys([*rules, *terminals], 0)
         self._lasts: dict[str, dict[str, None]] = {name: {} for name in rules}
         self._seen: set[tuple[Expr, int, str | None]] = set()
-        for name in self._leftmost_last():
-            self._first[Ref(name)] = self._first_of(rules[name])
+        self._find_firsts()
 
-    def _leftmost_last(self) -> list[str]:
-        needs = {
-            name: {x for x in leftmost(expr, self._nullable) if x in self._rules}
-            for name, expr in self._rules.items()
-        }
-        order: dict[str, None] = {}
-        for start in needs:
-            stack = [start]
-            while stack:
-                missing = [x for x in needs[stack[-1]] if x not in order]
-                if missing:
-                    stack.append(missing[0])
-                else:
-                    order[stack.pop()] = None
-        return list(order)
+    def _find_firsts(self) -> None:
+        """Spread the bits of terminals to the rules that begin with them, perhaps in a circle."""
+        begun_with: dict[str, list[str]] = {}
+        for name, expr in self._rules.items():
+            self._first[Ref(name)] = 0
+            for first in leftmost(expr, self._nullable):
+                begun_with.setdefault(first, []).append(name)
+        queue = deque(self._terminals)
+        while queue:
+            found = self._first[Ref(first := queue.popleft())]
+            for name in begun_with.get(first, ()):
+                self._work.spend(1)
+                if found & ~self._first[Ref(name)]:
+                    self._first[Ref(name)] |= found
+                    queue.append(name)
 
     def _first_of(self, expr: Expr) -> int:
         found = self._first.get(expr)
