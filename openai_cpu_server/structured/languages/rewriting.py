@@ -1,5 +1,4 @@
-"""Rewriting of rules: without the empty text, and as the product of rules and states, which decide what texts
-may follow."""
+"""Product of rules and states, which decide what texts may follow."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from openai_cpu_server.structured.languages.expr import (
-    ANY_CHAR,
     EMPTY,
     NOTHING,
     ROOT,
@@ -19,56 +17,10 @@ from openai_cpu_server.structured.languages.expr import (
     Rules,
     Seq,
     alt,
-    both,
     repeat,
     seq,
 )
-from openai_cpu_server.structured.languages.rules import Nullables
 from openai_cpu_server.structured.options import InvalidGrammar
-
-_MOST_STEPS = 10_000
-
-
-FILLED = "!"
-"""Suffix of a rule's name for the rule without the empty text."""
-
-
-class FilledRules:
-    def __init__(self, rules: Rules, steps: int = _MOST_STEPS) -> None:
-        self.rules = dict(rules)
-        self.nullable = Nullables(rules)
-        self.steps = steps
-
-    def spend(self, expr: Expr) -> None:
-        self.steps -= 1 + len(expr.parts)
-        if self.steps < 0:
-            raise InvalidGrammar(1, 1, "too ambiguous: rules begin with themselves in too many ways")
-
-    def filled(self, expr: Expr) -> Expr:
-        """Return the expression without the empty text. Raises InvalidGrammar."""
-        self.spend(expr)
-        if expr not in self.nullable:
-            return NOTHING if expr is EMPTY else expr
-        if isinstance(expr, Ref):
-            return self._reference(expr.name)
-        if isinstance(expr, Alt):
-            return alt(*(self.filled(item) for item in expr.items))
-        if isinstance(expr, Repeat):
-            item = self.filled(expr.item)
-            least = expr.low if expr.item not in self.nullable else 0
-            return repeat(item, max(least, 1), expr.high)
-        if isinstance(expr, Seq):
-            items = expr.items
-            return alt(*(seq(self.filled(item), *items[at + 1 :]) for at, item in enumerate(items)))
-        return both(expr, repeat(ANY_CHAR, 1, None))
-
-    def _reference(self, name: str) -> Expr:
-        own = name + FILLED
-        if own not in self.rules:
-            self.rules[own] = NOTHING  # it is being made, and may name itself
-            self.rules[own] = self.filled(self.rules[name])
-        return Ref(own)
-
 
 S = TypeVar("S")
 MOST_RULES = 6_000
@@ -202,20 +154,13 @@ class RuleProduct(ABC, Generic[S]):
             found = self._behind(found, item)
         if high is None:
             again = f"again.{item.serial}"
-            if again not in self._source:
-                self._source[again] = alt(EMPTY, seq(self._filled(item), Ref(again)))
+            self._source.setdefault(again, alt(EMPTY, seq(item, Ref(again))))
             return self._behind(found, Ref(again))
         ends = [found]
         for _ in range(low, high):
             found = self._behind(found, item)
             ends.append(found)
         return merged_ways(ends)
-
-    def _filled(self, item: Expr) -> Expr:
-        made = FilledRules(self._source)
-        found = made.filled(item)
-        self._source |= made.rules
-        return found
 
 
 def merged_ways(all_ways: Iterable[dict[S, Expr]]) -> dict[S, Expr]:

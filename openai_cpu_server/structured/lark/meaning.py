@@ -31,8 +31,6 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import (
-    FILLED,
-    FilledRules,
     RuleProduct,
     merged_ways,
 )
@@ -71,11 +69,6 @@ class _Terminals:
         self.automaton = functools.cache(lambda name: build_automaton(self.languages[name], self._budget))
         self.first = functools.cache(lambda name: self._after(name, [0]))
         self.restricted = functools.cache(self._restricted)
-
-    def extract_terminals(self, rules: Rules) -> Rules:
-        own = {name for name in rules if name.rstrip(FILLED) in self._read.terminals}
-        self.languages |= {name: rules[name] for name in own}
-        return {name: expr for name, expr in rules.items() if name not in own}
 
     def _language(self, name: str) -> Expr:
         if name not in self.languages:
@@ -137,36 +130,26 @@ class _GreedyRules(RuleProduct[CharSet]):
     def __init__(self, source: Rules, terminals: _Terminals) -> None:
         """Expand the rules. Raises InvalidGrammar."""
         self._terminals = terminals
-        names = list(terminals.languages)
-        bits = {name: 1 << number for number, name in enumerate(names)}
-        self._first_characters = functools.cache(
-            lambda mask: CharSet.of(
-                *{each for name in names if mask & bits[name] for each in terminals.first(name).ranges}
-            )
-        )
-        self._following = following(source, terminals.languages, bits, Work())
-        self._endings = {name: terminals.endings(name, self._behind_it(name)) for name in names}
-        super().__init__(source, _WHOLE, CharSet(()))
+        bits = {name: 1 << number for number, name in enumerate(terminals.languages)}
 
-    def _behind_it(self, name: str) -> CharSet:
-        return self._first_characters(self._following.get(name.rstrip(FILLED), 0))
+        @functools.cache
+        def first_characters(mask: int) -> CharSet:
+            firsts = (terminals.first(name) for name in bits if mask & bits[name])
+            return CharSet.of(*{each for chars in firsts for each in chars.ranges})
+
+        followers = following(source, terminals.languages, bits, Work())
+        self._following = {name: first_characters(mask) for name, mask in followers.items()}
+        self._endings = {name: terminals.endings(name, chars) for name, chars in self._following.items()}
+        super().__init__(source, _WHOLE, CharSet(()))
 
     def _leaf(self, expr: Expr, before: CharSet) -> dict[CharSet, Expr]:
         assert isinstance(expr, Ref), expr
         first = self._terminals.first(expr.name)
-        if expr.name not in self._endings:
-            self._endings[expr.name] = self._terminals.endings(expr.name, self._behind_it(expr.name))
         ways: list[dict[CharSet, Expr]] = [
             {after: language}
             for after, whole in self._endings[expr.name]
             if (language := self._terminals.restricted(whole, before & first)) is not NOTHING
         ]
         if self._terminals.languages[expr.name].is_nullable:
-            ways.append({before | first & self._behind_it(expr.name): EMPTY})
+            ways.append({before | first & self._following[expr.name]: EMPTY})
         return merged_ways(ways)
-
-    def _filled(self, item: Expr) -> Expr:
-        made = FilledRules({**self._source, **self._terminals.languages})
-        found = made.filled(item)
-        self._source |= self._terminals.extract_terminals(made.rules)
-        return found
