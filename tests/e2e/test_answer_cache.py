@@ -1,5 +1,8 @@
-"""The cache of answers on a real server with SmolLM2 and MiniLM. A file that is opened again, and a model's file
-that changes: tests/answers/test_stores.py, tests/api/test_answer_cache.py."""
+"""The cache of answers on a real server with SmolLM2 and MiniLM.
+
+A store that is opened again: tests/answers/test_stores.py; a model's file that changes:
+tests/api/test_answer_cache.py.
+"""
 
 from __future__ import annotations
 

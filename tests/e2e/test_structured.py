@@ -24,7 +24,9 @@ Short = Annotated[str, Field(max_length=8)]
 class Bounded(BaseModel):
     """Its schema says nothing about other properties; validation refuses them."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties"))
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties")
+    )
 
 
 class Review(Bounded):
@@ -72,7 +74,9 @@ def test_parse_gives_pydantic_models_also_of_a_stream(client: openai.OpenAI) -> 
         client.chat.completions.parse(**{**ASKED, "max_tokens": 5}, response_format=Review)
 
 
-def test_a_schema_that_says_nothing_about_other_properties_gets_the_declared_ones(client: openai.OpenAI) -> None:
+def test_a_schema_that_says_nothing_about_other_properties_gets_the_declared_ones(
+    client: openai.OpenAI,
+) -> None:
     """In each family: tests/api/test_closed_objects.py."""
     assert "additionalProperties" not in Review.model_json_schema()
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": Review.model_json_schema()}}
