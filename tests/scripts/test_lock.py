@@ -58,6 +58,15 @@ def test_what_the_project_asks_for_is_there_on_every_python(extra: str, python: 
             assert there[asked.name] in asked.specifier, "run scripts/lock"
 
 
+def test_scripts_offer_each_extra_for_users_with_its_lock() -> None:
+    (names,) = re.findall("^readonly for_users=(.*)$", (ROOT / "scripts/bootstrap").read_text(), re.MULTILINE)
+    offered = names.split(",")
+    assert {*offered} == {*EXTRAS} - {"", "bench", "dev", "docs", "smollm2"}
+    assert [name for name in offered if not (ROOT / f"requirements/{name}.txt").exists()] == ["ray"]
+    for place in ("scripts/serve", "docs/start.md"):
+        assert [name for name in offered if name not in (ROOT / place).read_text()] == []
+
+
 def test_models_and_llama_cpp_are_those_of_the_project() -> None:
     for model in ("smollm2", "minilm", "gemma3-270m"):
         (asked,) = map(Requirement, EXTRAS[model])
