@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,11 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source import hub_name, local_model, projector_of
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
-from openai_cpu_server.model_source.names import HubName
+from openai_cpu_server.model_source.lazy_hub import hub
 
 if TYPE_CHECKING:
     from openai_cpu_server.model_source.hub import HubFile, HubModel
 
-_HUB = "openai_cpu_server.model_source.hub"
-_ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove_cached"
-"""Imported when called, because the hub's library takes half a second and `--help` does not need it."""
 _EXIT_WRONG = 2
 _TELL_S = 0.2
 _TENTHS = 10
@@ -155,8 +151,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     if source is None:
         path = local_model(name)  # raises for unknown names, with a hint
         raise StartupError(f"{name} is here, and not from the hub: {path}")
-    ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
-    model = ask(source)
+    model = hub.ask_hub(source)
     verdict = expected_model(
         without_tag(name),
         KNOWN_MODELS.get(without_tag(name)),
@@ -165,7 +160,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     )
     progress.begins(model, verdict)
     try:
-        path = pkgutil.resolve_name(_BRING)(model, progress.comes, keep_free=keep_free)
+        path = hub.bring(model, progress.comes, keep_free=keep_free)
     finally:
         progress.close()
     progress.ends(model, path, verdict)
@@ -193,5 +188,4 @@ def remove(arguments: Sequence[str]) -> None:
         source = hub_name(name)
         if source is None:
             raise StartupError(f"{name} is not from the hub: remove {local_model(name)}, or its package")
-        freed: int = pkgutil.resolve_name(_REMOVE)(source)
-        say(f"removed {source}: {bytes_text(freed)} are free now")
+        say(f"removed {source}: {bytes_text(hub.remove_cached(source))} are free now")
