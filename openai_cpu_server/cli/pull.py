@@ -46,7 +46,7 @@ def pull(arguments: Sequence[str]) -> None:
     )
     options = parser.parse_args(arguments)
     if options.json:
-        os.nice(_NICE)  # whoever computes tokens goes first
+        os.nice(_NICE)  # processes that compute tokens go first
     console = Console(stderr=True)
     try:
         for name in options.name:

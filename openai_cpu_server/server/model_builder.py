@@ -233,7 +233,7 @@ class ModelParts(NamedTuple):
             write_template=self.read.write_template,
             content_digest=content_digest(model_files(self.header)),
         )
-        weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
+        weakref.finalize(served, self.read.close)  # requests that have chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
         served.release_files = weakref.finalize(served, lambda: [file.close() for file in held])
         return served
