@@ -194,8 +194,8 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
             "--with mcp,rays",
             {},
             {},
-            "--with and OCS_WITH are some of documents,gemma3-270m,heic,mcp,minilm,otel,postgres,ray,redis,sound, "
-            "not 'rays'",
+            "--with and OCS_WITH are some of documents,gemma3-270m,heic,mcp,minilm,otel,postgres,ray,redis,"
+            "sound, not 'rays'",
         ),
         ("--with", {}, {}, "otel,postgres,ray,redis,sound, not ''"),
     ],
