@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
@@ -44,7 +45,6 @@ from huggingface_hub.errors import (
 # The hub's library has changed its HTTP library twice; this is the base of its errors, whichever it is.
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import tqdm
 from huggingface_hub.utils._headers import build_hf_headers
 
 from openai_cpu_server.errors import StartupError
@@ -411,9 +411,12 @@ def _complete(file: HubFile, partial_file: BinaryIO, progress: Progress | None) 
         headers=build_hf_headers(),
         expected_size=file.size,
         displayed_filename=file.path,
-        _tqdm_bar=None if progress is None else tqdm(disable=True),
+        _tqdm_bar=None if progress is None else cast("Any", _NO_BAR),
     )
     partial_file.flush()
+
+
+_NO_BAR = SimpleNamespace(update=lambda num_bytes: None)
 
 
 class _Bounded:
