@@ -78,7 +78,7 @@ class _PullLog:
             self._tenths[file.path] = tenth
             say(f"{printable(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
 
-    def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
+    def ends(self, model: HubModel, path: Path) -> None:
         eyes = f", with {printable(model.projector.path)}, which it sees with" if model.projector else ""
         say(f"{model.name} is here{eyes}: {path}")
 
@@ -130,16 +130,10 @@ class _JsonLines(_PullLog):
             self._whole.add(file.path)
             _show(PullStep(status="verifying", file=file.path, digest=file.digest))
 
-    def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
+    def ends(self, model: HubModel, path: Path) -> None:
         eyes = projector_of(path, "auto", model.name) if model.projector is not None else None
-        _show(
-            PullStep(
-                status="success",
-                name=str(model.name),
-                path=str(path),
-                projector=None if eyes is None else str(eyes),
-            )
-        )
+        projector = None if eyes is None else str(eyes)
+        _show(PullStep(status="success", name=str(model.name), path=str(path), projector=projector))
 
 
 def _show(step: PullStep) -> None:
@@ -163,7 +157,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
         path = hub.bring(model, progress.comes, keep_free=keep_free)
     finally:
         progress.close()
-    progress.ends(model, path, verdict)
+    progress.ends(model, path)
 
 
 def memory_text(model: ListedModel) -> str:
