@@ -52,6 +52,7 @@ from openai_cpu_server.model_source.names import (
     HubName,
     drafting_files,
     heads,
+    is_file_name,
     model_parts,
     named_models,
     preferred,
@@ -278,7 +279,8 @@ def _files_of_kind(
 
 
 def _all_file_names(repo: str) -> list[str]:
-    return [file.rfilename for file in HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []]
+    listed = HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []
+    return [file.rfilename for file in listed if is_file_name(file.rfilename)]
 
 
 def _cached_files() -> dict[str, list[str]]:
