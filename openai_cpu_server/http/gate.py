@@ -17,14 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.errors import (
-    BodyTooLarge,
-    HostRefused,
-    InvalidRequest,
-    JobsUnavailable,
-    OriginRefused,
-    TooManyConnections,
-)
+from openai_cpu_server import errors
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
@@ -131,7 +124,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
         return
     origin = Origin.of(text)
     if origin is None or origin != _own_origin(scope, headers):
-        raise OriginRefused(text)
+        raise errors.OriginRefused(text)
 
 
 def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
@@ -177,13 +170,13 @@ class ErrorMiddleware:
 
         try:
             if _CONTROL.search(scope["path"]):  # patterns and logs may take it for an end
-                raise InvalidRequest("The path has control characters.", code="invalid_path")
+                raise errors.InvalidRequest("The path has control characters.", code="invalid_path")
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             request_log.client_gone()
         except Exception as error:
             request_log.failed(error)
-            if isinstance(error, JobsUnavailable):
+            if isinstance(error, errors.JobsUnavailable):
                 logger.error("request %s: the jobs database failed: %s", request_log.id, error.reason)
             if request_log.status is not None:
                 if is_ours(error) or scope["type"] == "websocket":
@@ -209,7 +202,7 @@ class HostGate:
         """`hosts`: accepted names beside addresses, or None for any."""
 
         async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-            raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
+            raise errors.HostRefused(", ".join(Headers(scope=scope).getlist("host")))
 
         self._app = app
         self._hosts = hosts
@@ -258,7 +251,7 @@ class AuthMiddleware:
         request_log = request_log_of(scope)
         request_log.is_quiet = access.is_quiet
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):
-            raise TooManyConnections
+            raise errors.TooManyConnections
         check_origin(scope, self._origins)
         context = self._context(access, scope, request_log)
         put_context(scope, context)
@@ -315,7 +308,7 @@ class AuthMiddleware:
             if piece := message.get("body", b""):  # else memory that was released early is charged again
                 received += len(piece)
                 if received > max_bytes:
-                    raise BodyTooLarge(max_bytes)
+                    raise errors.BodyTooLarge(max_bytes)
                 quota.has_grown(received)
             return message
 
