@@ -20,8 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openai_cpu_server import errors
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
 from openai_cpu_server.http.context import (
-    PRIORITY_HEADER,
-    PROGRESS_HEADER,
     Caller,
     RequestContext,
     RequestHistory,
@@ -278,16 +276,10 @@ class AuthMiddleware:
         credentials = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = credentials.identity(self._keys)
         request_log.client = identity.holder
-        headers = Headers(scope=scope)
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
         return RequestContext(
             request_log,
-            Caller.of(
-                identity,
-                header=headers.get(PRIORITY_HEADER),
-                default=self._options.default_priority,
-                progress=headers.get(PROGRESS_HEADER),
-            ),
+            Caller.of(identity, Headers(scope=scope), self._options.default_priority),
             credentials=credentials,
             reservation=None
             if access.metering is Metering.NONE

@@ -9,12 +9,12 @@ import contextlib
 import hashlib
 import re
 import urllib.parse
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, Union
+from typing import NamedTuple, TypeVar, Union
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -39,6 +39,7 @@ from openai_cpu_server.http.body import ThreadKind, in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.models.grammars import LruCache
 from openai_cpu_server.models.served import ServedModel
 
 
@@ -115,8 +116,9 @@ class AttachmentFinder:
     def __init__(self, options: MediaOptions, upload: ReadUpload | None) -> None:
         self._options = options
         self._upload = upload
-        self._decoded = _Cache[MediaItem](_PIXEL_BYTES * options.max_pixels, lambda item: len(item.content))
-        self._texts = _Cache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS, _num_chars)
+        # Clients resend the whole conversation in each turn.
+        self._decoded = LruCache[MediaItem](_PIXEL_BYTES * options.max_pixels)
+        self._texts = LruCache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS)
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
         """Items of `_decoded` and of open requests, by digest."""
 
@@ -275,10 +277,11 @@ class AttachmentFinder:
         charset = _charset_of(source.url)
         digest = await in_thread(partial(_digest, data), is_slow=True)
         key = digest + charset.encode(errors="replace")
-        parts = self._texts.find(key)
+        parts = self._texts.get(key)
         if parts is None:
             reading = partial(model.read_document, data, self._options.max_document_chars, charset)
-            parts = self._texts.add(key, await in_thread(reading, kind=ThreadKind.DOCUMENT))
+            parts = await in_thread(reading, kind=ThreadKind.DOCUMENT)
+            self._texts.put(key, parts, _num_chars(parts))
         document = _Document(parts, data, digest)
         if not sees and not any(isinstance(part, str) for part in parts):
             raise InvalidRequest(f"the PDF has no text, {_UNSEEN_PAGES}", code="invalid_file")
@@ -303,11 +306,11 @@ class AttachmentFinder:
         return await self._picture(digest, opening, ThreadKind.SLOW)
 
     async def _picture(self, digest: bytes, opening: Callable[[], Picture], kind: ThreadKind) -> Picture:
-        if isinstance(cached := self._decoded.find(digest), Picture):
+        if isinstance(cached := self._decoded.get(digest), Picture):
             return cached
         self._require_memory()
         opened = await in_thread(opening, kind=kind)
-        self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
+        self._keep(digest, opened)
         return opened
 
     async def _bytes(self, source: AttachmentSource, owner: str) -> bytes:
@@ -342,7 +345,7 @@ class AttachmentFinder:
     ) -> tuple[Sound, ...]:
         rate = _sound_rate(model)
         digest = await in_thread(partial(_digest, data), is_slow=True) + b"sound%d" % rate
-        if piece_s is None and isinstance(cached := self._decoded.find(digest), Sound):
+        if piece_s is None and isinstance(cached := self._decoded.get(digest), Sound):
             return (cached,)
         self._require_memory()
         bounds = int(self._options.max_sound_s * rate), int((piece_s or 0) * rate)
@@ -350,8 +353,12 @@ class AttachmentFinder:
         for one in opened:
             self._held.setdefault(one.digest, one)
         if piece_s is None:
-            self._decoded.add(digest, opened[0])
+            self._keep(digest, opened[0])
         return opened
+
+    def _keep(self, digest: bytes, item: MediaItem) -> None:
+        item = self._held.setdefault(item.digest, item)
+        self._decoded.put(digest, item, len(item.content))
 
     def _require_memory(self) -> None:
         held_bytes = sum(len(item.content) for item in self._held.values())
@@ -376,28 +383,6 @@ def _check_size(kind: AttachmentKind, data: bytes, options: MediaOptions) -> Non
     if len(data) > most_bytes:
         message = f"a {_ERRORS[kind].noun} may have {most_bytes} bytes, and this one has {len(data)}"
         raise InvalidRequest(message, code=_ERRORS[kind].too_large)
-
-
-class _Cache(Generic[_T]):
-    """LRU cache by digest, because clients resend the whole conversation in each turn."""
-
-    def __init__(self, most: int, size: Callable[[_T], int]) -> None:
-        self._values = OrderedDict[bytes, _T]()
-        self._left = most
-        self._size = size
-
-    def find(self, digest: bytes) -> _T | None:
-        if (value := self._values.get(digest)) is not None:
-            self._values.move_to_end(digest)
-        return value
-
-    def add(self, digest: bytes, value: _T) -> _T:
-        if digest not in self._values:
-            self._values[digest] = value
-            self._left -= self._size(value)
-            while self._left < 0:
-                self._left += self._size(self._values.popitem(last=False)[1])
-        return value
 
 
 def _digest(data: bytes) -> bytes:

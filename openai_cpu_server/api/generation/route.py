@@ -261,7 +261,7 @@ class GenerationRoute:
         running = await self.service.begin(params, context)
         outer.body.release()
         owner, renderer = stream_owner(identity), self.renderer(running)
-        stream = ResumableStream(conversation, owner, running, renderer, request_log, outer.reservation)
+        stream = ResumableStream(conversation, owner, running, renderer, outer.reservation)
         streams.begin(stream)
         keep_alive_s = self.service.options.keep_alive_s
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
