@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Union
 
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolveContext
 from openai_cpu_server.api.generation.schema import MixedText
 from openai_cpu_server.api.pooling.render import (
-    Scores,
+    AnswerHead,
+    ScoresOf,
     class_list,
     cosines,
     embedding_list,
@@ -37,7 +38,6 @@ from openai_cpu_server.api.pooling.schema import (
     PoolingBody,
     PoolingCall,
     RerankBody,
-    Rows,
     ScoreBody,
     Writer,
     YesOrNo,
@@ -195,7 +195,7 @@ def resolve_llama_embedding(body: LlamaEmbedBody, context: ResolveContext) -> Po
     if len(content) > MAX_INPUTS:
         raise wrong(f"Invalid value for '{name}': expected at most {MAX_INPUTS} inputs.", name)
     reader = InputReader.of(context, body.cut)
-    params = [name] if len(content) == 1 else [f"{name}[{index}]" for index in range(len(content))]
+    params = [name] if len(content) == 1 else _numbered(name, content)
     inputs = tuple(reader.mixed(*each) for each in zip(content, params, strict=True))
     request = embed_request(inputs, body, context, id_prefix="llama-")
     render = partial(llama_vectors, is_normalised=body.embd_normalize != -1)
@@ -211,7 +211,7 @@ def resolve_ollama_embeddings(body: OllamaEmbedBody, context: ResolveContext) ->
         texts = [body.input] if body.input else []
         params = ["input"] * len(texts)
     else:
-        texts, params = body.input, [f"input[{index}]" for index in range(len(body.input))]
+        texts, params = body.input, _numbered("input", body.input)
     reader = InputReader.of(context, None if body.truncate is False else _OLLAMA_CUT)
     request = embed_request(reader.texts(texts, params), body, context, id_prefix="ollama-")
     writer = partial(
@@ -249,11 +249,15 @@ def read_inputs(content: Input, reader: InputReader, name: str) -> tuple[Tokens,
         return reader.texts([content], [name])
     if isinstance(content[0], int):
         return (reader.ids([token for token in content if isinstance(token, int)], name),)
-    params = [f"{name}[{index}]" for index in range(len(content))]
+    params = _numbered(name, content)
     if isinstance(content[0], str):
         return reader.texts([item for item in content if isinstance(item, str)], params)
     ids = [item for item in content if isinstance(item, list)]
     return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
+
+
+def _numbered(name: str, items: Sequence[object]) -> list[str]:
+    return [f"{name}[{index}]" for index in range(len(items))]
 
 
 def dimensions_of(number: int | None, size: int) -> int | None:
@@ -282,13 +286,11 @@ class _Pairs(NamedTuple):
 
     @property
     def params(self) -> list[str]:
-        return [f"{self.texts_at}[{index}]" for index in range(len(self.texts))]
+        return _numbered(self.texts_at, self.texts)
 
     @property
     def query_params(self) -> list[str]:
-        if len(self.queries) == 1:
-            return [self.query_at]
-        return [f"{self.query_at}[{index}]" for index in range(len(self.queries))]
+        return [self.query_at] if len(self.queries) == 1 else _numbered(self.query_at, self.queries)
 
     def by_query(self) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
         if len(self.queries) == 1:
@@ -298,9 +300,7 @@ class _Pairs(NamedTuple):
             yield query, [text], [param]
 
 
-class _Scoring(NamedTuple):
-    work: EmbedRequest | YesOrNo
-    scores_of: Callable[[Rows], Scores]
+_Scoring = tuple[Union[EmbedRequest, YesOrNo], ScoresOf]
 
 
 def resolve_ranking(body: RerankBody, context: ResolveContext) -> PoolingCall:
@@ -310,19 +310,11 @@ def resolve_ranking(body: RerankBody, context: ResolveContext) -> PoolingCall:
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
     writer: Writer
     if body.texts is not None:
-        writer = partial(
-            text_ranking, top_n=body.top_n, texts=documents if body.return_text else None, scores_of=scores_of
-        )
+        texts = documents if body.return_text else None
+        writer = partial(text_ranking, scores_of, top_n=body.top_n, texts=texts)
     else:
-        writer = partial(
-            ranking,
-            id=work.id,
-            model=context.chosen.name,
-            prompt_tokens=work.num_tokens,
-            top_n=body.top_n,
-            documents=None if body.return_documents is False else documents,
-            scores_of=scores_of,
-        )
+        shown = None if body.return_documents is False else documents
+        writer = partial(ranking, _head(work, context), scores_of, top_n=body.top_n, documents=shown)
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
@@ -348,10 +340,12 @@ def resolve_scores(body: ScoreBody, context: ResolveContext) -> PoolingCall:
         raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
     pairs = _Pairs(first, second, "text_1", "text_2")
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
-    writer = partial(
-        score_list, id=work.id, model=context.chosen.name, prompt_tokens=work.num_tokens, scores_of=scores_of
-    )
+    writer = partial(score_list, _head(work, context), scores_of)
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+
+
+def _head(work: EmbedRequest | YesOrNo, context: ResolveContext) -> AnswerHead:
+    return AnswerHead(work.id, context.chosen.name, work.num_tokens)
 
 
 def resolve_classes(body: ClassifyBody, context: ResolveContext) -> PoolingCall:
@@ -360,9 +354,7 @@ def resolve_classes(body: ClassifyBody, context: ResolveContext) -> PoolingCall:
     request = embed_request(inputs, body, context, id_prefix="classify-")
     writer = partial(
         class_list,
-        id=request.id,
-        model=context.chosen.name,
-        prompt_tokens=request.num_tokens,
+        _head(request, context),
         labels=context.info.labels,
         # llama.cpp has made them probabilities already.
         activates=body.use_activation is not False and context.info.architecture not in _SOFTMAX,
@@ -374,7 +366,7 @@ def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveCont
     reader = InputReader.of(context, body.cut)
     read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     request = embed_request(read, body, context, id_prefix=_PREFIX)
-    return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
+    return request, partial(cosines, num_queries=len(pairs.queries))
 
 
 def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
@@ -384,7 +376,7 @@ def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveCont
         message = f"This model distinguishes {num_classes} classes and cannot score pairs. Use /classify."
         raise InvalidRequest(message, param="model", code="wrong_model_kind")
     squeezes = body.activates and context.info.architecture not in _SOFTMAX
-    return _Scoring(request, probabilities if squeezes else first_numbers)
+    return request, probabilities if squeezes else first_numbers
 
 
 def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
@@ -397,7 +389,7 @@ def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveC
     reader = InputReader.of(context, body.cut, room=1)
     prompts = _Prompts(reader, model.rerank).prompts_of(pairs)
     work = _questions(prompts, _answers(reader, model.rerank), body, context)
-    return _Scoring(work, probabilities if body.activates else first_numbers)
+    return work, probabilities if body.activates else first_numbers
 
 
 class _Prompts(NamedTuple):

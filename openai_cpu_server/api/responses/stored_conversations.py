@@ -15,8 +15,8 @@ from starlette.responses import Response
 from openai_cpu_server.api.generation.schema import Notes
 from openai_cpu_server.api.responses.objects import ItemList
 from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader
+from openai_cpu_server.api.responses.routes import item_page, listed_items, owner_and_id
 from openai_cpu_server.api.responses.schema import CompactionTrigger, InputItem
-from openai_cpu_server.api.responses.stored import item_page, listed_items, owner_and_id
 from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
