@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -30,9 +31,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def response_of(schema: type[S], record: object, **others: Any) -> S:
-    """Return a response of `others` and of the record's fields with the same names."""
+    """Return a response of `others` and of the record's fields with the same names, enums by their value."""
     names = [name for name in schema.__struct_fields__ if name not in others and hasattr(record, name)]
-    return schema(**{name: getattr(record, name) for name in names}, **others)
+    fields = ((name, getattr(record, name)) for name in names)
+    return schema(**{name: x.value if isinstance(x, Enum) else x for name, x in fields}, **others)
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

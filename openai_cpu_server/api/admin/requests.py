@@ -269,7 +269,6 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
         RequestCard,
         live,
         priority=live.priority.label,
-        state=live.state.value,
         age_s=round(live.age_s, 3),
         client=Client.of_label(live.client).shown_to(seen_by),
         inputs=live.num_inputs,

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, TypeVar
@@ -215,21 +215,125 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
 
 _MOST_LISTED = 100
 _NO_STATE = TraceState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
+INTERVAL_S = 0.1
+PERIODS_S = {
+    "restart": 0.5,
+    "model": 1.0,
+    "step": INTERVAL_S,
+    "queue": 1.0,
+    "request": 1.0,
+    "cache": 1.0,
+    "rate": 2.0,
+}
+"""Steps get every turn that no other kind needs, at least half of them."""
 
 
-@dataclass(frozen=True)
-class Snapshots:
-    registry: ModelRegistry
-    recent: RecentActivity
+class EventSchedule:
+    def __init__(self, periods_s: Mapping[str, float], now_s: float) -> None:
+        """`periods_s`: intervals of kinds, all of which are due at first, in this order."""
+        self._periods_s = periods_s
+        self._due_s = dict.fromkeys(periods_s, now_s)
+
+    def due(self, now_s: float) -> Iterator[str]:
+        """Yield the kinds that are due. Taking one restarts its interval."""
+        kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
+        for kind in sorted(kinds, key=self._due_s.__getitem__):
+            self._due_s[kind] = now_s + self._periods_s[kind]
+            yield kind
+
+
+@dataclass
+class EventListener:
     hub: StepBroadcaster
-    filter: EventFilter
+    models: ModelRegistry
+    recent: RecentActivity
+    identity: Identity
+    _: KW_ONLY
+    kinds: frozenset[str] = frozenset(PERIODS_S)
+    scheduling: SchedulingOptions | None = None
+    has_usage: bool = False
+    clock: Callable[[], float] = time.monotonic
 
-    def models(self) -> Models:
-        states = [_model_state(model) for model in self.seen_models]
-        return Models(models=states, memory_bytes=self.registry.status().rss_bytes)
+    def __post_init__(self) -> None:
+        self.filter = EventFilter(self.identity)
+        has_rates = self.filter.has_rates
+        self._kinds = [kind for kind in PERIODS_S if kind in self.kinds and (has_rates or kind != "rate")]
+        self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, self.clock())
+        self._position = self.hub.position
+        self._wall_s = time.time() - self.clock()
+        self._sent: dict[str, Event] = {}
+        self._restarts: dict[str, int] = {}
+        self._due_restarts: deque[Restart] = deque()
+        self._past = self._new_restarts()
+        self._makers: dict[str, Callable[[], Event | None]] = {
+            "restart": self._restart,
+            "model": self._models,
+            "step": self._steps,
+            "queue": self._queue,
+            "request": self._requests,
+            "cache": self._caches,
+            "rate": lambda: self.hub.pace.rates(self.clock()),
+        }
 
-    def queue(self) -> Queue:
-        seen = [(model, model.engine.status()) for model in self.seen_models]
+    def hello(self) -> Hello:
+        return Hello(
+            version=VERSION,
+            server=__version__,
+            at=round(self._wall_s + self.clock(), 3),
+            sees="all" if self.filter.is_whole else "own",
+            types=self._kinds,
+            interval_ms=round(1000 * INTERVAL_S),
+            models=self._models().models,
+            restarts=self._past,
+            usage=self.has_usage,
+            scheduling=self.scheduling,
+        )
+
+    def next(self) -> Event | None:
+        """Return the next event, or None without news."""
+        self.hub.look_for_models()
+        for kind in self._agenda.due(self.clock()):
+            event = self._makers[kind]()
+            if event is not None and event != self._sent.get(kind):
+                self._sent[kind] = event
+                return event
+        return None
+
+    def _restart(self) -> Event | None:
+        self._due_restarts.extend(self._new_restarts())
+        return self._due_restarts.popleft() if self._due_restarts else None
+
+    def _new_restarts(self) -> list[Restart]:
+        """Return the remembered restarts that were not found before."""
+        found: list[Restart] = []
+        for model in self._seen_models:
+            status, earlier = model.engine.status(), self._restarts.get(model.name, 0)
+            found += [
+                Restart(
+                    model=model.name,
+                    at=round(time.time() - death.age_s, 3),
+                    cause=death.cause,
+                    reason=death.message,
+                    restarts=number,
+                )
+                for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1)
+                if number > earlier
+            ]
+            self._restarts[model.name] = status.restarts
+        return sorted(found, key=lambda restart: restart.at)
+
+    def _models(self) -> Models:
+        states = [_model_state(model) for model in self._seen_models]
+        return Models(models=states, memory_bytes=self.models.status().rss_bytes)
+
+    def _steps(self) -> Event | None:
+        news = self.hub.since(self._position)
+        self._position = news.next
+        steps = step_reports(news.steps, self.filter, wall_s=self._wall_s)
+        return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
+
+    def _queue(self) -> Queue:
+        seen = [(model, model.engine.status()) for model in self._seen_models]
         sizes = {
             label: QueueSizes(
                 sum(status.running[label] for _, status in seen),
@@ -240,7 +344,7 @@ class Snapshots:
         waiting = [one for model, status in seen for one in self._waiting(model, status)]
         return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
 
-    def requests(self) -> Requests:
+    def _requests(self) -> Requests:
         running = (
             self._shown(
                 Running,
@@ -249,31 +353,22 @@ class Snapshots:
                 inputs=live.num_inputs,
                 inputs_done=None if live.num_inputs is None else live.num_embedded,
             )
-            for model in self.seen_models
+            for model in self._seen_models
             for live in self._own_requests(model, RequestState.RUNNING)
         )
         return Requests(running=list(islice(running, _MOST_LISTED)))
 
-    def caches(self) -> Caches:
+    def _caches(self) -> Caches:
         models = [
             _cache(model, kv, self.hub.state_of(model) or _NO_STATE, self.filter)
-            for model in self.seen_models
+            for model in self._seen_models
             if (kv := model.engine.kv_stats()) is not None
         ]
         return Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
 
-    def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
-        """Yield remembered restarts after the first `after` ones."""
-        for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1):
-            if number > after:
-                at = round(time.time() - death.age_s, 3)
-                yield Restart(
-                    model=model.name, at=at, cause=death.cause, reason=death.message, restarts=number
-                )
-
     @property
-    def seen_models(self) -> list[ServedModel]:
-        return [model for model in self.registry.current if self.filter.has_model(model.names)]
+    def _seen_models(self) -> list[ServedModel]:
+        return [model for model in self.models.current if self.filter.has_model(model.names)]
 
     def _own_requests(self, model: ServedModel, state: RequestState) -> list[LiveRequest]:
         live = self.hub.requests_of(model)
@@ -329,7 +424,6 @@ def _model_state(model: ServedModel) -> ModelState:
         status,
         name=model.name,
         kind=model.kind.value,
-        state=status.state.value,
         quantisation=model.quantisation,
         context_length=info.context_limit if info else None,
         max_seqs=info.max_seqs if info else None,
@@ -361,114 +455,6 @@ def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: Eve
         hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
     )
     return ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
-
-
-class EventSchedule:
-    def __init__(self, periods_s: Mapping[str, float], now_s: float) -> None:
-        """`periods_s`: intervals of kinds, all of which are due at first, in this order."""
-        self._periods_s = periods_s
-        self._due_s = dict.fromkeys(periods_s, now_s)
-
-    def due(self, now_s: float) -> Iterator[str]:
-        """Yield the kinds that are due. Taking one restarts its interval."""
-        kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
-        for kind in sorted(kinds, key=self._due_s.__getitem__):
-            self._due_s[kind] = now_s + self._periods_s[kind]
-            yield kind
-
-
-INTERVAL_S = 0.1
-PERIODS_S = {
-    "restart": 0.5,
-    "model": 1.0,
-    "step": INTERVAL_S,
-    "queue": 1.0,
-    "request": 1.0,
-    "cache": 1.0,
-    "rate": 2.0,
-}
-"""Steps get every turn that no other kind needs, at least half of them."""
-
-
-class EventListener:
-    def __init__(
-        self,
-        hub: StepBroadcaster,
-        models: ModelRegistry,
-        recent: RecentActivity,
-        identity: Identity,
-        *,
-        kinds: frozenset[str] = frozenset(PERIODS_S),
-        scheduling: SchedulingOptions | None = None,
-        has_usage: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._hub = hub
-        self._clock = clock
-        self._filter = EventFilter(identity)
-        self._snapshots = Snapshots(models, recent, hub, self._filter)
-        self._scheduling = scheduling
-        self._has_usage = has_usage
-        has_rates = self._filter.has_rates
-        self._kinds = [kind for kind in PERIODS_S if kind in kinds and (has_rates or kind != "rate")]
-        self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
-        self._position = hub.position
-        self._wall_s = time.time() - clock()
-        self._sent: dict[str, Event] = {}
-        self._restarts: dict[str, int] = {}
-        self._due_restarts: deque[Restart] = deque()
-        self._past = self._new_restarts()
-        self._makers: dict[str, Callable[[], Event | None]] = {
-            "restart": self._restart,
-            "model": self._snapshots.models,
-            "step": self._steps,
-            "queue": self._snapshots.queue,
-            "request": self._snapshots.requests,
-            "cache": self._snapshots.caches,
-            "rate": lambda: hub.pace.rates(clock()),
-        }
-
-    def hello(self) -> Hello:
-        return Hello(
-            version=VERSION,
-            server=__version__,
-            at=round(self._wall_s + self._clock(), 3),
-            sees="all" if self._filter.is_whole else "own",
-            types=self._kinds,
-            interval_ms=round(1000 * INTERVAL_S),
-            models=self._snapshots.models().models,
-            restarts=self._past,
-            usage=self._has_usage,
-            scheduling=self._scheduling,
-        )
-
-    def next(self) -> Event | None:
-        """Return the next event, or None without news."""
-        self._hub.look_for_models()
-        for kind in self._agenda.due(self._clock()):
-            event = self._makers[kind]()
-            if event is not None and event != self._sent.get(kind):
-                self._sent[kind] = event
-                return event
-        return None
-
-    def _steps(self) -> Event | None:
-        news = self._hub.since(self._position)
-        self._position = news.next
-        steps = step_reports(news.steps, self._filter, wall_s=self._wall_s)
-        return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
-
-    def _restart(self) -> Event | None:
-        self._due_restarts.extend(self._new_restarts())
-        return self._due_restarts.popleft() if self._due_restarts else None
-
-    def _new_restarts(self) -> list[Restart]:
-        found: list[Restart] = []
-        for model in self._snapshots.seen_models:
-            status = model.engine.status()
-            found += self._snapshots.restarts(model, status, self._restarts.get(model.name, 0))
-            self._restarts[model.name] = status.restarts
-        return sorted(found, key=lambda restart: restart.at)
 
 
 logger = logging.getLogger(__name__)

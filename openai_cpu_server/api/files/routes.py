@@ -482,7 +482,6 @@ def _batch_object(batch: BatchRecord) -> BatchObject:
         BatchObject,
         batch,
         errors=BatchErrors(batch.errors) if batch.errors else None,
-        status=batch.status.value,
         request_counts=response_of(RequestCounts, batch),
         usage=BatchUsage(
             input_tokens=batch.input_tokens,
@@ -498,19 +497,16 @@ def _is_anthropics(request: Request) -> bool:
 
 
 def _shown(request: Request, record: FileRecord) -> FileObject | FileMetadata:
-    return FileMetadata.of(record) if _is_anthropics(request) else _file_object(record)
+    return FileMetadata.of(record) if _is_anthropics(request) else response_of(FileObject, record)
 
 
 def _rfc3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _file_object(record: FileRecord) -> FileObject:
-    return response_of(FileObject, record, purpose=record.purpose.value)
-
-
 def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
-    return FileList(data=[*map(_file_object, records)], **page_ends(records), has_more=has_more)
+    data = [response_of(FileObject, record) for record in records]
+    return FileList(data=data, **page_ends(records), has_more=has_more)
 
 
 async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:
