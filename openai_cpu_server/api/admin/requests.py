@@ -24,14 +24,13 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import resumable_response
 from openai_cpu_server.api.generation.running import OpenCall
-from openai_cpu_server.api.state import AppState, response_of
+from openai_cpu_server.api.state import AppState, check_query_names, response_of
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import (
     NotThinking,
     RequestEnded,
     RequestNotFound,
     missing,
-    unknown_parameter,
     wrong_value,
 )
 from openai_cpu_server.http.body import streamed_body
@@ -133,12 +132,6 @@ class LookupBody(Body):
     conversation_ids: Annotated[list[str], Field(max_length=1000, fail_fast=True)]
 
 
-def _check_known(request: Request, *names: str) -> None:
-    for name in request.query_params:
-        if name not in names:
-            raise unknown_parameter(name)
-
-
 _route = partial(ApiRoute, access=INFERENCE, tag="Requests")
 _CONVERSATION: Mapping[str, JsonSchema] = {
     "conv_id": {"type": "string", "description": "the client's name for it"}
@@ -212,7 +205,7 @@ class RequestRoutes:
     )
     async def stream(self, request: Request) -> ASGIApp:
         """Resume a stream that continues without its client."""
-        _check_known(request, "starting_after")
+        check_query_names(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
         stream = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
         return self._resumed(stream, stream.log.read(stream.number_behind(last)))
@@ -224,7 +217,7 @@ class RequestRoutes:
     )
     async def stream_as_llama_server(self, request: Request) -> ASGIApp:
         """Resume a stream, in llama-server's format."""
-        _check_known(request, "conv_id", "from")
+        check_query_names(request, "conv_id", "from")
         start = request.query_params.get("from", "0")
         if not (start.isascii() and start.isdecimal() and len(start) < 12):
             raise wrong_value("from", "a number of bytes")
@@ -236,7 +229,7 @@ class RequestRoutes:
     @_route("DELETE", "/v1/stream", query=_CONVERSATION, status=204, errors=(400,))
     async def forget_as_llama_server(self, request: Request) -> Response:
         """Stop a stream that continues without its client, and forget it."""
-        _check_known(request, "conv_id")
+        check_query_names(request, "conv_id")
         with contextlib.suppress(RequestNotFound):
             stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
             self._streams.forget(stream)

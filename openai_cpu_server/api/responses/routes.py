@@ -39,12 +39,11 @@ from openai_cpu_server.api.responses.running import Background, LiveResponse, Re
 from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
-from openai_cpu_server.api.state import AppState, page_ends
+from openai_cpu_server.api.state import AppState, check_query_names, page_ends, read_body
 from openai_cpu_server.errors import (
     GenerationFailed,
     InvalidRequest,
     JobObjectNotFound,
-    unknown_parameter,
     wrong,
     wrong_value,
 )
@@ -59,7 +58,6 @@ from openai_cpu_server.http.errors import (
     page_of,
 )
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import (
@@ -176,11 +174,9 @@ class ResponsesRoutes:
     )
     async def input_tokens(self, request: Request) -> Response:
         """Count the prompt tokens of a response."""
-        data = await streamed_body(request)
-        reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
-        counted_body, ignored = await off_loop(len(data), reading)
+        counted_body, ignored, size = await read_body(InputTokensBody, request, lenient=self._options.lenient)
         body, context = counted_body.as_response(), context_of(request.scope)
-        params = await self._reader.of_body(body, ignored, context.owner, size=len(data))
+        params = await self._reader.of_body(body, ignored, context.owner, size=size)
         allowed = context.identity.allowed_models
         await ensure_served(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
@@ -206,6 +202,7 @@ class ResponsesRoutes:
     )
     async def one(self, request: Request) -> ASGIApp:
         """Return a stored response, or the events of a background response."""
+        check_query_names(request, "stream", "starting_after", *_IGNORED)
         first, (owner, response_id) = _first_event(request.query_params), owner_and_id(request)
         if first is None:
             return _json(await self._shown(owner, response_id))
@@ -365,9 +362,6 @@ def _has_ended(status: ResponseStatus) -> InvalidRequest:
 
 def _first_event(query: QueryParams) -> int | None:
     """Return the number of the first event to stream, or None for the object."""
-    for name in query:
-        if name not in ("stream", "starting_after", *_IGNORED):
-            raise unknown_parameter(name)
     after, stream = query.get("starting_after"), query.get("stream", "false")
     if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 10):
         raise wrong_value("starting_after", "the number of an event")
