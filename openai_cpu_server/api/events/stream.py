@@ -21,31 +21,8 @@ from starlette.types import Scope as AsgiScope
 
 from openai_cpu_server import __version__
 from openai_cpu_server.api.admin.health import QueueSizes
+from openai_cpu_server.api.events import schema
 from openai_cpu_server.api.events.broadcaster import SeenStep, StepBroadcaster, Subscriber
-from openai_cpu_server.api.events.schema import (
-    EVENTS,
-    VERSION,
-    Answers,
-    Caches,
-    Event,
-    Hello,
-    Holding,
-    LiveSequence,
-    ModelCache,
-    Models,
-    ModelState,
-    Pool,
-    Prompts,
-    Queue,
-    Requests,
-    Restart,
-    Running,
-    StepPart,
-    StepReport,
-    Steps,
-    Waiting,
-    name_of,
-)
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import event_source
 from openai_cpu_server.api.state import AppState, response_of
@@ -65,7 +42,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.telemetry import RecentActivity
 
-L = TypeVar("L", bound=LiveSequence)
+L = TypeVar("L", bound=schema.LiveSequence)
 Shown = TypeVar("Shown", TracePart, TraceHolding)
 
 
@@ -103,12 +80,12 @@ class EventFilter:
     def name_of(self, client: str) -> str:
         return Client.of_label(client).shown_to(self.identity)
 
-    def parts(self, parts: Sequence[TracePart]) -> list[StepPart]:
+    def parts(self, parts: Sequence[TracePart]) -> list[schema.StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
         own, others = self._divided(parts)
         return [
             *(
-                StepPart(
+                schema.StepPart(
                     id=part.id,
                     client=self.name_of(part.client) or None,
                     priority=part.priority.label,
@@ -118,16 +95,16 @@ class EventFilter:
                 for part in own
             ),
             *(
-                StepPart(priority=priority.label, sequences=len(group), **_sums(group))
+                schema.StepPart(priority=priority.label, sequences=len(group), **_sums(group))
                 for priority, group in others
             ),
         ]
 
-    def holdings(self, holdings: Sequence[TraceHolding]) -> list[Holding]:
+    def holdings(self, holdings: Sequence[TraceHolding]) -> list[schema.Holding]:
         own, others = self._divided(holdings)
         return [
-            *(Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
-            *(Holding(priority=priority.label, runs=_united(group)) for priority, group in others),
+            *(schema.Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
+            *(schema.Holding(priority=priority.label, runs=_united(group)) for priority, group in others),
         ]
 
     def _divided(self, items: Sequence[Shown]) -> tuple[list[Shown], list[tuple[Priority, list[Shown]]]]:
@@ -141,7 +118,7 @@ class EventFilter:
 _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
 
 
-def _sums(parts: Sequence[TracePart | StepPart]) -> dict[str, Any]:
+def _sums(parts: Sequence[TracePart | schema.StepPart]) -> dict[str, Any]:
     return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
 
 
@@ -160,7 +137,9 @@ MOST_STEPS = 50
 """Steps in one event, about one per two pixels in a picture of a minute."""
 
 
-def step_reports(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
+def step_reports(
+    seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float
+) -> list[schema.StepReport]:
     """Return steps of models that the key may use. `wall_s`: Unix time at zero of the monotonic clock."""
     steps = [_report(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
@@ -170,10 +149,10 @@ def step_reports(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s:
     return [_merged(row[start : start + size]) for row in by_model for start in range(0, len(row), size)]
 
 
-def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
+def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> schema.StepReport:
     figures = seen.figures
     return response_of(
-        StepReport,
+        schema.StepReport,
         figures,
         model=seen.model.name,
         at=round(wall_s + seen.ended_s - figures.elapsed_ms / 1000, 4),
@@ -187,11 +166,11 @@ def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepRep
     )
 
 
-def _merged(steps: Sequence[StepReport]) -> StepReport:
+def _merged(steps: Sequence[schema.StepReport]) -> schema.StepReport:
     first = steps[0]
     if len(steps) == 1:
         return first
-    parts: dict[tuple[str | None, str], list[StepPart]] = {}
+    parts: dict[tuple[str | None, str], list[schema.StepPart]] = {}
     for step in steps:
         for part in step.parts:
             parts.setdefault((part.id, part.priority), []).append(part)
@@ -261,11 +240,11 @@ class EventListener:
         self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, self.clock())
         self._position = self.hub.position
         self._wall_s = time.time() - self.clock()
-        self._sent: dict[str, Event] = {}
+        self._sent: dict[str, schema.Event] = {}
         self._restarts: dict[str, int] = {}
-        self._due_restarts: deque[Restart] = deque()
+        self._due_restarts: deque[schema.Restart] = deque()
         self._past = self._new_restarts()
-        self._makers: dict[str, Callable[[], Event | None]] = {
+        self._makers: dict[str, Callable[[], schema.Event | None]] = {
             "restart": self._restart,
             "model": self._models,
             "step": self._steps,
@@ -275,9 +254,9 @@ class EventListener:
             "rate": lambda: self.hub.pace.rates(self.clock()),
         }
 
-    def hello(self) -> Hello:
-        return Hello(
-            version=VERSION,
+    def hello(self) -> schema.Hello:
+        return schema.Hello(
+            version=schema.VERSION,
             server=__version__,
             at=round(self._wall_s + self.clock(), 3),
             sees="all" if self.filter.is_whole else "own",
@@ -289,7 +268,7 @@ class EventListener:
             scheduling=self.scheduling,
         )
 
-    def next(self) -> Event | None:
+    def next(self) -> schema.Event | None:
         """Return the next event, or None without news."""
         self.hub.look_for_models()
         for kind in self._agenda.due(self.clock()):
@@ -299,17 +278,17 @@ class EventListener:
                 return event
         return None
 
-    def _restart(self) -> Event | None:
+    def _restart(self) -> schema.Event | None:
         self._due_restarts.extend(self._new_restarts())
         return self._due_restarts.popleft() if self._due_restarts else None
 
-    def _new_restarts(self) -> list[Restart]:
+    def _new_restarts(self) -> list[schema.Restart]:
         """Return the remembered restarts that were not found before."""
-        found: list[Restart] = []
+        found: list[schema.Restart] = []
         for model in self._seen_models:
             status, earlier = model.engine.status(), self._restarts.get(model.name, 0)
             found += [
-                Restart(
+                schema.Restart(
                     model=model.name,
                     at=round(time.time() - death.age_s, 3),
                     cause=death.cause,
@@ -322,17 +301,17 @@ class EventListener:
             self._restarts[model.name] = status.restarts
         return sorted(found, key=lambda restart: restart.at)
 
-    def _models(self) -> Models:
+    def _models(self) -> schema.Models:
         states = [_model_state(model) for model in self._seen_models]
-        return Models(models=states, memory_bytes=self.models.status().rss_bytes)
+        return schema.Models(models=states, memory_bytes=self.models.status().rss_bytes)
 
-    def _steps(self) -> Event | None:
+    def _steps(self) -> schema.Event | None:
         news = self.hub.since(self._position)
         self._position = news.next
         steps = step_reports(news.steps, self.filter, wall_s=self._wall_s)
-        return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
+        return schema.Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
 
-    def _queue(self) -> Queue:
+    def _queue(self) -> schema.Queue:
         seen = [(model, model.engine.status()) for model in self._seen_models]
         sizes = {
             label: QueueSizes(
@@ -342,12 +321,12 @@ class EventListener:
             for label in (priority.label for priority in Priority)
         }
         waiting = [one for model, status in seen for one in self._waiting(model, status)]
-        return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
+        return schema.Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
 
-    def _requests(self) -> Requests:
+    def _requests(self) -> schema.Requests:
         running = (
             self._shown(
-                Running,
+                schema.Running,
                 model,
                 live,
                 inputs=live.num_inputs,
@@ -356,15 +335,15 @@ class EventListener:
             for model in self._seen_models
             for live in self._own_requests(model, RequestState.RUNNING)
         )
-        return Requests(running=list(islice(running, _MOST_LISTED)))
+        return schema.Requests(running=list(islice(running, _MOST_LISTED)))
 
-    def _caches(self) -> Caches:
+    def _caches(self) -> schema.Caches:
         models = [
             _cache(model, kv, self.hub.state_of(model) or _NO_STATE, self.filter)
             for model in self._seen_models
             if (kv := model.engine.kv_stats()) is not None
         ]
-        return Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
+        return schema.Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
 
     @property
     def _seen_models(self) -> list[ServedModel]:
@@ -374,7 +353,7 @@ class EventListener:
         live = self.hub.requests_of(model)
         return [one for one in live if one.state is state and self.filter.owns(one.client)]
 
-    def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
+    def _waiting(self, model: ServedModel, status: EngineStatus) -> list[schema.Waiting]:
         """Requests with a position come first, then the oldest."""
         state = self.hub.state_of(model) or _NO_STATE
         whys = {wait.id: wait.why for wait in state.waits}
@@ -383,7 +362,7 @@ class EventListener:
         found.sort(key=lambda live: (live.position is None, live.position or 0))
         return [
             self._shown(
-                Waiting,
+                schema.Waiting,
                 model,
                 live,
                 first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
@@ -392,9 +371,9 @@ class EventListener:
             for live in found[:_MOST_LISTED]
         ]
 
-    def _shown(self, schema: type[L], model: ServedModel, live: LiveRequest, **others: object) -> L:
+    def _shown(self, kind: type[L], model: ServedModel, live: LiveRequest, **others: object) -> L:
         return response_of(
-            schema,
+            kind,
             live,
             model=model.name,
             priority=live.priority.label,
@@ -403,12 +382,12 @@ class EventListener:
             **others,
         )
 
-    def _answers(self) -> Answers | None:
+    def _answers(self) -> schema.Answers | None:
         counts = self.recent.answers
         if not counts:
             return None
         hits, misses = counts[AnswerUse.EXACT] + counts[AnswerUse.SEMANTIC], counts[AnswerUse.MISS]
-        return Answers(
+        return schema.Answers(
             exact=counts[AnswerUse.EXACT],
             semantic=counts[AnswerUse.SEMANTIC],
             misses=misses,
@@ -417,10 +396,10 @@ class EventListener:
         )
 
 
-def _model_state(model: ServedModel) -> ModelState:
+def _model_state(model: ServedModel) -> schema.ModelState:
     status, info = model.engine.status(), model.engine.info
     return response_of(
-        ModelState,
+        schema.ModelState,
         status,
         name=model.name,
         kind=model.kind.value,
@@ -433,9 +412,11 @@ def _model_state(model: ServedModel) -> ModelState:
     )
 
 
-def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: EventFilter) -> ModelCache:
+def _cache(
+    model: ServedModel, kv: KVStats, state: TraceState, event_filter: EventFilter
+) -> schema.ModelCache:
     pool = response_of(
-        Pool,
+        schema.Pool,
         kv,
         blocks=kv.pool_blocks,
         used_blocks=kv.pool_blocks_used,
@@ -445,7 +426,7 @@ def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: Eve
         holdings=event_filter.holdings(state.holdings),
     )
     prompts = response_of(
-        Prompts,
+        schema.Prompts,
         kv,
         block_tokens=kv.cache_block_tokens,
         capacity_blocks=kv.cache_capacity_blocks,
@@ -454,7 +435,7 @@ def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: Eve
         evictions=kv.cache_evictions,
         hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
     )
-    return ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
+    return schema.ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
 
 
 logger = logging.getLogger(__name__)
@@ -481,7 +462,7 @@ class EventRoutes:
             }
         },
         media="text/event-stream",
-        events=EVENTS,
+        events=schema.EVENTS,
     )
     async def stream(self, request: Request) -> ASGIApp:
         """Stream what the scheduler does, as server-sent events."""
@@ -540,8 +521,8 @@ def _subscriber(identity: Identity) -> Subscriber:
     return Subscriber(Client.of(identity, None).label, identity.may(Scope.ADMIN))
 
 
-def _encoded(event: Event) -> bytes:
-    return events([Chunk(msgspec.json.encode(event), name_of(event))])
+def _encoded(event: schema.Event) -> bytes:
+    return events([Chunk(msgspec.json.encode(event), schema.name_of(event))])
 
 
 ROUTER = ApiRouter[AppState](EventRoutes)

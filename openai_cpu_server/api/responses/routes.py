@@ -24,16 +24,8 @@ from openai_cpu_server.api.generation.route import (
     not_in_batches,
     while_connected,
 )
+from openai_cpu_server.api.responses import objects
 from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
-from openai_cpu_server.api.responses.objects import (
-    SERVER_ERROR,
-    CompactedResponse,
-    ItemList,
-    ResponseDeleted,
-    ResponseObject,
-    cancelled,
-    failed,
-)
 from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseParams, ResponseReader
 from openai_cpu_server.api.responses.running import Background, LiveResponse, ResponseMaker
 from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBody
@@ -99,7 +91,7 @@ class ResponsesRoutes:
         access=CALLS,
         aliases=("/responses",),  # of llama-server
         body=ResponsesBody,
-        answer=ResponseObject,
+        answer=objects.ResponseObject,
         streams=True,
         errors=GENERATION_ERRORS,
         batched=lambda at: at.answer,
@@ -133,7 +125,7 @@ class ResponsesRoutes:
         "/v1/responses/compact",
         access=CALLS,
         body=ResponsesBody,
-        answer=CompactedResponse,
+        answer=objects.CompactedResponse,
         errors=GENERATION_ERRORS,
     )
     async def compact(self, request: Request) -> Response:
@@ -146,7 +138,7 @@ class ResponsesRoutes:
         response, (*items, _) = running.response, (one.item for one in (*params.earlier, *params.items))
         messages = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
         summary = [item for item in response.output if isinstance(item, CompactionItem)]
-        compacted = CompactedResponse(
+        compacted = objects.CompactedResponse(
             id=response.id, created_at=response.created_at, output=(*messages, *summary), usage=response.usage
         )
         return json_response(compacted, headers=dict(running.call.call.headers))
@@ -196,7 +188,7 @@ class ResponsesRoutes:
             "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
             "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
         },
-        answer=ResponseObject,
+        answer=objects.ResponseObject,
         streams=True,
         errors=(400,),
     )
@@ -208,16 +200,18 @@ class ResponsesRoutes:
             return _json(await self._shown(owner, response_id))
         return self._logged_stream(await self._events(owner, response_id, first), {})
 
-    @_route("DELETE", "/v1/responses/{id}", answer=ResponseDeleted)
+    @_route("DELETE", "/v1/responses/{id}", answer=objects.ResponseDeleted)
     async def delete(self, request: Request) -> Response:
         """Delete a stored response."""
         repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
         await repository.delete(owner, response_id)
-        return json_response(ResponseDeleted(response_id))
+        return json_response(objects.ResponseDeleted(response_id))
 
-    @_route("POST", "/v1/responses/{id}/cancel", access=INFERENCE, answer=ResponseObject, errors=(400,))
+    @_route(
+        "POST", "/v1/responses/{id}/cancel", access=INFERENCE, answer=objects.ResponseObject, errors=(400,)
+    )
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response."""
         repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
@@ -234,7 +228,7 @@ class ResponsesRoutes:
             if status is not ResponseStatus.CANCELLED:  # its own end was faster
                 raise _has_ended(status)
             return _json(encoded(live.response))
-        ended = cancelled(_object(record), _object(record).output)
+        ended = objects.cancelled(_object(record), _object(record).output)
         if not await repository.end(_with(record, ended)):
             return _json(await self._shown(owner, response_id))
         return _json(encoded(ended))
@@ -243,7 +237,7 @@ class ResponsesRoutes:
         "GET",
         "/v1/responses/{id}/input_items",
         query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
-        answer=ItemList,
+        answer=objects.ItemList,
     )
     async def input_items(self, request: Request) -> Response:
         """List the input items of a response."""
@@ -293,8 +287,8 @@ class ResponsesRoutes:
         record = await repository.get(owner, response_id)
         if not repository.is_left_behind(record):
             return record
-        error = ErrorObject(ErrorBody(_LEFT_BEHIND, SERVER_ERROR, None, SERVER_ERROR))
-        ended = _with(record, failed(_object(record), _object(record).output, error))
+        error = ErrorObject(ErrorBody(_LEFT_BEHIND, objects.SERVER_ERROR, None, objects.SERVER_ERROR))
+        ended = _with(record, objects.failed(_object(record), _object(record).output, error))
         return ended if await repository.end(ended) else await repository.get(owner, response_id)
 
     async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
@@ -335,7 +329,7 @@ async def listed_items(
     has_more: bool,
 ) -> Response:
     content = [msgspec.Raw(item.content) for item in items]
-    page = ItemList(data=content, **page_ends(items), has_more=has_more)
+    page = objects.ItemList(data=content, **page_ends(items), has_more=has_more)
     body = await off_loop(sum(map(len, content)), partial(msgspec.json.encode, page))
     return Response(body, media_type="application/json", headers=dict(headers))
 
@@ -344,14 +338,14 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-_response_decoder = msgspec.json.Decoder(ResponseObject)
+_response_decoder = msgspec.json.Decoder(objects.ResponseObject)
 
 
-def _object(record: ResponseRecord) -> ResponseObject:
+def _object(record: ResponseRecord) -> objects.ResponseObject:
     return _response_decoder.decode(record.response)
 
 
-def _with(record: ResponseRecord, response: ResponseObject) -> ResponseRecord:
+def _with(record: ResponseRecord, response: objects.ResponseObject) -> ResponseRecord:
     status = ResponseStatus(response.status)
     return msgspec.structs.replace(record, status=status, response=encoded(response))
 

@@ -28,6 +28,7 @@ from openai_cpu_server.api.generation.renderer import (
     new_tool_call_id,
     progress_field,
 )
+from openai_cpu_server.api.responses import objects
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,
@@ -46,14 +47,6 @@ from openai_cpu_server.api.responses.items import (
     new_item_id,
 )
 from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool, ToolListing
-from openai_cpu_server.api.responses.objects import (
-    ResponseObject,
-    ResponseUsage,
-    WrittenSummary,
-    cancelled,
-    ended,
-    failed,
-)
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer
 from openai_cpu_server.contract.messages import (
@@ -434,13 +427,13 @@ class ResponseStream(Renderer):
         self,
         call: ResolvedRequest,
         pieces: PieceTexts,
-        response: ResponseObject,
+        response: objects.ResponseObject,
         *,
         now: Callable[[], float] = time.time,
         new_call_id: NewId = new_tool_call_id,
         new_item_id: NewItemId = new_item_id,
         is_compacting: bool = False,
-        summary: WrittenSummary | None = None,
+        summary: objects.WrittenSummary | None = None,
         tools: McpTools | None = None,
     ) -> None:
         self.response = response
@@ -543,20 +536,20 @@ class ResponseStream(Renderer):
         items, now_s = self.output.items(self._end_status), int(self._now())
         if self._summary is not None:
             figures = of_rounds([self._summary.figures, figures])
-        usage = ResponseUsage.of(figures)
-        self.response = ended(
+        usage = objects.ResponseUsage.of(figures)
+        self.response = objects.ended(
             self.response, items, usage, is_whole=self.is_whole, now_s=now_s, ended_by=self._ended_by
         )
         return [*chunks, self._about(f"response.{self.response.status}")]
 
     def warmed(self, figures: Figures) -> Sequence[Chunk]:
         chunks = [*self.begin(), *self._started()]
-        usage = ResponseUsage.of(figures)
-        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
+        usage = objects.ResponseUsage.of(figures)
+        self.response = objects.ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
-    def failed(self, error: ErrorObject) -> ResponseObject:
-        return failed(self.response, self.output.items(), error)
+    def failed(self, error: ErrorObject) -> objects.ResponseObject:
+        return objects.failed(self.response, self.output.items(), error)
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         self.response = self.failed(error)
@@ -566,7 +559,7 @@ class ResponseStream(Renderer):
 
     def cancel(self) -> Sequence[Chunk]:
         """Return the last event of a cancelled response. OpenAI has no event for this."""
-        self.response = cancelled(self.response, self.output.items())
+        self.response = objects.cancelled(self.response, self.output.items())
         return [self._about("response.failed")]
 
     def _started(self) -> Sequence[Chunk]:
@@ -582,5 +575,5 @@ class ResponseStream(Renderer):
         return self._numbers.event(kind, {"response": self.response})
 
 
-def encoded(response: ResponseObject) -> bytes:
+def encoded(response: objects.ResponseObject) -> bytes:
     return msgspec.json.encode(response)
