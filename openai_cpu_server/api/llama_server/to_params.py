@@ -6,16 +6,9 @@ import secrets
 
 import msgspec
 
+from openai_cpu_server.api.generation import to_params
 from openai_cpu_server.api.generation.params import FileParam, GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent
-from openai_cpu_server.api.generation.to_params import (
-    any_object,
-    details_param,
-    one_form,
-    schema_form,
-    shared_forms,
-    shared_params,
-)
 from openai_cpu_server.api.llama_server import schema
 from openai_cpu_server.http.parse import Ignored
 
@@ -47,11 +40,15 @@ def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> G
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
     seed = None if body.seed == schema.ANY_SEED else body.seed
     completed = body.model_copy(update={"logit_bias": ids, "seed": seed})
-    forms = list(shared_forms(body))
+    forms = list(to_params.shared_forms(body))
     if body.json_schema is not None:
         path = "json_schema"
-        forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
-    params = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+        forms.append(
+            to_params.schema_form(body.json_schema, path) if body.json_schema else to_params.any_object(path)
+        )
+    params = to_params.shared_params(
+        completed, prompt, id_prefix="llama-", form=to_params.one_form(iter(forms))
+    )
     sampling = params.sampling
     if not params.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(schema.ANY_SEED))
@@ -72,6 +69,8 @@ def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> G
         max_tokens=max_tokens,
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
-            details_param(body), tokens=bool(body.return_tokens), fields=tuple(body.response_fields or ())
+            to_params.details_param(body),
+            tokens=bool(body.return_tokens),
+            fields=tuple(body.response_fields or ()),
         ),
     )

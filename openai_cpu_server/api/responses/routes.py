@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.renderer import ENDED_BY, events
 from openai_cpu_server.api.generation.route import (
@@ -32,13 +33,6 @@ from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBod
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
 from openai_cpu_server.api.state import AppState, check_query_names, page_ends, read_body
-from openai_cpu_server.errors import (
-    GenerationFailed,
-    InvalidRequest,
-    JobObjectNotFound,
-    wrong,
-    wrong_value,
-)
 from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import (
@@ -152,7 +146,7 @@ class ResponsesRoutes:
         running = await self._maker.begin(params, context)
         try:
             return await running.whole()
-        except GenerationFailed:
+        except errors.GenerationFailed:
             running.call.model.loaded()  # an engine that is gone takes its requests with it
             raise
 
@@ -217,7 +211,7 @@ class ResponsesRoutes:
         repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
-            raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
+            raise errors.wrong("Cannot cancel a response that was not created with 'background'.", "id")
         if record.status is ResponseStatus.CANCELLED:  # repeating this is allowed
             return _json(record.response)
         if record.status.has_ended:
@@ -268,7 +262,7 @@ class ResponsesRoutes:
 
     def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
-            raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
+            raise errors.JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
         return self._repository
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:
@@ -296,7 +290,9 @@ class ResponsesRoutes:
             return live.log.read(first)
         record = await self._record(owner, response_id)
         if not record.is_background:
-            raise wrong("Only a response that was created with 'background' can be streamed again.", "stream")
+            raise errors.wrong(
+                "Only a response that was created with 'background' can be streamed again.", "stream"
+            )
         return self._replayed(record, first)
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
@@ -350,17 +346,17 @@ def _with(record: ResponseRecord, response: objects.ResponseObject) -> ResponseR
     return msgspec.structs.replace(record, status=status, response=encoded(response))
 
 
-def _has_ended(status: ResponseStatus) -> InvalidRequest:
-    return wrong(f"Cannot cancel a response that is {status.value}.", "id")
+def _has_ended(status: ResponseStatus) -> errors.InvalidRequest:
+    return errors.wrong(f"Cannot cancel a response that is {status.value}.", "id")
 
 
 def _first_event(query: QueryParams) -> int | None:
     """Return the number of the first event to stream, or None for the object."""
     after, stream = query.get("starting_after"), query.get("stream", "false")
     if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 10):
-        raise wrong_value("starting_after", "the number of an event")
+        raise errors.wrong_value("starting_after", "the number of an event")
     if stream not in ("true", "false"):
-        raise wrong_value("stream", "'true' or 'false'")
+        raise errors.wrong_value("stream", "'true' or 'false'")
     if stream == "false":
         return None
     return 0 if after is None else int(after) + 1
