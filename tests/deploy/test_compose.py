@@ -70,6 +70,7 @@ def test_secrets_are_made_once_and_open_the_server(tmp_path: Path, monkeypatch: 
     subprocess.run([script], check=True, stdout=subprocess.DEVNULL)
     assert {path.name: path.read_text() for path in made.iterdir()} == first
     assert len(set(first.values())) == len(first)
+    (made / "api_key").unlink()  # for clients: not among the secrets of the container
     monkeypatch.setenv("OCS_SECRETS_DIR", str(made))
     monkeypatch.setenv("OCS_API_KEYS", str(made / "keys.toml"))
     settings = read_settings([])
