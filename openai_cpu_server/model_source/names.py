@@ -14,9 +14,7 @@ from openai_cpu_server.errors import StartupError
 
 PREFIX = "hf:"
 _FILE = r"[^:\\\x00-\x1f\x7f\ud800-\udfff]+"
-_NAME = re.compile(
-    rf"{PREFIX}(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>{_FILE})|:(?P<quant>[\w.-]+))?", re.ASCII
-)
+_NAME = re.compile(rf"{PREFIX}(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>{_FILE})|:(?P<quant>[\w.-]+))?", re.ASCII)
 
 _PAGE = re.compile(
     r"(?:https?://)?(?P<host>[\w.-]+(?::\d+)?)/(?P<repo>[\w.-]+/[\w.-]+)"

@@ -42,7 +42,9 @@ def test_names_of_kubernetes_and_of_others_pass(monkeypatch: pytest.MonkeyPatch,
     assert read_settings([]).port == 8000
 
 
-@pytest.mark.parametrize("name", ["api_key", "API-KEYS", "ocs-api-key", "ocs.api.key", "ssl.keyfile", "limits-url"])
+@pytest.mark.parametrize(
+    "name", ["api_key", "API-KEYS", "ocs-api-key", "ocs.api.key", "ssl.keyfile", "limits-url"]
+)
 def test_a_secret_by_another_name_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -50,7 +52,9 @@ def test_a_secret_by_another_name_ends_the_start(
     (tmp_path / name).write_text("secret")
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
     meant = "OCS_" + name.upper().replace("-", "_").replace(".", "_").removeprefix("OCS_")
-    with pytest.raises(StartupError, match=f"{name} is not an option of this server: did you mean {meant}[?]"):
+    with pytest.raises(
+        StartupError, match=f"{name} is not an option of this server: did you mean {meant}[?]"
+    ):
         read_settings([])
 
 

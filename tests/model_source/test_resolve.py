@@ -721,7 +721,8 @@ def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> N
 
 
 @pytest.mark.parametrize(
-    "path", ["../../../m.gguf", "/m.gguf", "a//m.gguf", "..\\m.gguf", "m\0.gguf", "a\nERROR m.gguf", "\ud800.gguf"]
+    "path",
+    ["../../../m.gguf", "/m.gguf", "a//m.gguf", "..\\m.gguf", "m\0.gguf", "a\nERROR m.gguf", "\ud800.gguf"],
 )
 def test_a_listed_name_that_no_file_has_is_passed_over(hub: Hub, user: User, path: str) -> None:
     hub.repos = {"acme/evil": Repo({path: CONTENT})}

@@ -176,12 +176,10 @@ class HealthRoutes:
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
     nodes = {
-        name: response_of(
-            NodeHealth, node, state=node.state.value, queue=queue_sizes(node), rss_bytes=node.engine_rss_bytes
-        )
+        name: response_of(NodeHealth, node, queue=queue_sizes(node), rss_bytes=node.engine_rss_bytes)
         for name, node in status.nodes.items()
     }
-    return response_of(ModelHealth, status, state=status.state.value, nodes=nodes)
+    return response_of(ModelHealth, status, nodes=nodes)
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

@@ -117,7 +117,8 @@ class ReplicaSession:
     def _next_orders(self) -> list[wire.Order]:
         """Both ends encode and read a batch at once, so a large order ends it."""
         count, num_tokens = 0, 0
-        for count, order in enumerate(self._orders, 1):
+        for order in self._orders:
+            count += 1
             request = order.request if isinstance(order, Submit) else None
             num_tokens += request.num_tokens if request is not None else 0
             has_media = isinstance(request, GenerationRequest) and request.media_items
