@@ -578,9 +578,7 @@ class PartJoiner:
         items = tuple(
             msgspec.structs.replace(item, content=contents[item.digest]) for item in request.media_items
         )
-        return msgspec.structs.replace(
-            message, request=msgspec.structs.replace(request, media_items=items)
-        )
+        return msgspec.structs.replace(message, request=msgspec.structs.replace(request, media_items=items))
 
 
 _encoder = msgspec.msgpack.Encoder()
