@@ -13,6 +13,7 @@ FINDINGS = {
         "structured/test_lark_reading.py::test_paths_that_double_end",
         "test_patterns.py::test_no_pattern_has_repeats_that_meet",
         "test_patterns.py::test_a_call_that_never_comes_is_read_to_its_end",
+        "reader/test_documents.py::test_comments_without_html_are_text",
     ),
     "D2 one client's long work before the work of others": (
         "reader/test_shares.py::test_a_share_that_is_used_up_is_a_refusal_which_is_remembered",
@@ -29,6 +30,9 @@ FINDINGS = {
         "api/test_model_states.py::test_a_route_answers_waits_or_says_why_not",
         "api/test_model_states.py::test_sockets_and_rows_of_batches_say_the_same",
         "api/test_model_states.py::test_unloading_ends_what_loads_and_is_nothing_for_what_is_away",
+        "e2e/test_model_states.py::test_a_sleeping_model_wakes_and_a_loading_one_is_waited_for",
+        "e2e/test_model_states.py::test_a_restarting_engine_is_waited_for",
+        "e2e/test_model_states.py::test_files_that_cannot_be_read_or_are_removed_are_named",
     ),
     "D5 the wall clock decides what lives": (
         "jobs/test_stores.py::test_a_process_keeps_its_lease_when_the_clock_is_set",
@@ -43,15 +47,21 @@ FINDINGS = {
         "e2e/test_process.py::test_sighup_while_the_server_imports_does_not_end_it",
         "e2e/test_cli.py::test_a_signal_while_it_is_imported_says_nothing",
     ),
-    "D8 a name with NUL and others that no file has": ("model_source/test_resolve.py::test_malformed",),
+    "D8 a name with NUL and others that no file has": (
+        "model_source/test_resolve.py::test_malformed",
+        "model_source/test_resolve.py::test_a_listed_name_that_no_file_has_is_passed_over",
+        "http/test_parse.py::test_a_name_of_a_client_is_shown_in_part",
+    ),
     "D9 a hub that lies": (
         "model_source/test_resolve.py::test_more_than_was_announced_is_not_stored",
         "model_source/test_resolve.py::test_a_hash_that_is_none_names_no_file",
+        "model_source/test_resolve.py::test_a_listed_name_that_no_file_has_is_passed_over",
     ),
     "D10 names and objects of other keys": (
         "api/test_foreign_objects.py::test_by_the_path",
         "api/test_foreign_objects.py::test_by_a_field_of_the_body",
         "api/test_foreign_objects.py::test_lists_and_refusals_name_what_the_key_may_use",
+        "api/test_foreign_objects.py::test_a_probe_names_what_its_key_may_use",
     ),
     "D11 a server that can never serve goes on": (
         "cli/test_bad_starts.py::test_what_is_found_when_the_model_is_read",
@@ -60,10 +70,13 @@ FINDINGS = {
     ),
     "D12 a missing library is told as a damaged model": (
         "e2e/test_process.py::test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model",
+        "e2e/test_process.py::test_a_command_says_that_llama_cpp_cannot_be_loaded",
+        "engine_client/test_hang_detector.py::test_an_engine_without_its_library_says_so",
     ),
     "D13 a name of an option that is none": (
         "config/test_unknown_variables.py::test_a_name_that_is_no_option_ends_the_start",
         "config/test_unknown_variables.py::test_names_of_kubernetes_and_of_others_pass",
+        "config/test_unknown_variables.py::test_a_secret_by_another_name_ends_the_start",
     ),
 }
 

@@ -536,6 +536,8 @@ class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
 
     digest: str
     data: memoryview
+    is_first: bool
+    """Parts of a request that could not be sent are dropped by the first part of the next one."""
 
 
 Sent = Union[Command, MediaPart]
@@ -550,7 +552,7 @@ def in_parts(command: Command) -> Iterator[Sent]:
         return
     for digest, content in {item.digest: item.content for item in request.media_items}.items():
         for start in range(0, len(content), PART_BYTES):
-            yield MediaPart(digest, content[start : start + PART_BYTES])
+            yield MediaPart(digest, content[start : start + PART_BYTES], is_first=start == 0)
     items = tuple(msgspec.structs.replace(item, content=memoryview(b"")) for item in request.media_items)
     yield msgspec.structs.replace(command, request=msgspec.structs.replace(request, media_items=items))
 
@@ -564,18 +566,19 @@ class PartJoiner:
     def join(self, message: Sent) -> Command | None:
         """Return the complete command, or None for a part."""
         if isinstance(message, MediaPart):
+            if message.is_first:
+                self._parts[message.digest].clear()
             self._parts[message.digest].append(message.data)
             return None
-        if not isinstance(message, Submit) or not self._parts:
+        request = message.request if isinstance(message, Submit) else None
+        if not isinstance(request, GenerationRequest) or not request.media_items:
             return message
-        assert isinstance(message.request, GenerationRequest)
         contents = {digest: memoryview(b"".join(parts)) for digest, parts in self._parts.items()}
         self._parts.clear()
-        items = message.request.media_items
-        items = tuple(msgspec.structs.replace(item, content=contents[item.digest]) for item in items)
-        return msgspec.structs.replace(
-            message, request=msgspec.structs.replace(message.request, media_items=items)
+        items = tuple(
+            msgspec.structs.replace(item, content=contents[item.digest]) for item in request.media_items
         )
+        return msgspec.structs.replace(message, request=msgspec.structs.replace(request, media_items=items))
 
 
 _encoder = msgspec.msgpack.Encoder()

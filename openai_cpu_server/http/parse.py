@@ -63,6 +63,8 @@ _SIZES = {
     "too_long": ("at most", "max_length", "items", "array_above_max_length"),
 }
 _MAX_VALUE_CHARS = 40
+_MOST_SHOWN = 64
+"""Characters of a name that a client has chosen."""
 
 
 def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
@@ -143,8 +145,8 @@ def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[Ignored
     """Yield the fields, at any depth, that are outside the schema or have no effect with their value."""
     for name, value in body.extra.items():
         if not _has_no_effect(body, name, value):
-            is_harmless = body.is_open or name in body.hints
-            yield IgnoredField(at + name, kind + name, is_harmless, body.refusals.get(name))
+            is_harmless, shown = body.is_open or name in body.hints, name[:_MOST_SHOWN]
+            yield IgnoredField(at + shown, kind + shown, is_harmless, body.refusals.get(name))
     for name in type(body).model_fields:
         value = getattr(body, name)
         if name in body.hints and value is not None and not _has_no_effect(body, name, value):
@@ -267,7 +269,7 @@ def path_of(location: Sequence[int | str], content: object, *, is_missing: bool 
             path += f"[{part}]"
             content = content[part] if isinstance(content, list) and part < len(content) else None
         elif at == last or (isinstance(content, dict) and part in content):
-            path += f".{part[:64]}" if path else part[:64]
+            path += f".{part[:_MOST_SHOWN]}" if path else part[:_MOST_SHOWN]
             content = content.get(part) if isinstance(content, dict) else None
     return path or None
 

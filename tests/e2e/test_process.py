@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from openai_cpu_server.errors import UNLOADABLE
 from tests.e2e.serving import tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -32,15 +33,28 @@ def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     return lines[-1]
 
 
-def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(tmp_path: Path) -> None:
+@pytest.fixture
+def without_library(tmp_path: Path) -> dict[str, str]:
+    """Variables with which llama.cpp cannot be loaded."""
     package = tmp_path / "llama_cpp"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "llama_cpp.py").write_text(
         "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
     )
-    said = start_failure("--model", str(tiny_model_path()), env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+
+
+def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(without_library: dict[str, str]) -> None:
+    said = start_failure("--model", str(tiny_model_path()), env=without_library)
     assert said == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log says why."
+
+
+def test_a_command_says_that_llama_cpp_cannot_be_loaded(without_library: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "openai_cpu_server", "inspect", str(tiny_model_path())]
+    done = subprocess.run(command, env=without_library, capture_output=True, text=True, check=False)
+    reason = "llama.cpp cannot be loaded: libgomp.so.1: cannot open shared object file\n"
+    assert (done.returncode, done.stdout, done.stderr) == (UNLOADABLE, "", reason)
 
 
 def test_a_model_that_is_not_there_is_a_line() -> None:

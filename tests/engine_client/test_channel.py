@@ -85,6 +85,22 @@ async def test_pictures_and_sounds_go_in_parts_and_arrive_whole() -> None:
         channel.close()
 
 
+async def test_parts_of_a_request_that_cannot_be_framed_go_into_no_other() -> None:
+    picture = Picture.of(PictureSize(5, 5), bytes(75))
+    seeing = request("1", tokens=(1, 2), media_items=(picture,))
+    embedding = Submit(request=EmbedRequest(id="2", inputs=((1,),)))
+    commands = [embedding, submit(3, (3,)), Submit(request=seeing)]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = ClientChannel(*await asyncio.open_connection(sock=ours))
+        with pytest.raises(UnicodeEncodeError):
+            channel.send(Submit(request=msgspec.structs.replace(seeing, id="\ud800")))
+        channel.send(*commands)
+        engine = EngineChannel(theirs)
+        assert [await anyio.to_thread.run_sync(engine.receive) for _ in commands] == commands
+        channel.close()
+
+
 async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None:
     asked = msgspec.structs.replace(submit(0, (7, 8, 9)).request, boundaries=(1, 3), stop=("x",))
     answer = GenerationAnswer([asked], cancel=lambda _: None, clock=lambda: 0.0)

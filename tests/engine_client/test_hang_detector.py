@@ -8,6 +8,7 @@ import pytest
 
 from openai_cpu_server.engine_client.child import TICK_S, HangDetector, HangLimits
 from openai_cpu_server.engine_client.deaths import CrashRecord, Death, DeathKind, MemoryKiller
+from openai_cpu_server.errors import UNLOADABLE
 
 
 class Story:
@@ -155,3 +156,13 @@ def test_starts_that_fail_count_in_a_row_however_long_each_takes() -> None:
         assert record.why_too_many == ("3 starts in a row that failed" if number == 3 else None)
         if number == 3:
             record.started()
+
+
+def test_an_engine_without_its_library_says_so() -> None:
+    """And not that it crashed, which would blame a model or a request."""
+    death = Death.of(UNLOADABLE, hang_s=None)
+    assert (death.kind, death.message) == (
+        DeathKind.FAULT,
+        "llama.cpp cannot be loaded: the log says why",
+    )
+    assert "exit status 1" in Death.of(1, hang_s=None).message

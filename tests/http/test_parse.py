@@ -446,3 +446,19 @@ def test_paths_leave_out_what_pydantic_adds() -> None:
     assert path_of(("dict", "int", "int"), given) == "dict.int"
     assert path_of(("dict", "no", "[key]"), {"dict": {"no": 1}}) == "dict.no"
     assert path_of((), given) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(**{"x" * 100_000: 1}),
+        chat(metadata={"x" * 100_000: 1}),
+        chat(response_format={"type": "text", "x" * 100_000: 1}),
+    ],
+)
+def test_a_name_of_a_client_is_shown_in_part(body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(ChatBody, body, lenient=False)
+    assert len(str(refusal.value)) < 300
+    assert refusal.value.param is not None
+    assert len(refusal.value.param) < 128
