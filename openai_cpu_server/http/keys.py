@@ -91,6 +91,11 @@ class Identity(msgspec.Struct, frozen=True):
         return self.key.allowance.storage if self.key else NO_LIMITS
 
     @property
+    def is_stranger(self) -> bool:
+        """True without a key on a server with keys. Only routes that need no key are served then."""
+        return self.key is STRANGER
+
+    @property
     def allowed_models(self) -> frozenset[str] | None:
         return self.key.models if self.key else None
 
@@ -462,10 +467,8 @@ class Credentials(msgspec.Struct, frozen=True):
     def _key(self, keys: KeyRing) -> Key | None:
         if keys.is_open:
             return VISITOR if self.is_visitor else None
-        if self.access.scope is None:
-            return None
         key = None if self.digest is None else keys.with_digest(bytes.fromhex(self.digest))
-        if key is None and keys.admits_strangers(self.access):
+        if key is None and (self.access.scope is None or keys.admits_strangers(self.access)):
             key = STRANGER
         if key is None:
             raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
