@@ -14,11 +14,9 @@ class IgnoredParam(msgspec.Struct, frozen=True):
     """Values that are honoured or ask for nothing, and are not reported."""
 
 
-class UnsupportedParam(msgspec.Struct, frozen=True):
+class UnsupportedParam(IgnoredParam, frozen=True):
     """Field whose values would change the answer."""
 
-    why: str
-    accepted: tuple[object, ...] = ()
     code: str = "unsupported_parameter"
 
 
