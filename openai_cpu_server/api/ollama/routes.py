@@ -44,7 +44,7 @@ class OllamaGeneration(Generic[B]):
         self._renderer = renderer
         self._field = field
         self._state = state
-        self._route = GenerationRoute(family, state.generation, state.options)
+        self._route = GenerationRoute(family, state.generation)
 
     async def create(self, request: Request) -> ASGIApp:
         data = await streamed_body(request)
