@@ -12,14 +12,7 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import LogitBiasParam
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
-from openai_cpu_server.http.ignored_params import (
-    LLAMA_SERVER_HINTS,
-    LLAMA_SERVER_REFUSALS,
-    Hints,
-    IgnoredParam,
-    Refusals,
-    UnsupportedParam,
-)
+from openai_cpu_server.http import ignored_params
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
@@ -89,17 +82,17 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
 
     most_numbers: ClassVar[int] = MOST_TOKENS
     is_open: ClassVar[bool] = True
-    hints: ClassVar[Hints] = {
-        **LLAMA_SERVER_HINTS,
-        "reasoning_format": IgnoredParam(_CHATS),
-        "parse_tool_calls": IgnoredParam(_CHATS, (False,)),
-        "chat_format": IgnoredParam(_CHATS),
-        "stream_options": IgnoredParam("the last chunk has all counts in any case"),
+    hints: ClassVar[ignored_params.Hints] = {
+        **ignored_params.LLAMA_SERVER_HINTS,
+        "reasoning_format": ignored_params.IgnoredParam(_CHATS),
+        "parse_tool_calls": ignored_params.IgnoredParam(_CHATS, (False,)),
+        "chat_format": ignored_params.IgnoredParam(_CHATS),
+        "stream_options": ignored_params.IgnoredParam("the last chunk has all counts in any case"),
     }
-    refusals: ClassVar[Refusals] = {
-        **LLAMA_SERVER_REFUSALS,
-        "reasoning_budget_tokens": UnsupportedParam(_CHATS, (-1,)),
-        "echo": UnsupportedParam("the answer always shows the prompt in 'prompt'", (False,)),
+    refusals: ClassVar[ignored_params.Refusals] = {
+        **ignored_params.LLAMA_SERVER_REFUSALS,
+        "reasoning_budget_tokens": ignored_params.UnsupportedParam(_CHATS, (-1,)),
+        "echo": ignored_params.UnsupportedParam("the answer always shows the prompt in 'prompt'", (False,)),
     }
 
     max_tokens: shared.Prediction | None = None

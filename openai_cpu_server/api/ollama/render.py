@@ -34,15 +34,8 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.http import errors
 from openai_cpu_server.http.context import RequestLog, request_log_of
-from openai_cpu_server.http.errors import (
-    ErrorObject,
-    ErrorShape,
-    error_object,
-    failure_of,
-    headers_of,
-    json_response,
-)
 from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
@@ -55,13 +48,13 @@ class OllamaError(msgspec.Struct, frozen=True):
 
 
 def _error(error: Exception, request_id: str) -> OllamaError:
-    return OllamaError(error_object(error, request_id=request_id).error.message)
+    return OllamaError(errors.error_object(error, request_id=request_id).error.message)
 
 
-SHAPE = ErrorShape(
+SHAPE = errors.ErrorShape(
     (OLLAMA,),
-    lambda error, request_id: json_response(
-        _error(error, request_id), failure_of(error).status, headers_of(error)
+    lambda error, request_id: errors.json_response(
+        _error(error, request_id), errors.failure_of(error).status, errors.headers_of(error)
     ),
 )
 
@@ -247,7 +240,7 @@ class OllamaStream(Renderer):
         line = _ended(self._renderer.line(self._call.model), self._finish, figures)
         return (_chunk(_with_context(self._with_scores(line), self._call, self._tokens)),)
 
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+    def error(self, error: errors.ErrorObject) -> Sequence[Chunk]:
         return (Chunk(msgspec.json.encode(OllamaError(error.error.message))),)
 
 

@@ -30,15 +30,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError, wrong
-from openai_cpu_server.http.ignored_params import (
-    EMBEDDING_HINTS,
-    EMBEDDING_REFUSALS,
-    OLLAMA_EMBED_HINTS,
-    RERANK_HINTS,
-    RERANK_REFUSALS,
-    Hints,
-    Refusals,
-)
+from openai_cpu_server.http import ignored_params
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.json_size import MOST_TOKENS
 
@@ -113,8 +105,8 @@ class PoolingBody(Body):
 
 class EmbeddingBody(PoolingBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
-    hints: ClassVar[Hints] = EMBEDDING_HINTS
-    refusals: ClassVar[Refusals] = EMBEDDING_REFUSALS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.EMBEDDING_HINTS
+    refusals: ClassVar[ignored_params.Refusals] = ignored_params.EMBEDDING_REFUSALS
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
@@ -142,8 +134,8 @@ Document = Annotated[
 
 
 class RerankBody(PoolingBody):
-    hints: ClassVar[Hints] = RERANK_HINTS
-    refusals: ClassVar[Refusals] = RERANK_REFUSALS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.RERANK_HINTS
+    refusals: ClassVar[ignored_params.Refusals] = ignored_params.RERANK_REFUSALS
 
     query: NonEmpty
     documents: Annotated[list[Document], _SOME] | None = None
@@ -199,7 +191,7 @@ class OllamaEmbedBody(PoolingBody):
     """`truncate` is true by default, and unknown fields are ignored, as in Ollama."""
 
     is_open: ClassVar[bool] = True
-    hints: ClassVar[Hints] = OLLAMA_EMBED_HINTS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
 
     input: Annotated[
         Union[
@@ -214,7 +206,7 @@ class OllamaEmbedBody(PoolingBody):
 
 class OllamaOldEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
-    hints: ClassVar[Hints] = OLLAMA_EMBED_HINTS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
 
     prompt: str
     """An empty text has no vector, as in Ollama."""

@@ -9,13 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.responses.items import BY_TYPE, OWN_SUMMARY
-from openai_cpu_server.http.ignored_params import (
-    REASONING_REFUSALS,
-    RESPONSES_HINTS,
-    RESPONSES_REFUSALS,
-    Hints,
-    Refusals,
-)
+from openai_cpu_server.http import ignored_params
 from openai_cpu_server.http.parse import Body
 
 MAX_ITEMS = 10_000
@@ -376,7 +370,7 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    refusals: ClassVar[Refusals] = REASONING_REFUSALS
+    refusals: ClassVar[ignored_params.Refusals] = ignored_params.REASONING_REFUSALS
 
     effort: shared.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -412,8 +406,8 @@ class ContextManagement(Body):
 
 
 class TurnFields(Body):
-    hints: ClassVar[Hints] = RESPONSES_HINTS
-    refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.RESPONSES_HINTS
+    refusals: ClassVar[ignored_params.Refusals] = ignored_params.RESPONSES_REFUSALS
 
     model: str | None = None
     input: Input | None = None

@@ -47,26 +47,13 @@ from openai_cpu_server.api.responses.items import (
     new_item_id,
 )
 from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool, ToolListing
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer
-from openai_cpu_server.contract.messages import (
-    FinishReason,
-    ModelLoading,
-    PromptProgress,
-    QueuePlace,
-    TokenEvent,
-)
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import PieceTexts
-from openai_cpu_server.prompt.tool_formats import (
-    CallArguments,
-    CallBegin,
-    CallText,
-    Content,
-    Part,
-    ThinkingText,
-)
+from openai_cpu_server.prompt import tool_formats
 
 NewItemId = Callable[[type], str]
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
@@ -347,18 +334,18 @@ class OutputWriter:
         self._done[pending.position], chunks = pending.call.answered(answer)
         return chunks
 
-    def write(self, part: Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
+    def write(self, part: tool_formats.Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
         if self.is_compacting:
-            text = part.text if isinstance(part, Content) else ""
+            text = part.text if isinstance(part, tool_formats.Content) else ""
             return [*self._opened(_OpenSummary, CompactionItem), *self._more(text)]
         match part:
-            case Content(text):
+            case tool_formats.Content(text):
                 return [*self._opened(_OpenMessage, MessageItem), *self._more(text, scores)]
-            case ThinkingText(text):
+            case tool_formats.ThinkingText(text):
                 return [*self._opened(_OpenReasoning, ReasoningItem), *self._more(text)]
-            case CallBegin(name, takes_text):
+            case tool_formats.CallBegin(name, takes_text):
                 return self._begun(self._open_call(name, takes_text=takes_text))
-            case CallArguments(text) | CallText(text):
+            case tool_formats.CallArguments(text) | tool_formats.CallText(text):
                 return self._more(text)
 
     def close(self, status: str) -> list[Chunk]:
@@ -483,14 +470,14 @@ class ResponseStream(Renderer):
         self._stage = StreamStage.QUEUED
         return [created, self._about("response.queued")]
 
-    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
         """The stream reports the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED
         return [self._about("response.queued", ResponseStatus.QUEUED)]
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+    def prompt(self, request_id: str, progress: messages.PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Add our own field to an event that clients know."""
         is_queued = progress.place is not None and self._stage is not StreamStage.IN_PROGRESS
         self._stage = StreamStage.QUEUED if is_queued else StreamStage.IN_PROGRESS
@@ -505,19 +492,19 @@ class ResponseStream(Renderer):
         self._stage = StreamStage.IN_PROGRESS
         return [self._about("response.in_progress", ResponseStatus.IN_PROGRESS)]
 
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: messages.TokenEvent) -> Sequence[Chunk]:
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
             self._content_scores.add(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for reasons that are no result
-            self.is_whole = event.finish.reason is FinishReason.STOP
+            self.is_whole = event.finish.reason is messages.FinishReason.STOP
             self._ended_by = ended_by(event.finish)
         for part in self._reader.read(event):
-            self._has_reasoned |= isinstance(part, ThinkingText)
+            self._has_reasoned |= isinstance(part, tool_formats.ThinkingText)
             scores = self._content_scores.take()
-            is_shown = scores and isinstance(part, Content)
+            is_shown = scores and isinstance(part, tool_formats.Content)
             entries = chat_logprobs(scores, self._pieces).content if is_shown else ()
             chunks += self.output.write(part, entries)
         return chunks
