@@ -26,7 +26,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.lark.conflicts import may_conflict
+from openai_cpu_server.structured.lark.conflicts import conflicts_among
 from openai_cpu_server.structured.lark.plan import Work, lead_of_char
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import (
@@ -256,13 +256,13 @@ def test_the_share_of_a_schema_counts_its_translation():
     assert work.share > compiled.share / 10
 
 
-def test_conflicts_are_searched_only_where_a_lexeme_may_go_on():
+def test_a_lexeme_conflicts_with_what_may_follow_one_that_begins_like_it():
     letters = star(Chars(CharSet.chars("ab")))
     string = seq(Text('"'), letters, Text('"'))
     number = repeat(Chars(DIGITS), 1, None)
     lexemes = {"number": number, "twelve": Text("12"), "string": string, "key": seq(string, Text(":"))}
     follow = dict.fromkeys(lexemes, lead_of_char(",") | lead_of_char("]"))
-    assert not may_conflict(lexemes, follow, Work())
-    assert may_conflict(lexemes, {**follow, "twelve": lead_of_char("7")}, Work())
-    assert may_conflict(lexemes, {**follow, "string": lead_of_char(":")}, Work())
-    assert not may_conflict({"number": number}, {"number": lead_of_char('"')}, Work())
+    assert conflicts_among(lexemes, follow, Work()) == set()
+    assert conflicts_among(lexemes, {**follow, "twelve": lead_of_char("7")}, Work()) == {"number"}
+    assert conflicts_among(lexemes, {**follow, "string": lead_of_char(":")}, Work()) == {"key"}
+    assert conflicts_among({"number": number}, {"number": lead_of_char('"')}, Work()) == set()

@@ -5,11 +5,11 @@ empty."""
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 import re
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -110,99 +110,69 @@ def _wrong_escape(written: str) -> str:
 
 MOST_CHARACTERS = 600_000
 MOST_SYMBOLS = 160_000
-
-
-class SymbolKind(enum.Enum):
-    NEWLINE = "the end of the line"
-    NAME = "a rule's name"
-    DEFINE = "'::='"
-    LITERAL = "a literal"
-    CLASS = "a class of characters"
-    ANY = "'.'"
-    TOKEN = "a token's number"
-    OPEN = "'('"
-    CLOSE = "')'"
-    OR = "'|'"
-    REPEAT = "a repetition"
-    END = "the end of the grammar"
-
-
-_SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
-    | [*+?] | \{[^{}"\[\]()|:]*\} | <\[\d{1,9}\]> | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
-_ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
-_NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
-
-_BY_FIRST = {
-    **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-", SymbolKind.NAME),
-    **dict.fromkeys("*+?{", SymbolKind.REPEAT),
-    **dict.fromkeys("\r\n", SymbolKind.NEWLINE),
-    '"': SymbolKind.LITERAL,
-    "[": SymbolKind.CLASS,
-    "(": SymbolKind.OPEN,
-    ")": SymbolKind.CLOSE,
-    "|": SymbolKind.OR,
-    ".": SymbolKind.ANY,
-    "<": SymbolKind.TOKEN,
-    ":": SymbolKind.DEFINE,
-    "": SymbolKind.END,
+_KINDS = {
+    "name": ("a rule's name", "[A-Za-z0-9_-]+"),
+    "literal": ("a literal", r'"(?:[^"\\]|\\.)*"'),
+    "class": ("a class of characters", r"\[(?:[^\]\\]|\\.)*\]"),
+    "repetition": ("a repetition", r'[*+?]|\{[^{}"\[\]()|:]*\}'),
+    "token": ("a token's number", r"<\[\d{1,9}\]>"),
+    "or": ("'|'", r"\|"),
+    "open": ("'('", r"\("),
+    "close": ("')'", r"\)"),
+    "any": ("'.'", r"\."),
+    "define": ("'::='", "::="),
+    "line end": ("the end of the line", "\r\n|\r|\n"),
+    "blank": ("", r"[ \t]+|\#[^\r\n]*"),
+    "end": ("the end of the grammar", r"\Z"),
 }
+"""Name in errors and pattern, by kind of symbol."""
+_SYMBOL = re.compile("|".join(f"({pattern})" for _, pattern in _KINDS.values()), re.DOTALL)
+_KIND_BY_GROUP = ("", *_KINDS)
+_OPERANDS = ("name", "literal", "class", "any", "token")
 _UNFINISHED = {
     '"': "a literal without its closing '\"'",
     "[": "a class of characters without its closing ']'",
     "{": "a repetition without its closing '}'",
+    "<": "tokens (<...>, !<...>) cannot be named here: write their characters",
+    "!": "tokens (<...>, !<...>) cannot be named here: write their characters",
 }
 
 
-class GbnfSymbols:
-    """Without spaces and comments. The last one is ""."""
-
-    def __init__(self, text: str) -> None:
-        """Split the text. Raises InvalidGrammar."""
-        self._text = text
-        if len(text) > MOST_CHARACTERS:
-            raise self._error_at(MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
-        self.texts = [*filter(_is_symbol, _NEXT.findall(text)), ""]
-        if len(self.texts) > MOST_SYMBOLS + 1:
-            raise self.error(MOST_SYMBOLS, f"more than {MOST_SYMBOLS} symbols")
-        self._num_readable = len(self.texts)
-        if len(self.texts) > 1 and not _ONE.fullmatch(self.texts[-2]):
-            self._num_readable -= 2
-
-    def kind(self, index: int) -> SymbolKind:
-        """Classify a symbol. Raises InvalidGrammar if none begins there."""
-        if index == self._num_readable:
-            raise self._unreadable(index)
-        return _BY_FIRST[self.texts[index][:1]]
-
-    def error(self, index: int, message: str, offset: int = 0) -> InvalidGrammar:
-        return self._error_at(self._start(index) + offset, message)
-
-    def _start(self, index: int) -> int:
-        starts = (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
-        return next(itertools.islice(starts, index, None), len(self._text))
-
-    def _error_at(self, position: int, message: str) -> InvalidGrammar:
-        lines = re.split(r"\r\n|\r|\n", self._text[:position])
-        return InvalidGrammar(len(lines), len(lines[-1]) + 1, message)
-
-    def _unreadable(self, index: int) -> InvalidGrammar:
-        char = self.texts[index][0]
-        if char in _UNFINISHED:
-            return self.error(index, _UNFINISHED[char])
-        if char in "<!":
-            return self.error(index, "tokens (<...>, !<...>) cannot be named here: write their characters")
-        return self.error(index, f"{char!r} begins no symbol of a grammar")
+class _Symbol(NamedTuple):
+    kind: str
+    """Not in `_KINDS` if no symbol begins here; then this is the last one."""
+    text: str
+    position: int
 
 
-def _is_symbol(text: str) -> bool:
-    return text[:1] not in ("#", "")
+def _symbols(text: str) -> list[_Symbol]:
+    """Split the text without blanks and comments. Raises InvalidGrammar."""
+    if len(text) > MOST_CHARACTERS:
+        raise _error_at(text, MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
+    found: list[_Symbol] = []
+    position, kind = 0, ""
+    while kind != "end":
+        match = _SYMBOL.match(text, position)
+        kind = _KIND_BY_GROUP[match.lastindex or 0] if match else "unreadable"
+        if kind not in ("blank", "end") and len(found) == MOST_SYMBOLS:
+            raise _error_at(text, position, f"more than {MOST_SYMBOLS} symbols")
+        if kind != "blank":
+            found.append(_Symbol(kind, match[0] if match else text[position], position))
+        if match is None:
+            break
+        position = match.end()
+    return found
+
+
+def _error_at(text: str, position: int, message: str) -> InvalidGrammar:
+    lines = re.split(r"\r\n|\r|\n", text[:position])
+    return InvalidGrammar(len(lines), len(lines[-1]) + 1, message)
 
 
 DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
 """Groups nested this deep become rules, so that no expression is deep."""
-_OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.ANY, SymbolKind.TOKEN)
 
 
 class _Group:
@@ -226,7 +196,7 @@ class _Group:
 def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
     """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar.
     `defined_names`: names of rules that are defined elsewhere."""
-    return _Parser(GbnfSymbols(text), defined_names).grammar()
+    return _Parser(text, defined_names).grammar()
 
 
 def names_tokens(rules: Rules) -> bool:
@@ -234,8 +204,9 @@ def names_tokens(rules: Rules) -> bool:
 
 
 class _Parser:
-    def __init__(self, symbols: GbnfSymbols, defined_names: Collection[str]) -> None:
-        self._symbols = symbols
+    def __init__(self, text: str, defined_names: Collection[str]) -> None:
+        self._source = text
+        self._symbols = _symbols(text)
         self._defined_elsewhere = defined_names
         self._next = 0
         self._rules: Rules = {}
@@ -245,29 +216,29 @@ class _Parser:
 
     def grammar(self) -> Rules:
         self._skip_lines()
-        while self._kind is not SymbolKind.END:
+        while self._kind != "end":
             self._rule()
             self._skip_lines()
         for name, symbol in self._mentioned.items():
             if name not in self._defined and name not in self._defined_elsewhere:
-                raise self._symbols.error(symbol, f"there is no rule {name!r}")
+                raise self._error(symbol, f"there is no rule {name!r}")
         if ROOT not in self._defined:
-            raise self._symbols.error(self._next, f"there is no rule {ROOT!r}, where every grammar begins")
+            raise self._error(self._next, f"there is no rule {ROOT!r}, where every grammar begins")
         cycle = find_left_recursion(self._rules)
         if cycle:
             named = [name for name in cycle if name in self._defined]
             path = " -> ".join([*named[:8], *(["..."] if len(named) > 8 else []), named[0]])
             message = f"left recursion: {path}; write it as a repetition, or with the recursion last"
-            raise self._symbols.error(self._defined[named[0]], message)
+            raise self._error(self._defined[named[0]], message)
         return self._rules
 
     def _rule(self) -> None:
         name, symbol = self._text, self._next
-        self._take(SymbolKind.NAME)
+        self._take("name")
         if name in self._defined:
-            raise self._symbols.error(symbol, f"the rule {name!r} is defined already")
+            raise self._error(symbol, f"the rule {name!r} is defined already")
         self._defined[name] = symbol
-        self._take(SymbolKind.DEFINE)
+        self._take("define")
         self._skip_lines()
         self._rules[name] = self._body(name)
 
@@ -275,86 +246,91 @@ class _Parser:
         """Most symbols were met before, and are read by the inner loop."""
         groups = [_Group()]
         lifted = (f"{name}.{number}" for number in itertools.count(1))
-        texts, operands, kind_of = self._symbols.texts, self._operands, self._symbols.kind
+        symbols, operands = self._symbols, self._operands
         while True:
-            while (found := operands.get(texts[self._next])) is not None:
+            while (found := operands.get(symbols[self._next].text)) is not None:
                 groups[-1].items.append(found)
                 self._next += 1
-            kind = kind_of(self._next)
-            if len(groups) == 1 and kind in (SymbolKind.NEWLINE, SymbolKind.END):
+            kind = self._kind
+            if len(groups) == 1 and kind in ("line end", "end"):
                 return groups[0].finish()
             self._part(kind, groups, lifted)
 
-    def _part(self, kind: SymbolKind, groups: list[_Group], lifted: Iterator[str]) -> None:
+    def _part(self, kind: str, groups: list[_Group], lifted: Iterator[str]) -> None:
         group = groups[-1]
         if kind in _OPERANDS:
             self._operands[self._text] = self._made(kind)
             return
-        if kind is SymbolKind.OPEN:
+        if kind == "open":
             if len(groups) > DEEPEST_GROUP:
-                raise self._symbols.error(self._next, f"more than {DEEPEST_GROUP} nested groups")
+                raise self._error(self._next, f"more than {DEEPEST_GROUP} nested groups")
             groups.append(_Group())
-        elif kind is SymbolKind.CLOSE and len(groups) > 1:
+        elif kind == "close" and len(groups) > 1:
             expr = groups.pop().finish()
             if len(groups) >= _LIFTED_AT and expr.depth > 2:
                 name = next(lifted)
                 self._rules[name] = expr
                 expr = Ref(name)
             groups[-1].items.append(expr)
-        elif kind is SymbolKind.OR:
+        elif kind == "or":
             group.next_alternative()
-        elif kind is SymbolKind.REPEAT:
+        elif kind == "repetition":
             self._repeat(group)
-        elif kind is not SymbolKind.NEWLINE:
-            raise self._misplaced(kind, in_group=len(groups) > 1)
+        elif kind != "line end":
+            end = "')'" if len(groups) > 1 else "the end of the line"
+            wanted = f"a literal, a class, a rule's name, '(', '|' or {end}"
+            raise self._error(self._next, f"expected {wanted}, not {_KINDS[kind][0]}")
         self._next += 1
-        if kind is SymbolKind.OR:
+        if kind == "or":
             self._skip_lines()
 
     def _repeat(self, group: _Group) -> None:
         if not group.items:
-            raise self._symbols.error(self._next, f"nothing stands before {self._text[:20]!r}")
+            raise self._error(self._next, f"nothing stands before {self._text[:20]!r}")
         try:
             counts = COUNT_MARKS.get(self._text) or counts_in_braces(self._text, MOST_TIMES)
         except ValueError as error:
-            raise self._symbols.error(self._next, str(error)) from None
+            raise self._error(self._next, str(error)) from None
         group.items[-1] = repeat(group.items[-1], *counts)
 
-    def _misplaced(self, kind: SymbolKind, *, in_group: bool) -> InvalidGrammar:
-        end = "')'" if in_group else "the end of the line"
-        message = f"expected a literal, a class, a rule's name, '(', '|' or {end}, not {kind.value}"
-        return self._symbols.error(self._next, message)
-
-    def _made(self, kind: SymbolKind) -> Expr:
-        if kind is SymbolKind.NAME:
-            self._mentioned[self._text] = self._next
-            return Ref(self._text)
-        if kind is SymbolKind.ANY:
+    def _made(self, kind: str) -> Expr:
+        text = self._text
+        if kind == "name":
+            self._mentioned[text] = self._next
+            return Ref(text)
+        if kind == "any":
             return Chars(ANY)
-        if kind is SymbolKind.TOKEN:
-            return Token(int(self._text[2:-2]))
+        if kind == "token":
+            return Token(int(text[2:-2]))
         try:
-            if kind is SymbolKind.CLASS:
-                return Chars(class_set(self._text))
-            text = decoded_literal(self._text)
-            return Text(text) if text else EMPTY
+            if kind == "class":
+                return Chars(class_set(text))
+            decoded = decoded_literal(text)
+            return Text(decoded) if decoded else EMPTY
         except WrongCharacter as error:
-            raise self._symbols.error(self._next, str(error), error.position) from error
+            raise self._error(self._next, str(error), error.position) from error
 
     @property
     def _text(self) -> str:
-        text: str = self._symbols.texts[self._next]
-        return text
+        return self._symbols[self._next].text
 
     @property
-    def _kind(self) -> SymbolKind:
-        return self._symbols.kind(self._next)
+    def _kind(self) -> str:
+        kind, text, _ = self._symbols[self._next]
+        if kind not in _KINDS:
+            reason = _UNFINISHED.get(text, f"{text!r} begins no symbol of a grammar")
+            raise self._error(self._next, reason)
+        return kind
 
-    def _take(self, wanted: SymbolKind) -> None:
-        if self._kind is not wanted:
-            raise self._symbols.error(self._next, f"expected {wanted.value}, not {self._kind.value}")
+    def _error(self, symbol: int, message: str, offset: int = 0) -> InvalidGrammar:
+        return _error_at(self._source, self._symbols[symbol].position + offset, message)
+
+    def _take(self, wanted: str) -> None:
+        if self._kind != wanted:
+            message = f"expected {_KINDS[wanted][0]}, not {_KINDS[self._kind][0]}"
+            raise self._error(self._next, message)
         self._next += 1
 
     def _skip_lines(self) -> None:
-        while self._kind is SymbolKind.NEWLINE:
+        while self._kind == "line end":
             self._next += 1

@@ -43,7 +43,7 @@ class Shaper:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._lifted: dict[Expr, str] = {}
-        self._shapes: dict[tuple[Expr, int], Expr] = {}
+        self._shape = functools.cache(self._shape_at)
 
     def shaped(self, rules: Rules) -> Rules:
         """Add the lifted rules. Raises SchemaTooLarge."""
@@ -60,15 +60,9 @@ class Shaper:
             return alt(*(self._shape(x, 0) for x in expr.items))
         return self._shape(expr, 0)
 
-    def _shape(self, expr: Expr, depth: int) -> Expr:
+    def _shape_at(self, expr: Expr, depth: int) -> Expr:
         if isinstance(expr, (Chars, Ref, Multiples)):
             return expr
-        key = expr, depth
-        if key not in self._shapes:
-            self._shapes[key] = self._shape_anew(expr, depth)
-        return self._shapes[key]
-
-    def _shape_anew(self, expr: Expr, depth: int) -> Expr:
         if isinstance(expr, Text):
             return expr if expr.text else EMPTY
         if isinstance(expr, Seq):

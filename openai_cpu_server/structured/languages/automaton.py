@@ -201,7 +201,8 @@ def build_automaton(expr: Expr, budget: Budget) -> Automaton:
     alphabet = Alphabet(expr, budget)
     table, accepting = _explore(expr, alphabet, budget)
     budget.spend("regex_work", len(table) * len(alphabet.classes) // _CELLS_A_STEP)
-    return _minimal(_without_dead_ends(table, accepting), accepting, alphabet.classes)
+    table = _without_dead_ends(table, accepting)
+    return _numbered(table, accepting, alphabet.classes, _equivalent(table, accepting))
 
 
 def _explore(expr: Expr, alphabet: Alphabet, budget: Budget) -> tuple[list[list[int | None]], set[int]]:
@@ -215,18 +216,13 @@ def _explore(expr: Expr, alphabet: Alphabet, budget: Budget) -> tuple[list[list[
                 states[target] = len(states)
                 queue.append(target)
                 budget.check("regex_states", len(states))
-            _fill(row, block, states.get(target))
+            if target != NOTHING:
+                for bit in _bits(block):
+                    row[bit] = states[target]
         if state.is_nullable:
             accepting.add(states[state])
         table.append(row)
     return table, accepting
-
-
-def _fill(row: list[int | None], block: int, target: int | None) -> None:
-    while block and target is not None:
-        lowest = block & -block
-        row[lowest.bit_length() - 1] = target
-        block ^= lowest
 
 
 def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
@@ -245,10 +241,6 @@ def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> li
 
 _CELLS_A_STEP = 40
 """Cells of a table of transitions that cost as much as one derivative when they are minimised."""
-
-
-def _minimal(table: list[list[int | None]], accepting: set[int], classes: list[CharSet]) -> Automaton:
-    return _numbered(table, accepting, classes, _equivalent(table, accepting))
 
 
 def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]:

@@ -1,15 +1,12 @@
-"""Rewriting of rules: removal of left recursion (`a: a b | c` becomes `a: c b*`), and the product of rules
-and states, which decide what texts may follow."""
+"""Product of rules and states, which decide what texts may follow."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from openai_cpu_server.structured.languages.expr import (
-    ANY_CHAR,
     EMPTY,
     NOTHING,
     ROOT,
@@ -20,134 +17,10 @@ from openai_cpu_server.structured.languages.expr import (
     Rules,
     Seq,
     alt,
-    both,
     repeat,
     seq,
-    star,
 )
-from openai_cpu_server.structured.languages.rules import Nullables, find_left_recursion
 from openai_cpu_server.structured.options import InvalidGrammar
-
-_MOST_STEPS = 10_000
-
-
-@dataclass
-class _Heads:
-    """Expression split by the rule of the cycle that it begins with."""
-
-    others: Expr
-    """Ways that begin with none of these rules."""
-    rests: dict[str, Expr]
-    """Expressions behind each rule."""
-
-    def then(self, rest: Expr) -> _Heads:
-        return _Heads(seq(self.others, rest), {name: seq(x, rest) for name, x in self.rests.items()})
-
-    def beside(self, other: _Heads) -> _Heads:
-        rests = dict(self.rests)
-        for name, rest in other.rests.items():
-            rests[name] = alt(rests.get(name, NOTHING), rest)
-        return _Heads(alt(self.others, other.others), rests)
-
-
-FILLED = "!"
-"""Suffix of a rule's name for the rule without the empty text."""
-
-
-class FilledRules:
-    def __init__(self, rules: Rules, steps: int = _MOST_STEPS) -> None:
-        self.rules = dict(rules)
-        self.nullable = Nullables(rules)
-        self.steps = steps
-
-    def spend(self, expr: Expr) -> None:
-        self.steps -= 1 + len(expr.parts)
-        if self.steps < 0:
-            raise InvalidGrammar(1, 1, "too ambiguous: rules begin with themselves in too many ways")
-
-    def filled(self, expr: Expr) -> Expr:
-        """Return the expression without the empty text. Raises InvalidGrammar."""
-        self.spend(expr)
-        if expr not in self.nullable:
-            return NOTHING if expr is EMPTY else expr
-        if isinstance(expr, Ref):
-            return self._reference(expr.name)
-        if isinstance(expr, Alt):
-            return alt(*(self.filled(item) for item in expr.items))
-        if isinstance(expr, Repeat):
-            item = self.filled(expr.item)
-            least = expr.low if expr.item not in self.nullable else 0
-            return repeat(item, max(least, 1), expr.high)
-        if isinstance(expr, Seq):
-            items = expr.items
-            return alt(*(seq(self.filled(item), *items[at + 1 :]) for at, item in enumerate(items)))
-        return both(expr, repeat(ANY_CHAR, 1, None))
-
-    def _reference(self, name: str) -> Expr:
-        own = name + FILLED
-        if own not in self.rules:
-            self.rules[own] = NOTHING  # it is being made, and may name itself
-            self.rules[own] = self.filled(self.rules[name])
-        return Ref(own)
-
-
-def without_left_recursion(rules: Rules) -> Rules:
-    """Return equivalent rules. Raises InvalidGrammar if that takes too many steps."""
-    steps = _MOST_STEPS
-    while (cycle := find_left_recursion(rules)) is not None:
-        filled = FilledRules(rules, steps)
-        solved = _solved({name: rules[name] for name in cycle}, filled)
-        rules = {**filled.rules, **solved}
-        steps = filled.steps
-    return rules
-
-
-def _solved(cycle: Rules, filled: FilledRules) -> Rules:
-    heads = {name: _cut(expr, cycle, filled) for name, expr in cycle.items()}
-    names = list(cycle)
-    for index, name in enumerate(names):
-        own = heads[name] = _repeated(name, heads[name])
-        for later in names[index + 1 :]:
-            filled.spend(heads[later].others)
-            heads[later] = _put(name, own, heads[later])
-    for index in reversed(range(len(names))):
-        for earlier in names[:index]:
-            heads[earlier] = _put(names[index], heads[names[index]], heads[earlier])
-    return {name: each.others for name, each in heads.items()}
-
-
-def _repeated(name: str, heads: _Heads) -> _Heads:
-    again = heads.rests.pop(name, NOTHING)
-    return heads if again in (NOTHING, EMPTY) else heads.then(star(again))
-
-
-def _put(name: str, found: _Heads, into: _Heads) -> _Heads:
-    rest = into.rests.pop(name, None)
-    return into if rest is None else into.beside(found.then(rest))
-
-
-def _cut(expr: Expr, cycle: Rules, filled: FilledRules) -> _Heads:
-    filled.spend(expr)
-    if expr.references.isdisjoint(cycle):
-        return _Heads(expr, {})
-    if isinstance(expr, Ref):
-        return _Heads(NOTHING, {expr.name: EMPTY})
-    if isinstance(expr, Alt):
-        found = _Heads(NOTHING, {})
-        for item in expr.items:
-            found = found.beside(_cut(item, cycle, filled))
-        return found
-    if isinstance(expr, Seq):
-        first, rest = expr.items[0], seq(*expr.items[1:])
-        if first not in filled.nullable or rest.references.isdisjoint(cycle):
-            return _cut(first, cycle, filled).then(rest)
-        return _cut(filled.filled(first), cycle, filled).then(rest).beside(_cut(rest, cycle, filled))
-    assert isinstance(expr, Repeat), expr
-    least = expr.low if expr.item not in filled.nullable else 0
-    more = repeat(expr.item, max(least - 1, 0), None if expr.high is None else expr.high - 1)
-    found = _cut(filled.filled(expr.item), cycle, filled).then(more)
-    return found.beside(_Heads(EMPTY, {})) if least == 0 else found
-
 
 S = TypeVar("S")
 MOST_RULES = 6_000
@@ -281,20 +154,13 @@ class RuleProduct(ABC, Generic[S]):
             found = self._behind(found, item)
         if high is None:
             again = f"again.{item.serial}"
-            if again not in self._source:
-                self._source[again] = alt(EMPTY, seq(self._filled(item), Ref(again)))
+            self._source.setdefault(again, alt(EMPTY, seq(item, Ref(again))))
             return self._behind(found, Ref(again))
         ends = [found]
         for _ in range(low, high):
             found = self._behind(found, item)
             ends.append(found)
         return merged_ways(ends)
-
-    def _filled(self, item: Expr) -> Expr:
-        made = FilledRules(self._source)
-        found = made.filled(item)
-        self._source |= made.rules
-        return found
 
 
 def merged_ways(all_ways: Iterable[dict[S, Expr]]) -> dict[S, Expr]:

@@ -48,7 +48,6 @@ from openai_cpu_server.structured.lark.plan import (
     Work,
     following,
     is_character,
-    lead_bytes,
     lead_of_char,
     places,
     union,
@@ -236,84 +235,28 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
     If some conflict when all are read everywhere, the lexemes of each place are compared, as far as the share
     of the work goes.
     """
-    follow = following(plan, work)
-    if not may_conflict(plan.lexemes, follow, work):
-        return set()
-    found = _conflicts(plan.lexemes, follow, work)
+    leads = FirstBytes()
+    first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
+    follow = following(plan.rules, plan.lexemes, first_bytes, work)
+    found = conflicts_among(plan.lexemes, follow, work)
     if found is not None and not found:
         return set()
     suspects = set(plan.lexemes) if found is None else found
     try:
-        leads = FirstBytes()
         confirmed: set[str] = set()
         for place in places(plan, share):
-            firsts = union(leads.mask(plan.lexemes[name]) for name in place if name in suspects)
-            lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
-            here = _conflicts(lexemes, place, share) if lexemes else set()
+            firsts = union(first_bytes[name] for name in place if name in suspects)
+            lexemes = {name: plan.lexemes[name] for name in place if first_bytes[name] & firsts}
+            here = conflicts_among(lexemes, place, share) if lexemes else set()
             confirmed |= _largest(lexemes) if here is None else here
         return confirmed
     except TooMuch:
         return _largest(plan.lexemes) if found is None else found
 
 
-_ANY_BYTE = (1 << 256) - 1
-
-
-class _Bytes(msgspec.Struct, frozen=True):
-    """First bytes of the characters of an expression."""
-
-    every: int = 0
-    later: int = 0
-    """First bytes of all characters but the first."""
-
-
-def may_conflict(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> bool:
-    """Return False if no lexeme goes on, behind its first character, with a byte that may follow one that
-    begins like it. That holds for most JSON, and saves the search."""
-    lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
-    short = _shortened(lexemes, work)
-    leads, bytes_of_parts = FirstBytes(), dict[Expr, _Bytes]()
-    for expr in parts_first(list(short.values())):
-        work.spend(1)
-        bytes_of_parts[expr] = _bytes_of(expr, bytes_of_parts)
-    behind: dict[int, int] = {}
-    for name, expr in short.items():
-        first = leads.mask(expr)
-        behind[first] = behind.get(first, 0) | follow[name]
-    return any(
-        bytes_of_parts[expr].later
-        & union(after for first, after in behind.items() if first & leads.mask(expr))
-        for expr in short.values()
-    )
-
-
-def _bytes_of(expr: Expr, bytes_of_parts: dict[Expr, _Bytes]) -> _Bytes:
-    parts = [bytes_of_parts[part] for part in expr.parts]
-    match expr:
-        case Chars(chars):
-            return _Bytes(lead_bytes(chars))
-        case Text(text):
-            later = union(map(lead_of_char, text[1:]))
-            return _Bytes(later | union(map(lead_of_char, text[:1])), later)
-        case Seq():
-            every = union(part.every for part in parts)
-            return _Bytes(every, union([*(p.later for p in parts[:1]), *(p.every for p in parts[1:])]))
-        case Alt():
-            return _Bytes(union(part.every for part in parts), union(part.later for part in parts))
-        case Repeat(_, _, high):
-            (part,) = parts
-            return part if high == 1 else _Bytes(part.every, part.every)
-        case And():
-            return _Bytes(
-                functools.reduce(int.__and__, (part.every for part in parts)),
-                functools.reduce(int.__and__, (part.later for part in parts)),
-            )
-    if isinstance(expr, Multiples):
-        return _Bytes(lead_bytes(CharSet.chars("-") | DIGITS), lead_bytes(DIGITS))
-    return _Bytes(_ANY_BYTE, _ANY_BYTE)
-
-
-def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
+def conflicts_among(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
+    """Return the lexemes to break if all are read together, or None if the search is too large. `follow`:
+    bytes that may follow each."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     if not any(follow[name] for name in lexemes):
         return set()

@@ -5,7 +5,7 @@ beginning."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -19,12 +19,9 @@ from openai_cpu_server.structured.languages.expr import (
     Chars,
     Expr,
     Ref,
-    Repeat,
     Rules,
-    Seq,
     alt,
     both,
-    every_expression,
     negate,
     rebuilt,
     repeat,
@@ -34,18 +31,13 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import (
-    FILLED,
-    FilledRules,
     RuleProduct,
     merged_ways,
-    without_left_recursion,
 )
-from openai_cpu_server.structured.languages.rules import Nullables, users
+from openai_cpu_server.structured.lark.plan import Work, following
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
-from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits
+from openai_cpu_server.structured.options import Budget, Limits
 
-_MOST_PAIRS = 2_000_000
-"""A tenth of a microsecond each."""
 _WHOLE = "whole."
 """Not a client's rule, because those have no dot."""
 
@@ -54,15 +46,13 @@ def lark_rules(text: str) -> Rules:
     """Return the grammar of the matching texts. Raises InvalidGrammar, SchemaTooLarge."""
     read = read_lark(text)
     terminals = _Terminals(read)
-    rules = terminals.extract_terminals(without_left_recursion(read.rules | terminals.languages))
+    rules = dict(read.rules)
     skipped = star(alt(*map(Ref, dict.fromkeys(read.ignored))))
     if read.ignored:
         names = {Ref(name) for name in terminals.languages}
         rules = rewritten(rules, lambda expr: seq(expr, skipped) if expr in names else expr)
     rules[_WHOLE] = seq(skipped, Ref(START))
-    following = _Neighbours(rules, terminals.languages).following()
-    made = _GreedyRules(rules, terminals, following).rules | terminals.rules
-    return without_left_recursion(made)
+    return _GreedyRules(rules, terminals).rules | terminals.rules
 
 
 class _Terminals:
@@ -79,11 +69,6 @@ class _Terminals:
         self.automaton = functools.cache(lambda name: build_automaton(self.languages[name], self._budget))
         self.first = functools.cache(lambda name: self._after(name, [0]))
         self.restricted = functools.cache(self._restricted)
-
-    def extract_terminals(self, rules: Rules) -> Rules:
-        own = {name for name in rules if name.rstrip(FILLED) in self._read.terminals}
-        self.languages |= {name: rules[name] for name in own}
-        return {name: expr for name, expr in rules.items() if name not in own}
 
     def _language(self, name: str) -> Expr:
         if name not in self.languages:
@@ -139,99 +124,32 @@ class _Terminals:
         return Ref(names[0])
 
 
-class _Neighbours:
-    def __init__(self, rules: Rules, languages: Mapping[str, Expr]) -> None:
-        self._rules = rules
-        self._nullable = Nullables({**rules, **languages})
-        self._first: dict[str, frozenset[str]] = {}
-        self._last: dict[str, frozenset[str]] = {}
-        self._num_pairs = 0
-        self._fill(self._first, 1)
-        self._fill(self._last, -1)
-
-    def _fill(self, ends: dict[str, frozenset[str]], step: int) -> None:
-        users_of, waiting = users(self._rules), dict.fromkeys(self._rules)
-        while waiting:
-            name, _ = waiting.popitem()
-            found = self._ends(self._rules[name], ends, step)
-            if found != ends.get(name, frozenset()):
-                ends[name] = found
-                waiting |= dict.fromkeys(users_of.get(name, ()))
-
-    def _ends(self, expr: Expr, ends: Mapping[str, frozenset[str]], step: int) -> frozenset[str]:
-        """`step`: -1 for the terminals at the end. Parts that are shared are looked at once."""
-        names, stack, done = set[str](), [expr], set[Expr]()
-        while stack:
-            expr = stack.pop()
-            if expr in done:
-                continue
-            done.add(expr)
-            if isinstance(expr, Ref):
-                names |= ends.get(expr.name, frozenset()) if expr.name in self._rules else {expr.name}
-                continue
-            parts = list(expr.parts)[::step]
-            if isinstance(expr, Seq):
-                end = next((at for at, item in enumerate(parts) if item not in self._nullable), len(parts))
-                parts = parts[: end + 1]
-            stack += parts
-        return frozenset(names)
-
-    def following(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for expr in every_expression(self._rules.values()):
-            if isinstance(expr, Seq):
-                self._pair(expr.items, found)
-            elif isinstance(expr, Repeat) and expr.high != 1:
-                self._pair((expr.item, expr.item), found)
-        return found
-
-    def _pair(self, items: Sequence[Expr], found: dict[str, set[str]]) -> None:
-        behind = frozenset[str]()
-        for item in reversed(items):
-            before = self._ends(item, self._last, -1)
-            self._num_pairs += len(before) * len(behind)
-            if self._num_pairs > _MOST_PAIRS:
-                raise InvalidGrammar(1, 1, f"too ambiguous: more than {_MOST_PAIRS} pairs of terminals")
-            for name in before if behind else ():
-                found.setdefault(name, set()).update(behind)
-            first = self._ends(item, self._first, 1)
-            behind = first | behind if item in self._nullable else first
-
-
 class _GreedyRules(RuleProduct[CharSet]):
     """A state is the set of characters that may not follow, because a terminal would read them."""
 
-    def __init__(
-        self, source: Rules, terminals: _Terminals, following: Mapping[str, Collection[str]]
-    ) -> None:
-        """`following`: terminals that may stand behind each. Raises InvalidGrammar."""
+    def __init__(self, source: Rules, terminals: _Terminals) -> None:
+        """Expand the rules. Raises InvalidGrammar."""
         self._terminals = terminals
-        self._following = {
-            name: CharSet.of(*{first for other in found for first in terminals.first(other).ranges})
-            for name, found in following.items()
-        }
-        self._endings = {name: terminals.endings(name, self._behind_it(name)) for name in terminals.languages}
-        super().__init__(source, _WHOLE, CharSet(()))
+        bits = {name: 1 << number for number, name in enumerate(terminals.languages)}
 
-    def _behind_it(self, name: str) -> CharSet:
-        return self._following.get(name.rstrip(FILLED), CharSet(()))
+        @functools.cache
+        def first_characters(mask: int) -> CharSet:
+            firsts = (terminals.first(name) for name in bits if mask & bits[name])
+            return CharSet.of(*{each for chars in firsts for each in chars.ranges})
+
+        followers = following(source, terminals.languages, bits, Work())
+        self._following = {name: first_characters(mask) for name, mask in followers.items()}
+        self._endings = {name: terminals.endings(name, chars) for name, chars in self._following.items()}
+        super().__init__(source, _WHOLE, CharSet(()))
 
     def _leaf(self, expr: Expr, before: CharSet) -> dict[CharSet, Expr]:
         assert isinstance(expr, Ref), expr
         first = self._terminals.first(expr.name)
-        if expr.name not in self._endings:
-            self._endings[expr.name] = self._terminals.endings(expr.name, self._behind_it(expr.name))
         ways: list[dict[CharSet, Expr]] = [
             {after: language}
             for after, whole in self._endings[expr.name]
             if (language := self._terminals.restricted(whole, before & first)) is not NOTHING
         ]
         if self._terminals.languages[expr.name].is_nullable:
-            ways.append({before | first & self._behind_it(expr.name): EMPTY})
+            ways.append({before | first & self._following[expr.name]: EMPTY})
         return merged_ways(ways)
-
-    def _filled(self, item: Expr) -> Expr:
-        made = FilledRules({**self._source, **self._terminals.languages})
-        found = made.filled(item)
-        self._source |= self._terminals.extract_terminals(made.rules)
-        return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
@@ -25,6 +25,7 @@ from openai_cpu_server.structured.languages.expr import (
     Not,
     Ref,
     Repeat,
+    Rules,
     Seq,
     Text,
     Token,
@@ -362,81 +363,85 @@ def _common(some: frozenset[CharSet], others: frozenset[CharSet]) -> frozenset[C
     return frozenset(common for one in some for other in others if (common := one & other))
 
 
-def following(plan: LexemePlan, work: Work) -> dict[str, int]:
-    """Bytes that may follow each lexeme. Raises InvalidGrammar."""
-    return _Following(plan, work).result()
+def following(
+    rules: Rules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
+) -> dict[str, int]:
+    """Return the bits of what may follow each terminal. `bits`: of each terminal, such as its first bytes.
+    Raises InvalidGrammar, also if the rules are too ambiguous."""
+    return _Following(rules, terminals, bits, work).result()
 
 
 class _Following:
-    def __init__(self, plan: LexemePlan, work: Work) -> None:
-        self._plan = plan
+    def __init__(
+        self, rules: Rules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
+    ) -> None:
+        self._rules = rules
+        self._terminals = terminals
         self._work = work
-        work.spend(10 * len(plan.lexemes) + 2 * len(plan.rules))
-        self._nullable = Nullables(plan.rules | plan.lexemes)
-        leads = FirstBytes()
-        self._first: dict[Expr, int] = {Ref(n): leads.mask(expr) for n, expr in plan.lexemes.items()}
-        self._follow: dict[str, int] = dict.fromkeys([*plan.rules, *plan.lexemes], 0)
-        self._lasts: dict[str, list[str]] = {}
-        for name in self._leftmost_last():
-            self._first[Ref(name)] = self._first_of(plan.rules[name])
+        work.spend(10 * len(terminals) + 2 * len(rules))
+        self._nullable = Nullables({**rules, **terminals})
+        self._first: dict[Expr, int] = {Ref(name): mask for name, mask in bits.items()}
+        self._follow: dict[str, int] = dict.fromkeys([*rules, *terminals], 0)
+        self._lasts: dict[str, dict[str, None]] = {name: {} for name in rules}
+        self._seen: set[tuple[Expr, int, str | None]] = set()
+        self._find_firsts()
 
-    def _leftmost_last(self) -> list[str]:
-        needs = {
-            name: {x for x in leftmost(expr, self._nullable) if not is_lexeme(x)}
-            for name, expr in self._plan.rules.items()
-        }
-        order: dict[str, None] = {}
-        for start in needs:
-            stack = [start]
-            while stack:
-                missing = [x for x in needs[stack[-1]] if x not in order]
-                if missing:
-                    stack.append(missing[0])
-                else:
-                    order[stack.pop()] = None
-        return list(order)
+    def _find_firsts(self) -> None:
+        """Spread the bits of terminals to the rules that begin with them, perhaps in a circle."""
+        begun_with: dict[str, list[str]] = {}
+        for name, expr in self._rules.items():
+            self._first[Ref(name)] = 0
+            for first in leftmost(expr, self._nullable):
+                begun_with.setdefault(first, []).append(name)
+        queue = deque(self._terminals)
+        while queue:
+            found = self._first[Ref(first := queue.popleft())]
+            for name in begun_with.get(first, ()):
+                self._work.spend(1)
+                if found & ~self._first[Ref(name)]:
+                    self._first[Ref(name)] |= found
+                    queue.append(name)
 
     def _first_of(self, expr: Expr) -> int:
         found = self._first.get(expr)
         if found is None:
-            found = self._first[expr] = self._union(expr)
+            found = 0
+            for part in expr.parts:
+                found |= self._first_of(part)
+                if isinstance(expr, Seq) and part not in self._nullable:
+                    break
+            self._first[expr] = found
         return found
 
-    def _union(self, expr: Expr) -> int:
-        mask = 0
-        for part in expr.parts:
-            mask |= self._first_of(part)
-            if isinstance(expr, Seq) and part not in self._nullable:
-                break
-        return mask
-
     def result(self) -> dict[str, int]:
-        for name, expr in self._plan.rules.items():
-            lasts: list[str] = []
-            self._spread(expr, 0, lasts)
-            self._lasts[name] = list(dict.fromkeys(lasts))
+        for name, expr in self._rules.items():
+            self._spread(expr, 0, name)
         self._inherit()
-        return {name: self._follow[name] for name in self._plan.lexemes}
+        return {name: self._follow[name] for name in self._terminals}
 
-    def _spread(self, expr: Expr, after: int, lasts: list[str] | None) -> None:
-        """`lasts`: names with which the rule may end, or None if something else comes behind."""
+    def _spread(self, expr: Expr, after: int, rule: str | None) -> None:
+        """`rule`: the rule that may end with this, or None if something else comes behind. Parts that are
+        shared are visited once."""
+        if (expr, after, rule) in self._seen:
+            return
+        self._seen.add((expr, after, rule))
         self._work.spend(1)
         if isinstance(expr, Ref):
             self._follow[expr.name] |= after
-            if lasts is not None:
-                lasts.append(expr.name)
+            if rule is not None:
+                self._lasts[rule][expr.name] = None
             return
         for part in reversed(expr.parts):
             again = self._first_of(part) if isinstance(expr, Repeat) and expr.high != 1 else 0
-            self._spread(part, after | again, lasts)
+            self._spread(part, after | again, rule)
             if isinstance(expr, Seq):
                 is_empty = part in self._nullable
-                after, lasts = self._first_of(part) | (after if is_empty else 0), lasts if is_empty else None
+                after, rule = self._first_of(part) | (after if is_empty else 0), rule if is_empty else None
             else:
                 assert isinstance(expr, (Alt, Repeat)), expr
 
     def _inherit(self) -> None:
-        queue, waiting = deque(self._plan.rules), set(self._plan.rules)
+        queue, waiting = deque(self._rules), set(self._rules)
         while queue:
             name = queue.popleft()
             waiting.discard(name)

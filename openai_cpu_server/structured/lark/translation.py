@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -146,21 +146,6 @@ _START = "start"
 _NEVER = "NEVER"
 
 
-def lark_text(
-    plan: LexemePlan, renumbered: Callable[[int], int], first: Sequence[str] = (), head: str = _HEAD
-) -> str:
-    """`first`: rules that llguidance must compile before all others."""
-    writer = _Writer(plan, renumbered)
-    lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
-    lines += _Terminals(writer.terminals()).lines()
-    if first:
-        # The root names them in an alternative that no text can take.
-        ordered = " ".join(map(writer.name, first))
-        lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
-        lines += _Terminals([(_NEVER, Chars(~ANY))]).lines()
-    return head + "\n".join(lines) + "\n"
-
-
 class _Writer:
     def __init__(self, plan: LexemePlan, renumbered: Callable[[int], int]) -> None:
         self._renumbered = renumbered
@@ -237,7 +222,15 @@ class Translation:
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
         """`renumbered`: maps control tokens to the reader's vocabulary."""
-        return lark_text(self._plan, renumbered, self._first, self._head)
+        writer = _Writer(self._plan, renumbered)
+        lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in self._plan.rules.items()]
+        lines += _Terminals(writer.terminals()).lines()
+        if self._first:
+            # The root names them in an alternative that no text can take, because they are compiled first.
+            ordered = " ".join(map(writer.name, self._first))
+            lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
+            lines += _Terminals([(_NEVER, Chars(~ANY))]).lines()
+        return self._head + "\n".join(lines) + "\n"
 
     def intersections(self) -> list[str]:
         """Return each lexeme that is an intersection as a grammar, because it may be too complex to run."""

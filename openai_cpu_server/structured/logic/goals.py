@@ -190,7 +190,10 @@ class Goals:
     # Unfolding
 
     def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Branch]:
-        waiting = [(self._first_state(kind), items)]
+        first = _State(kind, self.table.meaning)
+        if not self.table.is_precise:
+            first.stated = first.visits
+        waiting = [(first, items)]
         while waiting:
             before, items = waiting.pop()
             state = before.followed_by(items)
@@ -203,12 +206,6 @@ class Goals:
                 yield tuple(dict.fromkeys(fact for _, fact in sorted(state.facts, key=lambda x: x[0])))
             else:
                 waiting += [(state, option) for option in reversed(choice)]
-
-    def _first_state(self, kind: JsonKind) -> _State:
-        state = _State(kind, self.table.meaning)
-        if not self.table.is_precise:
-            state.stated = state.visits
-        return state
 
     def _settle(self, state: _State) -> bool:
         """False on a contradiction."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from typing import NoReturn
-
-import msgspec
 
 from openai_cpu_server.structured.languages.charset import WORD, CharSet, partition
 from openai_cpu_server.structured.languages.expr import (
@@ -47,6 +45,8 @@ from openai_cpu_server.structured.scalars.regex_parser import (
 _MOST_COPIES = 12
 """Rounds with look-around that are written out."""
 _MOST_STEPS = 2_000
+_MOST_ANCHORED = 100_000
+"""Steps where anchors are the only assertions, so that each part is read at most twice."""
 _DEEPEST = 100
 """Nested parts. Each takes some levels of Python's stack."""
 _Follow = Callable[[int], Expr]
@@ -75,10 +75,6 @@ def _joined(items: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(found)
 
 
-def _asserts(tree: Expr) -> bool:
-    return any(isinstance(x, ASSERTIONS) for x in every_expression([tree]))
-
-
 class AssertionReader:
     def __init__(self, pattern: str, tree: Expr) -> None:
         self._pattern = pattern
@@ -86,6 +82,7 @@ class AssertionReader:
         self._num_steps = 0
         self._depth = 0
         parts = every_expression([tree])
+        self._has_assertions = any(isinstance(x, ASSERTIONS) for x in parts)
         edges = [WORD] if any(isinstance(x, Boundary) for x in parts) else []
         self._classes = partition([*edges, *(x.set for x in parts if isinstance(x, Behind))])
 
@@ -99,8 +96,11 @@ class AssertionReader:
         later: dict[Expr, list[CharSet]] = {}
         for i, chars in enumerate(self._classes):
             later.setdefault(self._read(self._tree, i, follow), []).append(chars)
-        if list(later) == [at_start]:
-            return seq(ALL, at_start)
+        if len(later) == 1:
+            (anywhere,) = later
+            first, others = _alternatives(at_start), _alternatives(anywhere)
+            if others <= first:
+                return alt(*(each for each in first if each not in others), seq(ALL, anywhere))
         rest = [seq(ALL, alt(*map(Chars, chars)), language) for language, chars in later.items()]
         return alt(at_start, *rest)
 
@@ -112,8 +112,9 @@ class AssertionReader:
         """Return the language of `tree` and what follows, behind a character of the class `before`."""
         self._num_steps += 1
         self._depth += 1
-        if self._num_steps > _MOST_STEPS or self._depth > _DEEPEST:
-            self._fail("look-around or '\\b' in a pattern with too many parts: simplify the pattern")
+        most_steps = _MOST_STEPS if self._has_assertions else _MOST_ANCHORED
+        if self._num_steps > most_steps or self._depth > _DEEPEST:
+            self._fail("look-around, '\\b' or anchors in a pattern with too many parts: simplify the pattern")
         found = self._dispatched(tree, before, follow)
         self._depth -= 1
         return found
@@ -185,6 +186,8 @@ class AssertionReader:
             return self._sequence((*needed, rest), before, follow)
         unwanted = _tempered(tree.item)
         every = (before, *range(len(self._classes)))
+        if unwanted is None and not self._has_assertions:
+            self._fail("anchors inside a repetition are not supported")
         if unwanted is None or any(follow(i) is not EMPTY for i in every):
             self._fail("look-around inside an endless repetition: state it once, before the repetition")
         texts = repeat(Chars(unwanted[1]), tree.low, tree.high)
@@ -192,6 +195,10 @@ class AssertionReader:
 
     def _fail(self, message: str) -> NoReturn:
         raise InvalidPattern(self._pattern, 0, message)
+
+
+def _alternatives(language: Expr) -> KeysView[Expr]:
+    return dict.fromkeys(language.items if isinstance(language, Alt) else (language,)).keys()
 
 
 def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
@@ -203,23 +210,13 @@ def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
     return None
 
 
-_MOST_WAYS = 64
-
-
-class _Way(msgspec.Struct, frozen=True):
-    body: Expr
-    at_start: bool = False
-    at_end: bool = False
-
-
 @functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that contain a match. Raises InvalidPattern."""
     tree = _parsed(pattern, limits)
-    if _asserts(tree):
-        return AssertionReader(pattern, tree).searched()
-    ways = _ways(pattern, tree)
-    return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
+    if _is_plain(tree):
+        return seq(ALL, plain(tree), ALL)
+    return AssertionReader(pattern, tree).searched()
 
 
 def full_language(pattern: str, limits: Limits) -> Expr:
@@ -234,9 +231,7 @@ def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
 
 
 def _language_of(pattern: str, tree: Expr) -> Expr:
-    if _asserts(tree):
-        return AssertionReader(pattern, tree).matched()
-    return alt(*(w.body for w in _ways(pattern, tree)))
+    return plain(tree) if _is_plain(tree) else AssertionReader(pattern, tree).matched()
 
 
 def _parsed(pattern: str, limits: Limits) -> Expr:
@@ -247,37 +242,6 @@ def _parsed(pattern: str, limits: Limits) -> Expr:
 def _check_length(pattern: str, limits: Limits) -> None:
     if len(pattern) > limits.text:
         raise InvalidPattern(pattern, 0, "the pattern is too long")
-
-
-def _ways(pattern: str, tree: Expr) -> list[_Way]:
-    if _is_plain(tree):
-        return [_Way(plain(tree))]
-    if isinstance(tree, Anchor):
-        return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
-    if isinstance(tree, Alt):
-        return [way for item in tree.items for way in _ways(pattern, item)]
-    if isinstance(tree, Repeat):
-        if tree.high != 1:
-            raise InvalidPattern(pattern, 0, "anchors inside a repetition are not supported")
-        return ([_Way(EMPTY)] if tree.low == 0 else []) + _ways(pattern, tree.item)
-    assert isinstance(tree, Seq)
-    ways = [_Way(EMPTY)]
-    for item in tree.items:
-        ways = [_one_way(left, right) for left in ways for right in _ways(pattern, item)]
-        if len(ways) > _MOST_WAYS:
-            raise InvalidPattern(pattern, 0, "too many anchored alternatives")
-    return [w for w in ways if w.body != NOTHING]
-
-
-def _one_way(left: _Way, right: _Way) -> _Way:
-    """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
-    before = _emptied(left.body) if right.at_start else left.body
-    after = _emptied(right.body) if left.at_end else right.body
-    return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
-
-
-def _emptied(body: Expr) -> Expr:
-    return EMPTY if body.is_nullable else NOTHING
 
 
 _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"

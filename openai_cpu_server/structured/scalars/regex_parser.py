@@ -5,10 +5,10 @@ Unicode. A character is a code point, as with the flag `u`."""
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -34,23 +34,14 @@ _POSIX_NAMES = {
 @functools.lru_cache(maxsize=1)
 def _categories() -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
-    codes = list(_looked_at())
-    categories = map(unicodedata.category, map(chr, codes))
-    start, current = 0, unicodedata.category("\0")
-    for code, category in zip(codes, categories, strict=True):
-        if category != current:
-            found.setdefault(current, []).append((start, code - 1))
-            start, current = code, category
-    found.setdefault(current, []).append((start, sys.maxunicode))
+    # Planes 4 to 13 are empty, 15 and 16 private.
+    private = (0xF0000, 0xFFFFE, 0x100000, 0x10FFFE)
+    codes = itertools.chain(range(0x40000), range(0xE0000, 0xE1000), private)
+    runs = itertools.groupby(codes, lambda code: unicodedata.category(chr(code)))
+    starts = [(next(run), category) for category, run in runs]
+    for (start, category), (end, _) in itertools.pairwise([*starts, (sys.maxunicode + 1, "")]):
+        found.setdefault(category, []).append((start, end - 1))
     return found
-
-
-def _looked_at() -> Iterator[int]:
-    """Planes 4 to 13 are empty, 15 and 16 private."""
-    yield from range(0x40000)
-    yield from range(0xE0000, 0xE1000)
-    for plane in (0xF0000, 0x100000):
-        yield from (plane, plane + 0xFFFE)
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
 
 import msgspec
 
@@ -24,8 +23,9 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.regex import search_language
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.document import Draft, References, Schema, Scope, escaped
+from openai_cpu_server.structured.schema.document import Draft, Schema, Scope, escaped
 from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
+from openai_cpu_server.structured.schema.normalise import KEYWORDS, Normaliser, is_closed
 
 _MOST_WAYS = 64
 _MOST_TRIED = 256
@@ -100,16 +100,12 @@ class Way(msgspec.Struct, frozen=True):
         return set(other.guards) <= set(self.guards) and self.seen.is_within(other.seen)
 
 
-class EvaluatedOption(msgspec.Struct, frozen=True):
-    number: int
-    ways: list[Way]
-
-    @property
-    def guarded(self) -> list[Way]:
-        if self.number == FALSE:
-            return []
-        guard = Way() if self.number == TRUE else Way((self.number,), NOTHING_SEEN)
-        return list(dict.fromkeys(guard.join(w) for w in self.ways))
+def guarded_ways(number: int, ways: list[Way]) -> list[Way]:
+    """Return the ways of a schema that may not hold, which its node guards."""
+    if number == FALSE:
+        return []
+    guard = Way() if number == TRUE else Way((number,), NOTHING_SEEN)
+    return list(dict.fromkeys(guard.join(way) for way in ways))
 
 
 def pruned_ways(ways: list[Way]) -> list[Way]:
@@ -129,40 +125,13 @@ def _check(num_ways: int) -> None:
         raise TooManyWays
 
 
-KEYWORDS = {JsonKind.OBJECT: "unevaluatedProperties", JsonKind.ARRAY: "unevaluatedItems"}
-_IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "$dynamicRef", "$recursiveRef"})
-_BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _IN_PLACE | {"contains"}}
-
-
-def looks_beside(schema: Schema, kind: JsonKind) -> bool:
-    """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
-    is_present = schema.get(KEYWORDS[kind], True) is not True
-    return is_present and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
-
-
-def _is_closed(schema: Schema, kind: JsonKind) -> bool:
-    if kind is JsonKind.OBJECT:
-        return "additionalProperties" in schema
-    return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
-
-
-class SchemaReader(Protocol):
-    scope: Scope
-    table: NodeTable
-    references: References
-
-    def at(self, pointer: str) -> int: ...
-
-    def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool: ...
-
-
 @dataclass(eq=False)
 class Evaluation:
     """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
     `may_meet` returns True if a value of a type may fit two nodes."""
 
     kind: JsonKind
-    reader: SchemaReader
+    reader: Normaliser
     may_meet: Callable[[int, int, JsonKind], bool]
     of_scope: Callable[[Scope], Evaluation]
     draft: Draft
@@ -184,7 +153,7 @@ class Evaluation:
         return {
             **(objects if self.kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
-            "anyOf": lambda schema, path: self._some_of(self._options(schema, "anyOf", path)),
+            "anyOf": self._some_of,
             "oneOf": self._one_of,
             "if": self._if,
             **{name: partial(self._reference, name) for name in ("$ref", dynamic)},
@@ -223,7 +192,7 @@ class Evaluation:
             return [Way()]
         if "$ref" in schema and self.reader.references.draft(schema) is Draft.OLD:
             return self._reference("$ref", schema, pointer)
-        if KEYWORDS[self.kind] in schema or _is_closed(schema, self.kind):
+        if KEYWORDS[self.kind] in schema or is_closed(schema, self.kind):
             return [Way(seen=EVERYTHING)]
         return self._in(schema, pointer)
 
@@ -244,12 +213,12 @@ class Evaluation:
             _check(len(found))
         return pruned_ways(found)
 
-    def _some_of(self, options: list[EvaluatedOption]) -> list[Way]:
+    def _some_of(self, schema: Schema, path: str) -> list[Way]:
         found: list[Way] = []
         is_nothing_seen = False
-        for option in options:
-            useful = [w for w in option.guarded if w.seen != NOTHING_SEEN]
-            is_nothing_seen |= len(useful) < len(option.guarded)
+        for ways in [self._guarded(place) for place in self._places(schema, "anyOf", path)]:
+            useful = [way for way in ways if way.seen != NOTHING_SEEN]
+            is_nothing_seen |= len(useful) < len(ways)
             found += [*useful, *self._both(found, useful)]
             _check(len(found))
         return pruned_ways([Way(), *found] if is_nothing_seen else found)
@@ -278,8 +247,8 @@ class Evaluation:
         ways = [Way()]
         for name in schemas:
             there = self.reader.table.add(nodes.Required((name,)), path, "dependentSchemas")
-            option = EvaluatedOption(there, self.ways(f"{path}/dependentSchemas/{escaped(name)}"))
-            ways = self._both(ways, [Way(), *option.guarded])
+            dependent = self.ways(f"{path}/dependentSchemas/{escaped(name)}")
+            ways = self._both(ways, [Way(), *guarded_ways(there, dependent)])
         return ways
 
     def _items(self, schema: Schema, path: str) -> list[Way]:
@@ -293,30 +262,29 @@ class Evaluation:
 
     # Schemas in place
 
-    def _option(self, path: str) -> EvaluatedOption:
-        return EvaluatedOption(self.reader.at(path), self.ways(path))
+    def _guarded(self, path: str) -> list[Way]:
+        return guarded_ways(self.reader.at(path), self.ways(path))
 
-    def _options(self, schema: Schema, keyword: str, path: str) -> list[EvaluatedOption]:
+    def _places(self, schema: Schema, keyword: str, path: str) -> list[str]:
         schemas = schema[keyword]
         assert isinstance(schemas, list)
-        return [self._option(f"{path}/{keyword}/{i}") for i in range(len(schemas))]
+        return [f"{path}/{keyword}/{i}" for i in range(len(schemas))]
 
     def _all_of(self, schema: Schema, path: str) -> list[Way]:
         ways = [Way()]
-        for option in self._options(schema, "allOf", path):
-            ways = self._both(ways, option.ways)
+        for others in [self.ways(place) for place in self._places(schema, "allOf", path)]:
+            ways = self._both(ways, others)
         return ways
 
     def _one_of(self, schema: Schema, path: str) -> list[Way]:
-        return pruned_ways([way for option in self._options(schema, "oneOf", path) for way in option.guarded])
+        return pruned_ways([w for x in self._places(schema, "oneOf", path) for w in self._guarded(x)])
 
     def _if(self, schema: Schema, path: str) -> list[Way]:
-        test = self._option(f"{path}/if")
+        test, tested = self.reader.at(f"{path}/if"), self.ways(f"{path}/if")
         then = self.ways(f"{path}/then") if "then" in schema else [Way()]
         otherwise = self.ways(f"{path}/else") if "else" in schema else [Way()]
-        passed = EvaluatedOption(test.number, self._both(test.ways, then))
-        failed = EvaluatedOption(self.reader.table.negate(test.number), otherwise)
-        return pruned_ways([*passed.guarded, *failed.guarded])
+        passed = guarded_ways(test, self._both(tested, then))
+        return pruned_ways([*passed, *guarded_ways(self.reader.table.negate(test), otherwise)])
 
     # References
 

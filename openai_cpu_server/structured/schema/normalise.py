@@ -27,15 +27,29 @@ from openai_cpu_server.structured.schema.document import (
     exact,
     is_finite,
 )
-from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
 from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
 
 _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-
-
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
+
+
+KEYWORDS = {JsonKind.OBJECT: "unevaluatedProperties", JsonKind.ARRAY: "unevaluatedItems"}
+_IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "$dynamicRef", "$recursiveRef"})
+_BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _IN_PLACE | {"contains"}}
+
+
+def looks_beside(schema: Schema, kind: JsonKind) -> bool:
+    """Return True if `unevaluated...` depends on more than `properties`, `items` and their like."""
+    is_present = schema.get(KEYWORDS[kind], True) is not True
+    return is_present and not is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
+
+
+def is_closed(schema: Schema, kind: JsonKind) -> bool:
+    if kind is JsonKind.OBJECT:
+        return "additionalProperties" in schema
+    return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
 
 
 class SchemaReaders:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
+from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, alt, repeat, seq
 from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
@@ -159,22 +159,17 @@ class ArrayRules:
 
     def _counted(self, shape: ArrayShape, hint: str) -> Expr:
         """Make a rule for each place and count of each need. Counting stops where it no longer matters."""
-        rules: dict[tuple[int, ...], str] = {}
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
-        start, needed = (0, *(0 for _ in shape.needs)), (shape.low, *(need.low for need in shape.needs))
-        queue = [start]
-        rules[start] = self.grammar.reserve(f"{hint}-items")
-        for state in queue:
-            is_done = all(n >= low for n, low in zip(state, needed, strict=True))
-            options = [EMPTY] if is_done else []
+        needed = (shape.low, *(need.low for need in shape.needs))
+
+        def moves(state: tuple[int, ...]) -> Iterator[tuple[Expr, tuple[int, ...] | None]]:
+            if all(n >= low for n, low in zip(state, needed, strict=True)):
+                yield EMPTY, None
+            lead = EMPTY if state[0] == 0 else self.marks.comma
             for goal, following in self._moves(shape, state, cap):
-                if following not in rules:
-                    rules[following] = self.grammar.reserve(f"{hint}-items")
-                    queue.append(following)
-                lead = EMPTY if state[0] == 0 else self.marks.comma
-                options.append(seq(lead, self.value(goal, hint), Ref(rules[following])))
-            self.grammar.set(rules[state], alt(*options) if options else NOTHING)
-        return Ref(rules[start])
+                yield seq(lead, self.value(goal, hint)), following
+
+        return self.grammar.by_moves(f"{hint}-items", (0, *(0 for _ in shape.needs)), moves)
 
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
@@ -213,20 +208,16 @@ class ArrayRules:
         return not any(self.is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        rules = {0: self.grammar.reserve(f"{hint}-set")}
-        queue = [0]
-        for used in queue:
+        def moves(used: int) -> Iterator[tuple[Expr, int | None]]:
             size = used.bit_count()
-            options = [EMPTY] if size >= low else []
-            unused = [i for i in range(len(values)) if not used >> i & 1] if size < most else []
-            for following in (used | 1 << i for i in unused):
-                if following not in rules:
-                    rules[following] = self.grammar.reserve(f"{hint}-set")
-                    queue.append(following)
+            if size >= low:
+                yield EMPTY, None
             lead = self.marks.comma if used else EMPTY
-            options += [seq(lead, values[i], Ref(rules[used | 1 << i])) for i in unused]
-            self.grammar.set(rules[used], alt(*options))
-        return Ref(rules[0])
+            for i, value in enumerate(values if size < most else ()):
+                if not used >> i & 1:
+                    yield seq(lead, value), used | 1 << i
+
+        return self.grammar.by_moves(f"{hint}-set", 0, moves)
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         """Make a rule for each value and count, with the values in the order of the list."""

@@ -5,7 +5,7 @@ state is a rule."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +15,6 @@ from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     NOTHING,
     Expr,
-    Ref,
     alt,
     any_of,
     both,
@@ -293,7 +292,8 @@ class _Body:
     # In order, not counted
 
     def _starts(self) -> Expr:
-        num_leading = self._num_leading
+        optional = [not m.is_required for m, _ in self._members]
+        num_leading = optional.index(False) if False in optional else len(optional)
         ways = min(num_leading + 1, len(self._members))
         rest = seq(*self._written(ways), self._tail(1))
         options = []
@@ -304,11 +304,6 @@ class _Body:
             rest = seq(*self._written(i, i + 1), rest)
         empty = [self._tail(0)] if num_leading == len(self._members) else []
         return alt(*reversed(options), *empty)
-
-    @property
-    def _num_leading(self) -> int:
-        optional = [not m.is_required for m, _ in self._members]
-        return optional.index(False) if False in optional else len(optional)
 
     def _written(self, start: int, stop: int | None = None) -> list[Expr]:
         found = []
@@ -374,23 +369,23 @@ class _Body:
 
     def in_any_order(self) -> Expr:
         """Make a rule for each set of members written so far."""
-        rules = {(0, 0): self._objects.grammar.reserve(f"{self._hint}-any")}
-        queue = [(0, 0)]
         texts = [text for _, text in self._members] + [self._other]
         later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.marks.comma, t)) for t in texts]
-        for used, others in queue:
+
+        def moves(state: tuple[int, int]) -> Iterator[tuple[Expr, tuple[int, int] | None]]:
+            used, others = state
             size = used.bit_count() + others
-            moves = {i: (used | 1 << i, others) for i in range(len(self._members)) if not used >> i & 1}
+            yield self._end(used, others), None
+            if not self._has_room(size):
+                return
+            parts = later if size else texts
+            for i in range(len(self._members)):
+                if not used >> i & 1:
+                    yield parts[i], (used | 1 << i, others)
             if self._others_anywhere:
-                moves[len(self._members)] = (used, 1)
-            for state in moves.values():
-                if state not in rules:
-                    rules[state] = self._objects.grammar.reserve(f"{self._hint}-any")
-                    queue.append(state)
-            options = [seq((later if size else texts)[i], Ref(rules[to])) for i, to in moves.items()]
-            found = alt(self._end(used, others), *(options if self._has_room(size) else []))
-            self._objects.grammar.set(rules[used, others], found)
-        return Ref(rules[0, 0])
+                yield parts[-1], (used, 1)
+
+        return self._objects.grammar.by_moves(f"{self._hint}-any", (0, 0), moves)
 
     def _end(self, used: int, others: int) -> Expr:
         if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):

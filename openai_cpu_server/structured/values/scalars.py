@@ -32,24 +32,7 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.lengths import PlainLanguages, bounded
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
-from openai_cpu_server.structured.scalars.numbers import (
-    FINITE,
-    INTEGER,
-    NOT_NEGATIVE,
-    NUMBER,
-    PLAIN,
-    SMALL,
-    UNCOUNTED,
-    Bound,
-    at_least,
-    at_most,
-    equal_to,
-    fractional,
-    integers_between,
-    multiple_of,
-    multiples_between,
-    round_numbers,
-)
+from openai_cpu_server.structured.scalars import numbers
 from openai_cpu_server.structured.scalars.regex import (
     FORMATS,
     FORMATS_BESIDE_PATTERNS,
@@ -216,7 +199,7 @@ _MOST_REMAINDERS = 4_096
 _LARGEST_EXACT = 2**53
 """Bound of integers that all readers of JSON keep. llguidance rounds larger bounds, so that multiples beside
 them end here."""
-_NOT_NEGATIVE = nodes.Limit(Bound(Decimal(0), is_open=False), is_upper=False)
+_NOT_NEGATIVE = nodes.Limit(numbers.Bound(Decimal(0), is_open=False), is_upper=False)
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
@@ -232,11 +215,11 @@ class NumberLanguages:
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
         if not within:
-            return seq(optional(literal("-")), FINITE) if branch else NUMBER
+            return seq(optional(literal("-")), numbers.FINITE) if branch else numbers.NUMBER
         if all(f.node == _NOT_NEGATIVE for f in within):
-            return NOT_NEGATIVE if within == branch else FINITE
+            return numbers.NOT_NEGATIVE if within == branch else numbers.FINITE
         if _is_integer_range(within):
-            return integers_between(*_integer_bounds(within))
+            return numbers.integers_between(*_integer_bounds(within))
         listed = _listed_multiples(within)
         if listed is not None:
             return alt(*(literal(str(x)) for x in listed))
@@ -265,7 +248,7 @@ class NumberLanguages:
         high = None if high is None else min(high, _LARGEST_EXACT)
         if low is not None and high is not None and -(-low // step) * step > high:
             return NOTHING
-        return multiples_between(step, low, high)
+        return numbers.multiples_between(step, low, high)
 
     def listed(self, branch: Branch) -> list[Decimal]:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
@@ -274,23 +257,23 @@ class NumberLanguages:
     def _part(self, fact: Fact) -> Expr:
         node = fact.node
         if isinstance(node, nodes.Limit):
-            return at_most(node.bound) if node.is_upper else at_least(node.bound)
+            return numbers.at_most(node.bound) if node.is_upper else numbers.at_least(node.bound)
         if isinstance(node, nodes.MultipleOf):
             found = self._multiples(fact, node.step)
         else:
             assert isinstance(node, nodes.Scalars), node
-            found = alt(*(equal_to(x) for x in node.numbers))
+            found = alt(*(numbers.equal_to(x) for x in node.numbers))
         return found if fact.is_true else negate(found)
 
     def _multiples(self, fact: Fact, step: Decimal) -> Expr:
         if step == step.to_integral_value() and str(int(step)).strip("0") == "1":
-            return round_numbers(len(str(int(step))) - 1)
+            return numbers.round_numbers(len(str(int(step))) - 1)
         digits = -min(int(step.as_tuple().exponent), 0)
         if digits <= 20 and step.scaleb(digits) <= _LARGEST_MODULUS:
-            return multiple_of(step)
+            return numbers.multiple_of(step)
         path, keyword = self._table.place(fact.number)
         self._report.refuse(path, keyword, f"by {step} needs too large an automaton")
-        return PLAIN if fact.is_true else NOTHING
+        return numbers.PLAIN if fact.is_true else NOTHING
 
 
 def _is_beyond_doubles(fact: Fact) -> bool:
@@ -311,8 +294,8 @@ def _small(branch: Branch) -> Expr:
     lows, highs = _bounds(branch)
     low = max((bound.value for bound in lows), default=Decimal(-1))
     high = min((bound.value for bound in highs), default=Decimal(1))
-    positive = SMALL if low <= 0 and high >= 1 else NOTHING
-    negative = seq(literal("-"), SMALL) if low <= -1 and high >= 0 else NOTHING
+    positive = numbers.SMALL if low <= 0 and high >= 1 else NOTHING
+    negative = seq(literal("-"), numbers.SMALL) if low <= -1 and high >= 0 else NOTHING
     return alt(positive, negative)
 
 
@@ -322,7 +305,7 @@ def _is_integer_range(branch: Branch) -> bool:
     return bool(bounds and integer) and len(bounds) + len(integer) == len(branch)
 
 
-def _bounds(branch: Branch) -> tuple[list[Bound], list[Bound]]:
+def _bounds(branch: Branch) -> tuple[list[numbers.Bound], list[numbers.Bound]]:
     limits = [f.node for f in branch if isinstance(f.node, nodes.Limit)]
     return [x.bound for x in limits if not x.is_upper], [x.bound for x in limits if x.is_upper]
 
@@ -365,13 +348,13 @@ def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
         return plain
     if len({f.is_true for f in integer}) == 2:
         return NOTHING
-    return whole if integer[0].is_true else fractional()
+    return whole if integer[0].is_true else numbers.fractional()
 
 
 def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
     """Digits are counted unless that takes too many states, one for each remainder and number of digits."""
     remainders = math.prod({x.modulus for x in every_expression(parts) if isinstance(x, Residue)})
-    return (INTEGER, PLAIN) if remainders <= _MOST_COUNTED else UNCOUNTED
+    return (numbers.INTEGER, numbers.PLAIN) if remainders <= _MOST_COUNTED else numbers.UNCOUNTED
 
 
 def _holds(fact: Fact, value: Decimal) -> bool:

@@ -8,8 +8,8 @@ with punctuation refers to the recursive rule `never`, which matches nothing, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -44,6 +44,7 @@ from openai_cpu_server.structured.scalars.numbers import multiples_between
 
 NEVER = "never"
 _RESERVED = (ROOT, NEVER, "start")
+State = TypeVar("State")
 
 
 class GrammarBuilder:
@@ -90,6 +91,22 @@ class GrammarBuilder:
         for name, expr in state_rules(automaton, names, written).items():
             self.set(name, expr)
         return Ref(names[0])
+
+    def by_moves(
+        self, hint: str, start: State, moves: Callable[[State], Iterable[tuple[Expr, State | None]]]
+    ) -> Expr:
+        """Write a rule for each state that is reached. `moves`: texts with the state behind each, or None at
+        the end."""
+        names, queue = {start: self.reserve(hint)}, [start]
+        for state in queue:
+            options = []
+            for text, following in moves(state):
+                if following is not None and following not in names:
+                    names[following] = self.reserve(hint)
+                    queue.append(following)
+                options.append(text if following is None else seq(text, Ref(names[following])))
+            self.set(names[state], alt(*options))
+        return Ref(names[start])
 
     def structural(self, hint: str, lexeme: Expr) -> Expr:
         """Return `lexeme | never`, which is not read as one lexeme."""
@@ -250,7 +267,7 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
         }
 
 
-_Node = tuple[str, tuple[int, ...], Any]
+_Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
 """Name of the class, numbers of the parts, which stand before it, and the other fields."""
 _decoder = msgspec.msgpack.Decoder(tuple[list[_Node], dict[str, int]])
 
@@ -260,37 +277,35 @@ def packed_rules(rules: Rules) -> bytes:
     numbers: dict[Expr, int] = {}
     found: list[_Node] = []
     for expr in parts_first(list(rules.values())):
-        fields: object = None
+        fields: tuple[Any, ...] = ()
         match expr:
             case Chars(chars):
-                fields = chars.ranges
+                fields = (chars.ranges,)
             case Text(field) | Ref(field) | Token(field):
-                fields = field
+                fields = (field,)
             case Repeat(_, low, high):
-                fields = low, high
+                fields = (low, high)
             case Multiples(step, low, high):
-                fields = step, low, high
+                fields = (step, low, high)
         found.append((type(expr).__name__, tuple(numbers[x] for x in expr.parts), fields))
         numbers[expr] = len(numbers)
     return msgspec.msgpack.encode((found, {name: numbers[expr] for name, expr in rules.items()}))
+
+
+_MADE_OF: dict[str, Callable[..., Expr]] = {
+    "Chars": lambda ranges: Chars(CharSet(tuple(map(tuple, ranges)))),
+    "Seq": lambda *parts: Seq(parts),
+    "Alt": lambda *parts: Alt(parts),
+    "And": lambda *parts: And(parts),
+    "Multiples": multiples_between,
+    **{each.__name__: each for each in (Text, Ref, Token, Repeat, Not)},
+}
+"""Makers of expressions from their parts and other fields, by the name of the class."""
 
 
 def unpacked_rules(data: bytes) -> Rules:
     found, names = _decoder.decode(data)
     made: list[Expr] = []
     for kind, numbers, fields in found:
-        parts = tuple(made[number] for number in numbers)
-        match kind:
-            case "Chars":
-                made.append(Chars(CharSet(tuple(map(tuple, fields)))))
-            case "Text" | "Ref" | "Token":
-                made.append({"Text": Text, "Ref": Ref, "Token": Token}[kind](fields))
-            case "Repeat":
-                made.append(Repeat(parts[0], *fields))
-            case "Not":
-                made.append(Not(*parts))
-            case "Multiples":
-                made.append(multiples_between(*fields))
-            case _:
-                made.append({"Seq": Seq, "Alt": Alt, "And": And}[kind](parts))
+        made.append(_MADE_OF[kind](*(made[number] for number in numbers), *fields))
     return {name: made[number] for name, number in names.items()}
