@@ -65,8 +65,7 @@ class LlamaBackend:
     def __init__(self, loaded: LoadedParts) -> None:
         """Take ownership of `loaded`."""
         self.info = loaded.info
-        self._model = loaded.model
-        self._vocabulary = loaded.vocabulary
+        self._loaded = loaded
         self._abort = loaded.abort
         self._context = loaded.context
         self._draft_model = loaded.draft_model
@@ -115,7 +114,7 @@ class LlamaBackend:
         return backend
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        return self._vocabulary.piece(token, special=special and token not in self.info.end_tokens)
+        return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         return self._constraints.start(constraint, output).take_forced()
@@ -139,7 +138,7 @@ class LlamaBackend:
             self._draft_model.close()
         self._context.close()
         self._adapters.close()
-        self._model.close()
+        self._loaded.model.close()
 
     def warm_up(self) -> bool:
         """Compute one token, so that no request pays for the first use of the weights. Return False if
@@ -180,7 +179,7 @@ class LlamaBackend:
             outputs = [slot.constrained for slot in sampled if slot.slow_mask is None]
             constrained = [output for output in outputs if output is not None]
             with self._constraints.foreseeing(constrained), self._keeping(spans, rollback or {}):
-                is_apart = bool(rollback) or self._model.is_computed_apart
+                is_apart = bool(rollback) or self._loaded.model.is_computed_apart
                 groups = self._apart(spans) if is_apart else self._drafts_last(spans)
                 padding = 0 if is_apart else step.padding
                 computed = self._compute_groups(spans, groups, padding, is_apart=is_apart)
@@ -362,7 +361,7 @@ class LlamaBackend:
         are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
         of some sequences and the rest of another anyway.
         """
-        least = 1 if self._model.is_computed_apart else 2
+        least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
         groups = [single] if single else []
         return groups + [[span] for span in spans if span.num_tokens >= least]
