@@ -49,10 +49,12 @@ class DeviceFailed(StartupError):
 class InvalidRequest(ServerError):
     """The client's request is wrong. `param` names the field; `code` is OpenAI's, if there is one."""
 
+    code: str | None = None
+
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.code = code
+        self.code = code or self.code
 
 
 def wrong(message: str, param: str) -> InvalidRequest:
@@ -103,7 +105,6 @@ class PromptFarTooLong(InvalidRequest):
             f"This model's maximum context length is {limit} tokens, but at least {least_tokens} were asked "
             "for.",
             param=param,
-            code=self.code,
         )
         self.tokens, self.limit = least_tokens, limit
 
@@ -139,7 +140,6 @@ class AdapterNotFound(ServerError):
             there = f"it has {', '.join(sorted(usable))}"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
         super().__init__(f"The adapter '{shown(name)}' {why}")
-        self.name = name
         self.param = param
 
 
@@ -163,7 +163,6 @@ class WrongModelKind(ServerError):
         listed = ", ".join(f"'{other}'" for other in able)
         hint = f"On this server can: {listed}." if able else "No model of this server can."
         super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
-        self.name = name
 
 
 class RouterNotModel(ServerError):
@@ -173,7 +172,6 @@ class RouterNotModel(ServerError):
         listed = ", ".join(f"'{target}'" for target in dict.fromkeys(targets))
         hint = f": name one of {listed}" if listed else ""
         super().__init__(f"'{name}' is a router, and this needs a model{hint}.")
-        self.name = name
 
 
 class TemplateFailed(ServerError):
@@ -188,7 +186,6 @@ class ModelNotFound(ServerError):
         there_is = f" There is: {', '.join(names)}." if names else ""
         what = "There is no model" if name is None else f"The model '{shown(name)}' does not exist"
         super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{there_is}")
-        self.name = name
 
 
 class ModelTooLarge(ServerError):
@@ -213,7 +210,6 @@ class RequestNotFound(ServerError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no live request '{shown(name)}'.")
-        self.name = name
 
 
 class RequestEnded(ServerError):
@@ -235,7 +231,6 @@ class McpServerNotFound(ServerError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no MCP server '{name[:64]}' for you.")
-        self.name = name
 
 
 class Unauthorized(ServerError):
@@ -319,7 +314,6 @@ class BodyTooLarge(ServerError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
-        self.limit = limit
 
 
 class EncodingNotSupported(ServerError):
@@ -404,8 +398,7 @@ class EmbeddingFailed(ServerError):
 class DeadlyInput(InvalidRequest):
     """The client's text killed each process that read it."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="unreadable_input")
+    code = "unreadable_input"
 
 
 class ReaderLost(ServerError):

@@ -54,7 +54,7 @@ FINDINGS = {
         "api/test_foreign_objects.py::test_lists_and_refusals_name_what_the_key_may_use",
     ),
     "D11 a server that can never serve goes on": (
-        "e2e/test_process.py::test_a_server_that_can_never_serve_a_model_ends",
+        "cli/test_bad_starts.py::test_what_is_found_when_the_model_is_read",
         "models/test_keeper.py::test_what_can_never_be_loaded_does_not_come_back",
         "models/test_memory_budget.py::test_never_means_that_unloading_all_others_does_not_help",
     ),

@@ -35,8 +35,9 @@ def written() -> Iterator[tuple[str, str]]:
         calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         for node in calls:
             is_of_re = ast.unparse(node.func).startswith("re.") and node.args
-            if is_of_re and isinstance(pattern := getattr(node.args[0], "value", None), str):
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", pattern
+            if is_of_re and isinstance(pattern := getattr(node.args[0], "value", None), (str, bytes)):
+                text = pattern if isinstance(pattern, str) else pattern.decode("latin-1")
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", text
 
 
 def items(parsed: Any) -> Iterator[tuple[Any, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from enum import Enum
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -14,11 +16,13 @@ from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.pull import PullStep
-from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.errors import unknown_parameter
+from openai_cpu_server.http.body import BodyBudget, off_loop, streamed_body
 from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.sockets import SocketState
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, Preset, ensure_served
@@ -26,13 +30,15 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.telemetry import Telemetry
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Body)
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 def response_of(schema: type[S], record: object, **others: Any) -> S:
-    """Return a response of `others` and of the record's fields with the same names."""
+    """Return a response of `others` and of the record's fields with the same names, enums by their value."""
     names = [name for name in schema.__struct_fields__ if name not in others and hasattr(record, name)]
-    return schema(**{name: getattr(record, name) for name in names}, **others)
+    fields = ((name, getattr(record, name)) for name in names)
+    return schema(**{name: x.value if isinstance(x, Enum) else x for name, x in fields}, **others)
 
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -52,6 +58,20 @@ async def chosen_model(models: ModelRegistry, request: Request, name: str | None
     allowed = context_of(request.scope).identity.allowed_models
     await ensure_served(models, name, allowed)
     return models.choose(name, allowed)
+
+
+async def read_body(schema: type[B], request: Request, *, lenient: bool) -> tuple[B, Ignored, int]:
+    """Return the body, its ignored fields, and its size in bytes."""
+    data = await streamed_body(request)
+    body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=lenient))
+    return body, ignored, len(data)
+
+
+def check_query_names(request: Request, *names: str) -> None:
+    """Raise InvalidRequest for other query parameters."""
+    for name in request.query_params:
+        if name not in names:
+            raise unknown_parameter(name)
 
 
 FindAdapter = Callable[[AdapterSource], Adapter]

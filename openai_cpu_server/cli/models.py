@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,11 +16,9 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_k
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, default_states_bytes, pool_cells
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, KnownModel
+from openai_cpu_server.model_source.lazy_hub import hub
 from openai_cpu_server.model_source.names import HubName, parse_hub_name, preferred
 from openai_cpu_server.model_source.package import PACKAGED, PackagedModel
-
-_ALL_CACHED = "openai_cpu_server.model_source.hub:all_cached"
-"""Imported when called, because the hub's library takes half a second and `--help` does not need it."""
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +85,7 @@ def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
     """Return named models first, then other downloads. `free_bytes`: free memory at a server's start."""
-    cached: Mapping[HubName, Path] = pkgutil.resolve_name(_ALL_CACHED)()
+    cached = hub.all_cached()
     named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
     listed = [
         _listed(name, KNOWN_MODELS[name], _packaged(name) or path, free_bytes)

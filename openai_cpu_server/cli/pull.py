@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,11 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source import hub_name, local_model, projector_of
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
-from openai_cpu_server.model_source.names import HubName
+from openai_cpu_server.model_source.lazy_hub import hub
 
 if TYPE_CHECKING:
     from openai_cpu_server.model_source.hub import HubFile, HubModel
 
-_HUB = "openai_cpu_server.model_source.hub"
-_ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove_cached"
-"""Imported when called, because the hub's library takes half a second and `--help` does not need it."""
 _EXIT_WRONG = 2
 _TELL_S = 0.2
 _TENTHS = 10
@@ -50,7 +46,7 @@ def pull(arguments: Sequence[str]) -> None:
     )
     options = parser.parse_args(arguments)
     if options.json:
-        os.nice(_NICE)  # whoever computes tokens goes first
+        os.nice(_NICE)  # processes that compute tokens go first
     console = Console(stderr=True)
     try:
         for name in options.name:
@@ -82,7 +78,7 @@ class _PullLog:
             self._tenths[file.path] = tenth
             say(f"{printable(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
 
-    def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
+    def ends(self, model: HubModel, path: Path) -> None:
         eyes = f", with {printable(model.projector.path)}, which it sees with" if model.projector else ""
         say(f"{model.name} is here{eyes}: {path}")
 
@@ -134,16 +130,10 @@ class _JsonLines(_PullLog):
             self._whole.add(file.path)
             _show(PullStep(status="verifying", file=file.path, digest=file.digest))
 
-    def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
+    def ends(self, model: HubModel, path: Path) -> None:
         eyes = projector_of(path, "auto", model.name) if model.projector is not None else None
-        _show(
-            PullStep(
-                status="success",
-                name=str(model.name),
-                path=str(path),
-                projector=None if eyes is None else str(eyes),
-            )
-        )
+        projector = None if eyes is None else str(eyes)
+        _show(PullStep(status="success", name=str(model.name), path=str(path), projector=projector))
 
 
 def _show(step: PullStep) -> None:
@@ -155,8 +145,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     if source is None:
         path = local_model(name)  # raises for unknown names, with a hint
         raise StartupError(f"{name} is here, and not from the hub: {path}")
-    ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
-    model = ask(source)
+    model = hub.ask_hub(source)
     verdict = expected_model(
         without_tag(name),
         KNOWN_MODELS.get(without_tag(name)),
@@ -165,10 +154,10 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     )
     progress.begins(model, verdict)
     try:
-        path = pkgutil.resolve_name(_BRING)(model, progress.comes, keep_free=keep_free)
+        path = hub.bring(model, progress.comes, keep_free=keep_free)
     finally:
         progress.close()
-    progress.ends(model, path, verdict)
+    progress.ends(model, path)
 
 
 def memory_text(model: ListedModel) -> str:
@@ -193,5 +182,4 @@ def remove(arguments: Sequence[str]) -> None:
         source = hub_name(name)
         if source is None:
             raise StartupError(f"{name} is not from the hub: remove {local_model(name)}, or its package")
-        freed: int = pkgutil.resolve_name(_REMOVE)(source)
-        say(f"removed {source}: {bytes_text(freed)} are free now")
+        say(f"removed {source}: {bytes_text(hub.remove_cached(source))} are free now")

@@ -18,7 +18,16 @@ from openai_cpu_server.config.routers import RouterTable, Table
 from openai_cpu_server.contract.figures import Price
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
-from openai_cpu_server.contract.request import COUNT, REPEAT_PENALTY, SHARE, TEMPERATURE, TOP_K, USAGE_PENALTY
+from openai_cpu_server.contract.request import (
+    COUNT,
+    REPEAT_PENALTY,
+    SHARE,
+    TEMPERATURE,
+    TOP_K,
+    USAGE_PENALTY,
+    Bounds,
+    WholeBounds,
+)
 
 
 class PriceTable(Table):
@@ -102,7 +111,12 @@ SAMPLING_OPTIONS = (
     "presence_penalty",
     "frequency_penalty",
 )
-_sampling = partial(Field, None)
+
+
+def _sampling(bounds: Bounds | WholeBounds, description: str, *, after: str = ": ") -> Any:
+    return Field(
+        None, ge=bounds.least, le=bounds.most, description=f"default of requests{after}{description}"
+    )
 
 
 def _peer_values(ours: Mapping[str, object]) -> BeforeValidator:
@@ -121,46 +135,24 @@ class ModelOptions(BaseModel):
     """Options of a model. Those of the server are the defaults of all models."""
 
     temperature: float | None = _sampling(
-        ge=TEMPERATURE.least,
-        le=TEMPERATURE.most,
-        description="default of requests, below the model's own; 0: always the likeliest token; default: 1",
+        TEMPERATURE, "below the model's own; 0: always the likeliest token; default: 1", after=", "
     )
-    top_p: float | None = _sampling(
-        ge=SHARE.least,
-        le=SHARE.most,
-        description="default of requests: share of the likeliest tokens; default: 1, all",
+    top_p: float | None = _sampling(SHARE, "share of the likeliest tokens; default: 1, all")
+    top_k: int | None = _sampling(
+        WholeBounds(-1, TOP_K.most), "number of the likeliest tokens; default: 0, all"
     )
-    top_k: int | None = Field(
-        None,
-        ge=-1,
-        le=TOP_K.most,
-        description="default of requests: number of the likeliest tokens; default: 0, all",
-    )
-    min_p: float | None = _sampling(
-        ge=SHARE.least,
-        le=SHARE.most,
-        description="default of requests: least share of the likeliest token's probability; default: 0.05",
-    )
+    min_p: float | None = _sampling(SHARE, "least share of the likeliest token's probability; default: 0.05")
     repeat_penalty: float | None = _sampling(
-        ge=REPEAT_PENALTY.least,
-        le=REPEAT_PENALTY.most,
-        description="default of requests: divisor of the logits of recent tokens; default: 1, off",
+        REPEAT_PENALTY, "divisor of the logits of recent tokens; default: 1, off"
     )
-    repeat_last_n: int | None = Field(
-        None,
-        ge=-1,
-        le=COUNT.most,
-        description="default of requests: tokens that --repeat-penalty looks back at; -1: all; default: 64",
+    repeat_last_n: int | None = _sampling(
+        WholeBounds(-1, COUNT.most), "tokens that --repeat-penalty looks back at; -1: all; default: 64"
     )
     presence_penalty: float | None = _sampling(
-        ge=USAGE_PENALTY.least,
-        le=USAGE_PENALTY.most,
-        description="default of requests: subtracted from the logit of each token of the answer; default: 0",
+        USAGE_PENALTY, "subtracted from the logit of each token of the answer; default: 0"
     )
     frequency_penalty: float | None = _sampling(
-        ge=USAGE_PENALTY.least,
-        le=USAGE_PENALTY.most,
-        description="default of requests: the same for each time that the token occurs; default: 0",
+        USAGE_PENALTY, "the same for each time that the token occurs; default: 0"
     )
     sampling_defaults: Annotated[Literal["auto", "openai"], _peer_values({"vllm": "openai"})] = Field(
         "auto",

@@ -167,9 +167,13 @@ def require_known(options: Collection[str]) -> None:
     open. Raises StartupError."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
     names = {name.upper() for name in options} | _OF_SCRIPTS
-    for name in (*os.environ, *files):
-        prefix, rest = name[: len(ENV_PREFIX)].upper(), name[len(ENV_PREFIX) :].upper()
-        if prefix != ENV_PREFIX or rest in names or _OF_KUBERNETES.fullmatch(rest):
+    guards = {name.upper() for name in _GUARDS}
+    for name, is_file in (*((name, False) for name in os.environ), *((name, True) for name in files)):
+        words = re.sub("[-.]", "_", name.upper())  # Kubernetes permits them in names of secrets
+        rest = words.removeprefix(ENV_PREFIX)
+        is_meant = words != rest or (is_file and words in guards)
+        is_read = name.upper() == ENV_PREFIX + rest and rest in names
+        if not is_meant or is_read or _OF_KUBERNETES.fullmatch(rest):
             continue
         close = difflib.get_close_matches(rest, names, n=1)
         guess = f": did you mean {ENV_PREFIX}{close[0]}?" if close else ""

@@ -182,7 +182,12 @@ class Core(ABC, Generic[Planned]):
 
     def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
         """Return True if the running step should be discarded for this command, in any thread."""
-        return _is_urgent(command) and self._timer.is_interruptible
+        if isinstance(command, messages.ShortenTurn):
+            is_urgent = command.interrupts
+        else:
+            submit = submit_of(command)
+            is_urgent = submit is not None and submit.request.priority is Priority.INTERACTIVE
+        return is_urgent and self._timer.is_interruptible
 
     def flush(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
         """Yield events that need no computing, while another engine computes."""
@@ -291,10 +296,3 @@ def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, floa
         tokens[client] = tokens.get(client, 0) + num_tokens
     total = sum(tokens.values())
     return {client: cpu_ms * count / total for client, count in tokens.items()} if total else {}
-
-
-def _is_urgent(command: Work | messages.ShortenTurn) -> bool:
-    if isinstance(command, messages.ShortenTurn):
-        return command.interrupts
-    submit = submit_of(command)
-    return submit is not None and submit.request.priority is Priority.INTERACTIVE

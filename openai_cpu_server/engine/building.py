@@ -63,7 +63,15 @@ def build_core(
         clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):
-        core.handle(messages.Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
+        pinned = GenerationRequest(
+            id=f"pinned/{number}",
+            tokens=tokens,
+            max_tokens=0,
+            sampling=Sampling(seed=0),
+            cache_namespace=options.pinned_namespace,
+            pin=True,
+        )
+        core.handle(messages.Submit(request=pinned))
     return core
 
 
@@ -75,18 +83,16 @@ def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator 
     """Drafts are off if the memory cannot take back wrong ones."""
     if options.speculation == "off" or info.max_draft == 0:
         return None
+    drafter = None
+    if info.draft_cost is not None:
+        reads_along = info.draft_head is not None
+        drafter = ModelDrafter(info.draft_cost, reads_along=reads_along, most=info.draft_most)
     return Speculator(
         LookupDrafter(info.end_tokens),
-        _model_drafter(info),
+        drafter,
         max_tokens=options.draft_max if info.max_draft is None else min(options.draft_max, info.max_draft),
         always=options.experiment.always_drafts,
     )
-
-
-def _model_drafter(info: ModelInfo) -> ModelDrafter | None:
-    if info.draft_cost is None:
-        return None
-    return ModelDrafter(info.draft_cost, reads_along=info.draft_head is not None, most=info.draft_most)
 
 
 def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
@@ -101,14 +107,3 @@ def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJou
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
     return cache
-
-
-def pinned_request(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
-    return GenerationRequest(
-        id=f"pinned/{number}",
-        tokens=tokens,
-        max_tokens=0,
-        sampling=Sampling(seed=0),
-        cache_namespace=namespace,
-        pin=True,
-    )

@@ -309,7 +309,10 @@ class SharedTurn(EngineTurn):
         return Sharing(self._is_beside_interactive, self._slowness.factor)
 
     def settle(self, work: Priority | None) -> None:
-        self._note()
+        wants = self._sent.work is not None
+        if self._is_held:  # up to the turn it has waited
+            self._slowness.note(self._granted_s, wants=wants, has=False)
+        self._slowness.note(self.clock(), wants=wants, has=self._is_held)
         if self._is_held and (work is None or (self.is_wanted and self._has_computed)):
             self._give_back(EngineWants(work=work))
         else:
@@ -348,12 +351,6 @@ class SharedTurn(EngineTurn):
             self._is_held, self._until_s = False, math.inf
         self._sent = wants
         self.send(TurnBack(wants=wants))
-
-    def _note(self) -> None:
-        wants = self._sent.work is not None
-        if self._is_held:  # up to then it has waited
-            self._slowness.note(self._granted_s, wants=wants, has=False)
-        self._slowness.note(self.clock(), wants=wants, has=self._is_held)
 
 
 class _Slowness:

@@ -155,7 +155,12 @@ class EmbedCore(Core[list[EmbedPart]]):
     ) -> messages.StepDone:
         events = self._take_events()
         embedded, self._embedded = tuple(self._embedded), []
-        shown = StepTrace(parts=tuple(map(_shown, planned))) if self._is_shown and planned else None
+        shown = None
+        if self._is_shown and planned:
+            requests = ((part.pending.request, sum(map(len, part.inputs))) for part in planned)
+            shown = StepTrace(
+                parts=tuple(TracePart(r.id, r.client, r.priority, "prompt", prompt=n) for r, n in requests)
+            )
         return messages.StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
 
     def _queue_state(self, slowdown: float) -> messages.QueueState | None:
@@ -221,12 +226,6 @@ def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
     """Return tokens, and pairs of tokens that attend to each other."""
     lengths = [len(one) for one in inputs]
     return sum(lengths), sum(length**2 for length in lengths)
-
-
-def _shown(part: EmbedPart) -> TracePart:
-    request = part.pending.request
-    tokens = sum(map(len, part.inputs))
-    return TracePart(request.id, request.client, request.priority, "prompt", prompt=tokens)
 
 
 def _failed(request: EmbedRequest, why: str) -> Embedded:

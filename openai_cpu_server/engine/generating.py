@@ -208,10 +208,8 @@ class EngineCore(Core[Step]):
         encoded_kind = ""
         if planned.encode is not None:
             (sequence,) = encoders
-            client, encoded_kind = (
-                sequence.request.client,
-                sequence.request.item_of(planned.encode.placeholder).kind,
-            )
+            client = sequence.request.client
+            encoded_kind = sequence.request.item_of(planned.encode.placeholder).kind
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
         return msgspec.structs.replace(
@@ -429,15 +427,15 @@ _STATE_S = 0.5
 _LONG_AGO = float("-inf")
 
 
+@dataclass(eq=False)
 class StepTracer:
     """Off until `ShowSteps`, without any cost. `note` and `take` must not be called while it is off."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.is_on = False
-        self._state_sent_s = _LONG_AGO
-        self._parts: tuple[TracePart, ...] = ()
-        self._adapter: str | None = None
+    clock: Callable[[], float]
+    is_on: bool = False
+    _state_sent_s: float = _LONG_AGO
+    _parts: tuple[TracePart, ...] = ()
+    _adapter: str | None = None
 
     @property
     def is_pending(self) -> bool:
@@ -467,9 +465,9 @@ class StepTracer:
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
         parts, self._parts = self._parts, ()
-        is_due = self._clock() - self._state_sent_s >= _STATE_S or not scheduler.has_work
+        is_due = self.clock() - self._state_sent_s >= _STATE_S or not scheduler.has_work
         if is_due:
-            self._state_sent_s = self._clock()
+            self._state_sent_s = self.clock()
         elif not parts:
             return None
         return StepTrace(
@@ -511,18 +509,18 @@ _FORECAST_S = 0.1
 """Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
 
 
+@dataclass(eq=False)
 class ForecastSource:
     """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
 
-    def __init__(self, scheduler: Scheduler, journal: PrefixJournal, clock: Callable[[], float]) -> None:
-        self._scheduler = scheduler
-        self._journal = journal
-        self._clock = clock
-        self._sent_s = float("-inf")
+    scheduler: Scheduler
+    journal: PrefixJournal
+    clock: Callable[[], float]
+    _sent_s: float = _LONG_AGO
 
     def news(self) -> tuple[Forecast | None, PrefixNews | None]:
-        now_s = self._clock()
-        if self._scheduler.has_work and now_s - self._sent_s < _FORECAST_S:
+        now_s = self.clock()
+        if self.scheduler.has_work and now_s - self._sent_s < _FORECAST_S:
             return None, None
         self._sent_s = now_s
-        return self._scheduler.eta_estimator.forecast(), self._journal.take()
+        return self.scheduler.eta_estimator.forecast(), self.journal.take()

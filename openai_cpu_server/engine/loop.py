@@ -96,7 +96,9 @@ def run_engine(
         return
     reader.interrupts(backend, lambda recall: True)
     try:
-        _warm_up(backend, turn)
+        turn.load_on()
+        while not backend.warm_up():
+            turn.pass_on()
         core = build_core(start.options, backend, _progress(channel, messages.LoadingPhase.COSTS), turn)
     except ConnectionError:
         backend.close()
@@ -147,15 +149,9 @@ def _serve(loop: EngineLoop, backend: NativeModel, reader: CommandReader) -> Non
         core.prepare, core.check_adapter, measure=backend.measure, announce=channel.send, hand_on=hand_on
     ) as preparation:
         reader.interrupts(backend, core.is_worth_interrupting)
-        reader.serves(preparation.take)
+        reader.take = preparation.take
         channel.send(messages.Ready(info=backend.info))
         loop.run()
-
-
-def _warm_up(backend: NativeModel, turn: EngineTurn) -> None:
-    turn.load_on()
-    while not backend.warm_up():
-        turn.pass_on()
 
 
 @dataclass(frozen=True)
@@ -222,36 +218,34 @@ class EngineLoop:
         self.turn.settle(self.core.work)
 
 
+@dataclass(eq=False)
 class CommandReader:
     """Thread that reads commands while the engine computes. It does nothing slow with them."""
 
-    def __init__(self, channel: EngineChannel, inbox: Inbox, turn: EngineTurn, *, grace_s: float) -> None:
-        self._channel = channel
-        self._inbox = inbox
-        self._turn = turn
-        self._grace_s = grace_s
-        self._take: Callable[[Request], None] | None = None
-        """Set when the engine is ready."""
-        self._backend: NativeModel | None = None
-        self._is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
+    channel: EngineChannel
+    inbox: Inbox
+    turn: EngineTurn
+    _: KW_ONLY
+    grace_s: float
+    take: Callable[[Request], None] | None = None
+    """Set when the engine is ready."""
+    _backend: NativeModel | None = None
+    _is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
 
     def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenTurn], bool]) -> None:
         self._is_worth, self._backend = is_worth, backend
 
-    def serves(self, take: Callable[[Request], None]) -> None:
-        self._take = take
-
     def read(self) -> None:
         try:
-            while (command := self._channel.receive()) is not None:
+            while (command := self.channel.receive()) is not None:
                 self._handle(command)
         finally:
-            self._inbox.close()
-            if isinstance(self._turn, SharedTurn):
-                self._turn.close()
+            self.inbox.close()
+            if isinstance(self.turn, SharedTurn):
+                self.turn.close()
             if self._backend is not None:
                 self._backend.interrupt()
-            time.sleep(self._grace_s)
+            time.sleep(self.grace_s)
             os._exit(1)  # the main thread hangs in native code; an orphan must not stay
 
     def _handle(self, command: messages.Command) -> None:
@@ -259,16 +253,16 @@ class CommandReader:
             case messages.StartEngine():
                 pass  # once is enough
             case messages.GrantTurn():
-                assert isinstance(self._turn, SharedTurn), "turns are for engines that share cores"
-                self._turn.granted(command)
+                assert isinstance(self.turn, SharedTurn), "turns are for engines that share cores"
+                self.turn.granted(command)
             case messages.ShortenTurn():
-                assert isinstance(self._turn, SharedTurn), "turns are for engines that share cores"
-                self._turn.recalled(command)
+                assert isinstance(self.turn, SharedTurn), "turns are for engines that share cores"
+                self.turn.recalled(command)
                 if command.interrupts and self._backend is not None and self._is_worth(command):
                     self._backend.interrupt()
             case _:
-                assert self._take is not None, "requests come after `Ready`"
-                self._take(command)
+                assert self.take is not None, "requests come after `Ready`"
+                self.take(command)
 
 
 @dataclass(eq=False)
@@ -407,14 +401,12 @@ class Preparation:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _MEASURING_NICENESS)
         with contextlib.suppress(ConnectionError):
             while (size := self._sizes.get()) is not None:
-                self.announce(messages.MediaMeasured((self._measured(size),)))
-
-    def _measured(self, size: MediaSize) -> MeasuredMedia:
-        try:
-            with contained():
-                return self.measure(size)
-        except RequestFailed as error:
-            return MeasuredMedia(size, why_not=str(error))
+                try:
+                    with contained():
+                        measured = self.measure(size)
+                except RequestFailed as error:
+                    measured = MeasuredMedia(size, why_not=str(error))
+                self.announce(messages.MediaMeasured((measured,)))
 
     def _prepared(self, submit: messages.Submit) -> PreparedRequest:
         cancel = self._cancelled[submit.request.id]

@@ -57,18 +57,16 @@ class TextStream:
         self._held += piece
         self._ends.append(len(self._held))
         found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
-        if found:
-            return self._cut(*min(found, key=lambda place: place[0]))
-        return self._release(self._num_releasable())
+        if not found:
+            return self._release(self._num_releasable())
+        at, stop = min(found, key=lambda place: place[0])
+        starts = [0, *self._ends[:-1]]
+        text = self._held[:at].decode(errors="replace")
+        return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def flush(self) -> ReleasedText:
         """Release all held text at the end. An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
-
-    def _cut(self, at: int, stop: bytes) -> ReleasedText:
-        text = self._held[:at].decode(errors="replace")
-        starts = [0, *self._ends[:-1]]
-        return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def _num_releasable(self) -> int:
         unfinished_stops = (overlap(self._held, stop) for stop in self._stop)
@@ -168,7 +166,7 @@ class SequenceOutput:
         self._scores.extend(advance.scores)
         if advance.samples:
             return progress + self._sampled(advance)
-        if _has_failed(advance):
+        if advance.has_failed:
             return progress + self._failed(advance)
         if self._sequence.pending == 0:  # max_tokens is 0: the prompt was only scored
             return progress + self.end(FinishReason.LENGTH)
@@ -197,7 +195,7 @@ class SequenceOutput:
         reason = self._push(_tokens(advance.samples))
         if reason is not None:
             return self._event(self._finish(reason))
-        if _has_failed(advance):
+        if advance.has_failed:
             return self._failed(advance)
         return self._event(None) if self._gained.num_tokens else ()
 
@@ -372,10 +370,6 @@ class LiveOutputs:
             del self._outputs[sequence.request.id]
             (self.sequences.complete if finish.is_good else self.sequences.finish)(sequence)
         self.emit(events)
-
-
-def _has_failed(advance: SequenceAdvance) -> bool:
-    return advance.failure is not None or advance.fault is not None
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

@@ -39,7 +39,9 @@ class OutputParts:
             return (event,)
         texts = self.read(event.tokens, event.text)
         if finish is not None:
-            texts += self._rest()
+            if self._tokens is not None:
+                self._tokens.finish()
+            texts += self._text.finish()
             finish = replace(finish, thought_tokens=self.thought_tokens)
         first, *more = texts or [PartText(self._text.part, "")]
         start = self.answer_start
@@ -53,11 +55,6 @@ class OutputParts:
             for token in tokens:
                 self._tokens.read(self._name(token))
         return self._text.feed(text)
-
-    def _rest(self) -> list[PartText]:
-        if self._tokens is not None:
-            self._tokens.finish()
-        return self._text.finish()
 
     @property
     def thought_tokens(self) -> int:
@@ -129,8 +126,7 @@ class AnswerSearch:
 
 
 class PartReader:
-    """Incremental splitter of one output's text into parts. The parts do not depend on how the text
-    arrives in pieces."""
+    """Incremental splitter of one output's text into parts, which do not depend on the pieces it comes in."""
 
     def __init__(self, marks: OutputMarks) -> None:
         self._marks = marks
@@ -236,8 +232,7 @@ class StopStringBuffer:
         self._text = b""
 
     def ends_with(self, piece: bytes) -> bool:
-        """Read the next token's bytes; return True if the text after it is for the user. Nothing can be
-        read afterwards."""
+        """Read the next token; return True if the text after it is for the user, after which reading ends."""
         answer: bytes | None = piece
         if self._thoughts is not None:
             answer = self._thoughts.read(piece)

@@ -129,30 +129,8 @@ _EVENT_BYTES = 300
 _LOGPROB_BYTES = 100
 
 
-class EventBacklog:
-    """Estimated bytes of the events that wait for their reader."""
-
-    def __init__(self, clock: Callable[[], float], *, max_bytes: int) -> None:
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
-        self._since_s = 0.0
-        """Time since which the reader has been behind without a pause."""
-
-    def add(self, event: TokenEvent) -> None:
-        if not self._held_bytes:
-            self._since_s = self._clock()
-        self._held_bytes += _num_bytes(event)
-
-    def take(self, event: TokenEvent) -> None:
-        self._held_bytes -= _num_bytes(event)
-
-    @property
-    def is_too_much(self) -> bool:
-        return self._held_bytes > self._max_bytes and self._clock() - self._since_s > _GRACE_S
-
-
 def _num_bytes(event: TokenEvent) -> int:
+    """Estimate the memory of an event that waits for its reader."""
     num_scores = sum(1 + len(entry.top) for entry in (*event.logprobs, *event.prompt_logprobs))
     return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_scores
 
@@ -175,7 +153,10 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         """`max_held_bytes`: unread events beyond which the call ends with `ReaderTooSlow`."""
         super().__init__((request.id for request in requests), cancel=cancel, clock=clock)
         self._finishes: list[Finish] = []
-        self._backlog = EventBacklog(clock, max_bytes=max_held_bytes)
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
+        self._behind_since_s = 0.0
+        """Time since which the reader has been behind without a pause."""
 
     async def __aenter__(self) -> GenerationAnswer:
         return self
@@ -189,7 +170,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         while not self._is_over:
             item = await self._take()
             if isinstance(item, TokenEvent):
-                self._backlog.take(item)
+                self._held_bytes -= _num_bytes(item)
             yield item
 
     @property
@@ -212,9 +193,12 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
                 kind = ConstraintFailed if event.finish.is_own_fault else GenerationFailed
                 self._put(kind(event.finish.error or "the engine gave no reason"))
                 return
-        self._backlog.add(event)
+        if not self._held_bytes:
+            self._behind_since_s = self._clock()
+        self._held_bytes += _num_bytes(event)
         self._put(event)
-        if self._backlog.is_too_much:
+        is_too_much = self._held_bytes > self._max_held_bytes
+        if is_too_much and self._clock() - self._behind_since_s > _GRACE_S:
             self._end(ReaderTooSlow())
             self._queue = asyncio.Queue()
             self._put(ReaderTooSlow())

@@ -30,7 +30,7 @@ class CulpritLedger:
 
     def book(self, account: str, call: str) -> None:
         """Record that an engine crashed because of this call. Only the first of its sequences counts."""
-        self._forget()
+        self._calls = {one: calls for one, calls in self._calls.items() if self._recent(one)}
         if account:
             self._calls.setdefault(account, {}).setdefault(call, self._clock())
 
@@ -42,9 +42,6 @@ class CulpritLedger:
 
     def _recent(self, account: str) -> list[float]:
         return [when for when in self._calls.get(account, {}).values() if self._clock() - when < _WINDOW_S]
-
-    def _forget(self) -> None:
-        self._calls = {account: calls for account, calls in self._calls.items() if self._recent(account)}
 
 
 class AbsentSuspects:
@@ -145,17 +142,14 @@ class CulpritSearch:
         for live in accused:
             live.suspicion = _POINTS[kind] + (live.suspicion if len(present) == 1 else 0)
         if len(present) == 1 and accused and accused[0].suspicion >= _GUILTY:
-            self._acquit()
+            for live in [*self._on_trial, *(live for group in self._groups for live in group)]:
+                live.suspicion = 0
+            self._groups, self._on_trial, self._alone = [], [], None
             return SearchVerdict(accused, num_suspects=1, is_closer=False)
         self._regroup(accused, again)
         if accused:  # else it died while it loaded, say
             self._alone = handled if handled in accused else again[0] if len(again) == 1 else None
         return SearchVerdict([], len(accused), self._is_closer(accused, again))
-
-    def _acquit(self) -> None:
-        for live in [*self._on_trial, *(live for group in self._groups for live in group)]:
-            live.suspicion = 0
-        self._groups, self._on_trial, self._alone = [], [], None
 
     def _regroup(self, accused: list[AcceptedRequest], again: list[AcceptedRequest]) -> None:
         """`again`: accused requests that were on trial."""
@@ -244,15 +238,14 @@ class OutsideRequests:
         self._trials.advanced(live)
 
     def crashed(self, kind: DeathKind) -> SearchVerdict:
-        verdict = self._trials.died(kind, self._present(), self._live.get(self._handled or ""))
+        handled = self._live.get(self._handled or "")
+        # Without a step and without a request that is handled, all that the engine had are suspects.
+        at_work = [live for live in self._live if live.request.id in {*self._computing, self._handled}]
+        present = at_work or [live for live in self._live if live.request.id not in self._held]
+        verdict = self._trials.died(kind, present, handled)
         for live in self._live:
             live.wait()
             live.has_advanced = False
         self._held = {live.request.id: live for live in self._live}
         self._computing, self._handled = frozenset(), None
         return verdict
-
-    def _present(self) -> list[AcceptedRequest]:
-        """Return the requests in the step or being handled or, without any, all that the engine had."""
-        at_work = [live for live in self._live if live.request.id in {*self._computing, self._handled}]
-        return at_work or [live for live in self._live if live.request.id not in self._held]

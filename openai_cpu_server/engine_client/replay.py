@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.embedding import Embedded
@@ -17,19 +18,19 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RecoveryTimer:
     """Time from a first death until all affected requests have progressed or left, which is logged."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._missing: set[str] = set()
-        self._since_s = 0.0
-        self._num_deaths = 0
-        self._num_suspects = 0
+    clock: Callable[[], float]
+    _missing: set[str] = field(default_factory=set)
+    _since_s: float = 0.0
+    _num_deaths: int = 0
+    _num_suspects: int = 0
 
     def died(self, concerned: Iterable[str], *, num_suspects: int) -> None:
         if not self._missing:
-            self._since_s, self._num_deaths, self._num_suspects = self._clock(), 0, 0
+            self._since_s, self._num_deaths, self._num_suspects = self.clock(), 0, 0
         self._missing.update(concerned)
         self._num_deaths += 1
         self._num_suspects = max(self._num_suspects, num_suspects)
@@ -41,7 +42,7 @@ class RecoveryTimer:
         if not self._missing:
             logger.info(
                 "recovered from the engine's death in %.2f s (deaths: %d, suspects: %d)",
-                self._clock() - self._since_s,
+                self.clock() - self._since_s,
                 self._num_deaths,
                 self._num_suspects,
             )

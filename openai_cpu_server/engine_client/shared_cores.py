@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -40,17 +41,17 @@ class Decision(NamedTuple):
     command: GrantTurn | ShortenTurn
 
 
+@dataclass(eq=False)
 class TurnTaker:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.work: Priority | None = None
-        """Priority of its present or wanted work."""
-        self.is_newcomer = False
-        """True if its interactive work has had no turn since it began."""
-        self.used_s = dict.fromkeys(Priority, 0.0)
-        """Time with the turn, by the priority of the work."""
-        self.price_s = FIRST_PRICE_S
-        """Duration of its last turn of batch work beside interactive work."""
+    name: str
+    work: Priority | None = None
+    """Priority of its present or wanted work."""
+    is_newcomer: bool = False
+    """True if its interactive work has had no turn since it began."""
+    used_s: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
+    """Time with the turn, by the priority of the work."""
+    price_s: float = FIRST_PRICE_S
+    """Duration of its last turn of batch work beside interactive work."""
 
 
 class CoreTurns:

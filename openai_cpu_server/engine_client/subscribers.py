@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -49,12 +50,12 @@ _REMEMBERED = 256
 """Remembered changes, at most ten a second. A router with an older version gets the whole set."""
 
 
+@dataclass(eq=False)
 class CachedBlocks:
-    def __init__(self) -> None:
-        self._held: set[int] = set()
-        self._changes: deque[PrefixNews] = deque(maxlen=_REMEMBERED)
-        self._version = 0
-        """Number of all changes, of which `_changes` has the last ones."""
+    _held: set[int] = field(default_factory=set)
+    _changes: deque[PrefixNews] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _version: int = 0
+    """Number of all changes, of which `_changes` has the last ones."""
 
     def handle(self, news: PrefixNews) -> None:
         self._held.difference_update(news.dropped)
@@ -73,7 +74,9 @@ class CachedBlocks:
         if missed is None or not 0 <= missed <= len(self._changes):
             return HeldUpdate(version=self._version, is_whole=True, saved=tuple(self._held))
         news = list(self._changes)[len(self._changes) - missed :]
-        last = {name: is_saved for one in news for name, is_saved in _changes(one)}
+        last = dict[int, bool]()
+        for one in news:
+            last |= dict.fromkeys(one.dropped, False) | dict.fromkeys(one.saved, True)
         return HeldUpdate(
             version=self._version,
             saved=tuple(name for name, is_saved in last.items() if is_saved),
@@ -81,18 +84,14 @@ class CachedBlocks:
         )
 
 
-def _changes(news: PrefixNews) -> list[tuple[int, bool]]:
-    return [(name, False) for name in news.dropped] + [(name, True) for name in news.saved]
-
-
+@dataclass(eq=False)
 class LoadProgress:
     """Progress, 0 to 1, of the last process that reported it."""
 
-    def __init__(self, model_path: str) -> None:
-        self.loaded = 0.0
-        self.timed: float | None = None
-        """Timed share of the steps, or None before it begins or if it is not needed."""
-        self._model_path = model_path
+    model_path: str
+    loaded: float = 0.0
+    timed: float | None = None
+    """Timed share of the steps, or None before it begins or if it is not needed."""
 
     def handle(self, event: messages.Loading) -> bool:
         """Return True if another tenth of the model is loaded."""
@@ -101,7 +100,7 @@ class LoadProgress:
             return False
         is_news = int(10 * event.fraction) > int(10 * self.loaded)
         if int(4 * event.fraction) > int(4 * self.loaded):
-            logger.info("loading %s: %.0f %%", self._model_path, 100 * event.fraction)
+            logger.info("loading %s: %.0f %%", self.model_path, 100 * event.fraction)
         self.loaded = event.fraction
         return is_news
 

@@ -308,7 +308,13 @@ class Supervisor:
         if replay.has_explained():
             self._deaths.forgive()
         search = replay.died(death)
-        self._book(death, search)
+        self.news.died(death.cause)
+        self._deaths.book(
+            death,
+            search=search,
+            has_advanced=self.news.has_advanced,
+            while_restarting=self.state is EngineState.RESTARTING,
+        )
         if search is SearchProgress.FOUND:
             self._next.with_devices()  # a request was to blame
         elif may_be_device:
@@ -333,15 +339,6 @@ class Supervisor:
         again_s = self.state.retry_after_s
         replay.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
         self.news.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
-
-    def _book(self, death: Death, search: SearchProgress) -> None:
-        self.news.died(death.cause)
-        self._deaths.book(
-            death,
-            search=search,
-            has_advanced=self.news.has_advanced,
-            while_restarting=self.state is EngineState.RESTARTING,
-        )
 
     def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
         is_idle = self.state is EngineState.READY and not replay.num_live

@@ -20,15 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
+from openai_cpu_server import errors
 from openai_cpu_server.contract.caller import CALLER
-from openai_cpu_server.errors import (
-    BodiesFull,
-    BodyTooLarge,
-    BodyTooSlow,
-    EncodingNotSupported,
-    InvalidRequest,
-    NativePanic,
-)
 from openai_cpu_server.fairness import FairQueue
 
 T = TypeVar("T")
@@ -128,7 +121,7 @@ def _contained(work: Callable[[], T]) -> T:
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as panic:
-        raise NativePanic from panic
+        raise errors.NativePanic from panic
 
 
 FREE_BYTES = 64 * 1024
@@ -164,7 +157,7 @@ class BodyQuota:
     def has_grown(self, received_bytes: int) -> None:
         """Charge for a body that has grown to this size. Raises BodiesFull."""
         if self._due(received_bytes) > self.charged_bytes and not self.holds(received_bytes):
-            raise BodiesFull
+            raise errors.BodiesFull
 
     def holds(self, num_bytes: int) -> bool:
         """Charge for a new size, larger or smaller. Return False if the budget is used up."""
@@ -190,7 +183,7 @@ async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> Non
         return
     if num_bytes - max_bytes <= _DRAINED_BYTES:
         await _drain(receive)
-    raise BodyTooLarge(max_bytes)
+    raise errors.BodyTooLarge(max_bytes)
 
 
 async def _drain(receive: Receive) -> None:
@@ -207,7 +200,7 @@ async def small_body(request: Request) -> bytes:
         received += piece
         if len(received) > MOST_SMALL_BYTES:
             await _drain(request.receive)
-            raise BodyTooLarge(MOST_SMALL_BYTES)
+            raise errors.BodyTooLarge(MOST_SMALL_BYTES)
     return bytes(received)
 
 
@@ -227,11 +220,11 @@ async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormDa
     has none)."""
     _, parameters = parse_options_header(request.headers.get("content-type", ""))
     if parameters.get(b"charset", b"").lower() not in (b"", b"utf-8", b"utf8", b"us-ascii"):
-        raise InvalidRequest("A form is read as UTF-8: its Content-Type can name no other 'charset'.")
+        raise errors.InvalidRequest("A form is read as UTF-8: its Content-Type can name no other 'charset'.")
     try:
         form = await request.form(max_files=1, max_fields=most_fields)
     except HTTPException as error:
-        raise InvalidRequest(f"The form cannot be read: {error.detail.rstrip('.')}.") from None
+        raise errors.InvalidRequest(f"The form cannot be read: {error.detail.rstrip('.')}.") from None
     try:
         yield form
     finally:
@@ -251,7 +244,7 @@ def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.
             with anyio.fail_after(max(0.0, ends_s - clock())):
                 message = await receive()
         except TimeoutError:
-            raise BodyTooSlow from None
+            raise errors.BodyTooSlow from None
         ends_s += len(message.get("body", b"")) / _BYTES_PER_S
         is_whole = not message.get("more_body", False)
         return message
@@ -274,7 +267,7 @@ def inflated(scope: Scope, receive: Receive) -> Receive:
     if encoding in _PLAIN:
         return receive
     if encoding not in _COMPRESSED:
-        raise EncodingNotSupported(encoding)
+        raise errors.EncodingNotSupported(encoding)
     return _InflatedBody(receive)
 
 
@@ -318,5 +311,5 @@ class _InflatedBody:
         is_cut = self._is_last and not (self._has_more or self._member.eof or self._is_empty)
         if piece is None or is_cut or self._num_members > _MOST_MEMBERS:
             message = "The body is not what its Content-Encoding says."
-            raise InvalidRequest(message, code="invalid_encoding")
+            raise errors.InvalidRequest(message, code="invalid_encoding")
         return piece

@@ -212,12 +212,11 @@ class Caller(msgspec.Struct, frozen=True):
     progress_header: str | None = None
 
     @classmethod
-    def of(
-        cls, identity: Identity, *, header: str | None, default: Priority, progress: str | None = None
-    ) -> Caller:
+    def of(cls, identity: Identity, headers: Headers, default: Priority) -> Caller:
         """`default`: priority of the server, which the key's own overrides."""
         own = identity.key.priority if identity.key else None
-        return cls(identity, header, default if own is None else own, progress)
+        priority, progress = headers.get(PRIORITY_HEADER), headers.get(PROGRESS_HEADER)
+        return cls(identity, priority, default if own is None else own, progress)
 
     def wants_progress(self) -> bool:
         """Return True if the header asks for progress. Raises InvalidRequest."""

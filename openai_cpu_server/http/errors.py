@@ -128,15 +128,6 @@ def code_of(error: Exception) -> str:
     return failure.code or failure.type
 
 
-def error_response(error: Exception, *, request_id: str) -> Response:
-    return Response(
-        msgspec.json.encode(error_object(error, request_id=request_id)),
-        status_code=failure_of(error).status,
-        headers=headers_of(error),
-        media_type="application/json",
-    )
-
-
 class ErrorShape(msgspec.Struct, frozen=True):
     """Form of failures on the paths of one API. Other paths use OpenAI's."""
 
@@ -148,7 +139,12 @@ class ErrorShape(msgspec.Struct, frozen=True):
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
 
 
-OPENAI = ErrorShape(("",), lambda error, request_id: error_response(error, request_id=request_id))
+def _openai_response(error: Exception, request_id: str) -> Response:
+    content = error_object(error, request_id=request_id)
+    return json_response(content, failure_of(error).status, headers_of(error))
+
+
+OPENAI = ErrorShape(("",), _openai_response)
 
 
 class NumberedError(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +196,7 @@ def numbered(
 def _numbered_response(error: Exception, request_id: str) -> Response:
     status = failure_of(error).status
     content = numbered(error_object(error, request_id=request_id), status, error)
-    return Response(msgspec.json.encode(content), status, headers_of(error), media_type="application/json")
+    return json_response(content, status, headers_of(error))
 
 
 def numbered_at(*prefixes: str) -> ErrorShape:
@@ -231,14 +227,12 @@ def headers_of(error: Exception) -> dict[str, str]:
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
     if not failure_of(error).may_retry:
         return {"x-should-retry": "false"}
+    headers: dict[str, str] = {}
     retry_after_s = getattr(error, "retry_after_s", None) if isinstance(error, errors.ServerError) else None
-    return {**({} if retry_after_s is None else _retry_after(retry_after_s)), **_ALWAYS.get(type(error), {})}
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    """Whole seconds for all clients, milliseconds for OpenAI's SDKs."""
-    seconds = max(1.0, seconds)
-    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
+    if retry_after_s is not None:
+        seconds = max(1.0, retry_after_s)  # whole ones for all clients, milliseconds for OpenAI's SDKs
+        headers |= {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
+    return {**headers, **_ALWAYS.get(type(error), {})}
 
 
 ORDERS = ("asc", "desc")

@@ -17,18 +17,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.errors import (
-    BodyTooLarge,
-    HostRefused,
-    InvalidRequest,
-    JobsUnavailable,
-    OriginRefused,
-    TooManyConnections,
-)
+from openai_cpu_server import errors
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
 from openai_cpu_server.http.context import (
-    PRIORITY_HEADER,
-    PROGRESS_HEADER,
     Caller,
     RequestContext,
     RequestHistory,
@@ -131,7 +122,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
         return
     origin = Origin.of(text)
     if origin is None or origin != _own_origin(scope, headers):
-        raise OriginRefused(text)
+        raise errors.OriginRefused(text)
 
 
 def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
@@ -177,13 +168,13 @@ class ErrorMiddleware:
 
         try:
             if _CONTROL.search(scope["path"]):  # patterns and logs may take it for an end
-                raise InvalidRequest("The path has control characters.", code="invalid_path")
+                raise errors.InvalidRequest("The path has control characters.", code="invalid_path")
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             request_log.client_gone()
         except Exception as error:
             request_log.failed(error)
-            if isinstance(error, JobsUnavailable):
+            if isinstance(error, errors.JobsUnavailable):
                 logger.error("request %s: the jobs database failed: %s", request_log.id, error.reason)
             if request_log.status is not None:
                 if is_ours(error) or scope["type"] == "websocket":
@@ -209,7 +200,7 @@ class HostGate:
         """`hosts`: accepted names beside addresses, or None for any."""
 
         async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-            raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
+            raise errors.HostRefused(", ".join(Headers(scope=scope).getlist("host")))
 
         self._app = app
         self._hosts = hosts
@@ -258,7 +249,7 @@ class AuthMiddleware:
         request_log = request_log_of(scope)
         request_log.is_quiet = access.is_quiet
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):
-            raise TooManyConnections
+            raise errors.TooManyConnections
         check_origin(scope, self._origins)
         context = self._context(access, scope, request_log)
         put_context(scope, context)
@@ -285,16 +276,10 @@ class AuthMiddleware:
         credentials = Credentials.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = credentials.identity(self._keys)
         request_log.client = identity.holder
-        headers = Headers(scope=scope)
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
         return RequestContext(
             request_log,
-            Caller.of(
-                identity,
-                header=headers.get(PRIORITY_HEADER),
-                default=self._options.default_priority,
-                progress=headers.get(PROGRESS_HEADER),
-            ),
+            Caller.of(identity, Headers(scope=scope), self._options.default_priority),
             credentials=credentials,
             reservation=None
             if access.metering is Metering.NONE
@@ -315,7 +300,7 @@ class AuthMiddleware:
             if piece := message.get("body", b""):  # else memory that was released early is charged again
                 received += len(piece)
                 if received > max_bytes:
-                    raise BodyTooLarge(max_bytes)
+                    raise errors.BodyTooLarge(max_bytes)
                 quota.has_grown(received)
             return message
 

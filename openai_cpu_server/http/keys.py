@@ -9,7 +9,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Union
@@ -89,6 +89,11 @@ class Identity(msgspec.Struct, frozen=True):
     @property
     def storage(self) -> StorageLimits:
         return self.key.allowance.storage if self.key else NO_LIMITS
+
+    @property
+    def is_stranger(self) -> bool:
+        """True without a key on a server with keys. Only routes that need no key are served then."""
+        return self.key is STRANGER
 
     @property
     def allowed_models(self) -> frozenset[str] | None:
@@ -442,9 +447,10 @@ class Credentials(msgspec.Struct, frozen=True):
         is_administrator: bool,
     ) -> Credentials:
         """`is_administrator`: has an effect only on a server without keys."""
-        key = given_key(Headers(scope=scope)) or offered_key(scope.get("subprotocols", ()))
+        offered = [name for name in scope.get("subprotocols", ()) if name.startswith(_KEY_PROTOCOL)]
+        offered_key = offered[0].removeprefix(_KEY_PROTOCOL).encode("latin-1") if offered else None
         return cls(
-            key_identity(key),
+            key_identity(given_key(Headers(scope=scope)) or offered_key or None),
             client_address(scope, trusted_proxies),
             access,
             is_visitor=keys.is_open and not is_administrator,
@@ -461,10 +467,8 @@ class Credentials(msgspec.Struct, frozen=True):
     def _key(self, keys: KeyRing) -> Key | None:
         if keys.is_open:
             return VISITOR if self.is_visitor else None
-        if self.access.scope is None:
-            return None
         key = None if self.digest is None else keys.with_digest(bytes.fromhex(self.digest))
-        if key is None and keys.admits_strangers(self.access):
+        if key is None and (self.access.scope is None or keys.admits_strangers(self.access)):
             key = STRANGER
         if key is None:
             raise Unauthorized("Missing or incorrect API key: send 'Authorization: Bearer KEY'.")
@@ -477,8 +481,3 @@ def given_key(headers: Mapping[str, str]) -> bytes | None:
     key = bearer.strip() if scheme.lower() == "bearer" else ""
     key = key or headers.get("x-api-key", "").strip()
     return key.encode("latin-1") or None  # as it came: headers are decoded so
-
-
-def offered_key(subprotocols: Sequence[str]) -> bytes | None:
-    keys = (name.removeprefix(_KEY_PROTOCOL) for name in subprotocols if name.startswith(_KEY_PROTOCOL))
-    return next(keys, "").encode("latin-1") or None

@@ -190,10 +190,13 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     return _checked(validated, partial(from_json, data), lenient=lenient)
 
 
-def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate a part of a body that is already parsed. Raises InvalidRequest."""
+def parse_fields(
+    schema: type[B], fields: Mapping[str, object], *, lenient: bool, at: str = ""
+) -> tuple[B, Ignored]:
+    """Validate a part of a body that is already parsed. `at`: its path, for errors. Raises
+    InvalidRequest."""
     validated = partial(schema.model_validate, fields, context={_LENIENT: lenient})
-    return _checked(validated, lambda: fields, lenient=lenient)
+    return _checked(validated, lambda: fields, lenient=lenient, at=at)
 
 
 _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
@@ -231,14 +234,16 @@ def _takes_text(kind: object) -> bool:
     return kind is str or isinstance(kind, str) or any(map(_takes_text, get_args(kind)))
 
 
-def _checked(validate: Callable[[], B], content: Callable[[], object], *, lenient: bool) -> tuple[B, Ignored]:
+def _checked(
+    validate: Callable[[], B], content: Callable[[], object], *, lenient: bool, at: str = ""
+) -> tuple[B, Ignored]:
     try:
         body = validate()
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)[0], content) from None
+        raise _invalid(error.errors(include_url=False)[0], content, at) from None
     kinds: dict[str, None] = {}
     unknown: list[str] = []
-    for field in ignored_params(body):
+    for field in ignored_params(body, at and f"{at}."):
         refusal = field.refusal or HISTORY_REFUSALS.get(field.path)
         if refusal is not None:
             raise _not_supported(field.path, refusal)
@@ -267,12 +272,13 @@ def path_of(location: Sequence[int | str], content: object, *, is_missing: bool 
     return path or None
 
 
-def _invalid(error: ErrorDetails, content: Callable[[], object]) -> InvalidRequest:
+def _invalid(error: ErrorDetails, content: Callable[[], object], at: str) -> InvalidRequest:
     if error["type"] == "json_invalid":
         why = error["msg"].removeprefix("Invalid JSON: ")
         return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
-    param = path_of(error["loc"], content(), is_missing=error["type"] == "missing")
-    if param is None:
+    path = path_of(error["loc"], content(), is_missing=error["type"] == "missing")
+    param = ".".join(filter(None, (at, path)))
+    if not param:
         return InvalidRequest("The request body must be a JSON object.", code="invalid_json")
     if error["type"] == "missing":
         return missing(param)

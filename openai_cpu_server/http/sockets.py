@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openai_cpu_server.errors import RequestsLimited
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
 from openai_cpu_server.http.context import (
-    PRIORITY_HEADER,
-    PROGRESS_HEADER,
     Caller,
     RequestContext,
     RequestHistory,
@@ -122,11 +121,9 @@ class OpenSocket:
 
     def caller(self, identity: Identity) -> Caller:
         """Return the caller of messages. The handshake's priority is their default. Raises InvalidRequest."""
-        headers, default = self._websocket.headers, self.options.default_priority
-        progress = headers.get(PROGRESS_HEADER)
-        caller = Caller.of(identity, header=headers.get(PRIORITY_HEADER), default=default, progress=progress)
+        caller = Caller.of(identity, self._websocket.headers, self.options.default_priority)
         caller.wants_progress()
-        return Caller(identity, default_priority=caller.priority(), progress_header=progress)
+        return msgspec.structs.replace(caller, priority_header=None, default_priority=caller.priority())
 
     def _close(self) -> None:
         self.is_open = False

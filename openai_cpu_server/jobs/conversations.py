@@ -54,9 +54,10 @@ def add_turn(
     return True
 
 
-class ConversationRepository(StoringRepository):
-    """Conversations. One lives as long as a response, from its last change on. Methods raise
-    JobObjectNotFound for objects of other owners."""
+class ConversationRepository(StoringRepository[ConversationRecord]):
+    """Conversations. One lives as long as a response, from its last change on."""
+
+    table, item_table = _CONVERSATIONS, _ITEMS
 
     def turn(self, conversation_id: str, items: Sequence[ConversationItem]) -> ConversationTurn:
         return ConversationTurn(storable(conversation_id), tuple(items), self.now_s + self.lifetime_s)
@@ -82,26 +83,16 @@ class ConversationRepository(StoringRepository):
         _ITEMS.add(connection, record.id, items)
         return record
 
-    @reads
-    def get(self, connection: Connection, owner: str, conversation_id: str) -> ConversationRecord:
-        return _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
-
     @writes
     def change(
         self, connection: Connection, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> ConversationRecord:
         """Replace the metadata."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
+        record = self.own(connection, owner, conversation_id)
         new = _storable_metadata(metadata)
         own = conversations.c.id == record.id
         connection.execute(update(conversations).where(own).values(metadata=new))
         return msgspec.structs.replace(record, metadata=new)
-
-    @recounted
-    @writes
-    def delete(self, connection: Connection, owner: str, conversation_id: str) -> None:
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
-        _CONVERSATIONS.delete(connection, [record.id])
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
         """Add items. Raises InvalidRequest for an existing one unless `only_new`."""
@@ -118,7 +109,7 @@ class ConversationRepository(StoringRepository):
         self, connection: Connection, owner: str, conversation_id: str, *, max_bytes: int
     ) -> tuple[ConversationItem, ...]:
         """Return all items in order. Raises InvalidRequest for more than `max_bytes`."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
+        record = self.own(connection, owner, conversation_id)
         own = _ITEMS.parent_id == record.id
         if _ITEMS.num_bytes(connection, own) > max_bytes:
             message = f"The conversation has more than {max_bytes} bytes."
@@ -130,7 +121,7 @@ class ConversationRepository(StoringRepository):
         self, connection: Connection, owner: str, conversation_id: str, page: PageQuery
     ) -> tuple[list[ConversationItem], bool]:
         """Return a page of items, and True if there are more."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
+        record = self.own(connection, owner, conversation_id)
         own, missing = _ITEMS.parent_id == record.id, partial(_no_item, param="after")
         return _ITEMS.page_of(connection, page, own, missing)
 
@@ -138,7 +129,7 @@ class ConversationRepository(StoringRepository):
     def item(
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationItem:
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
+        record = self.own(connection, owner, conversation_id)
         return _item(connection, record, item_id)[0]
 
     @recounted
@@ -147,7 +138,7 @@ class ConversationRepository(StoringRepository):
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationRecord:
         """Delete one item. The tokens of its answer are forgotten, because they are no longer whole."""
-        record = _CONVERSATIONS.get(connection, owner, conversation_id, self.clock())
+        record = self.own(connection, owner, conversation_id)
         item, which = _item(connection, record, item_id)
         connection.execute(delete(conversation_items).where(which))
         if item.answer_id is not None:
@@ -155,16 +146,6 @@ class ConversationRepository(StoringRepository):
             same_answer = update(conversation_items).where(_ITEMS.parent_id == record.id, is_same)
             connection.execute(same_answer.values(answer_id=None, written=b""))
         return record
-
-    @reads
-    def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the items that exist in any conversation of this owner."""
-        return _ITEMS.content_by_id(connection, owner, ids, self.clock())
-
-    @writes
-    def purge(self, connection: Connection) -> int:
-        """Delete some expired conversations. Returns their number; call again while it is positive."""
-        return _CONVERSATIONS.purge(connection, self.clock())
 
 
 def _item(

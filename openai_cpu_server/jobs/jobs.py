@@ -21,9 +21,8 @@ from openai_cpu_server.jobs.records import (
     StoredAmount,
 )
 from openai_cpu_server.jobs.responses import ResponseRepository
-from openai_cpu_server.jobs.run.batch import BatchParts
+from openai_cpu_server.jobs.run.batch import BatchParts, BatchRunner
 from openai_cpu_server.jobs.run.rows import RunRow
-from openai_cpu_server.jobs.run.runner import BatchRunner
 from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore
 from openai_cpu_server.jobs.store.database import storable
 from openai_cpu_server.jobs.store.files import FileStore, UploadSource

@@ -32,7 +32,7 @@ from openai_cpu_server.jobs.store.database import (
     storable,
     writes,
 )
-from openai_cpu_server.jobs.store.storage import StoringRepository, recounted
+from openai_cpu_server.jobs.store.storage import StoringRepository
 
 _RESPONSES = OwnedTable(
     responses,
@@ -53,8 +53,8 @@ _LEASE_S = 30.0
 
 
 @dataclass(eq=False, kw_only=True)
-class ResponseRepository(StoringRepository):
-    """Methods raise JobObjectNotFound for objects of other owners."""
+class ResponseRepository(StoringRepository[ResponseRecord]):
+    table, item_table = _RESPONSES, _ITEMS
 
     def __post_init__(self) -> None:
         self.conversations = ConversationRepository(
@@ -132,16 +132,12 @@ class ResponseRepository(StoringRepository):
         return _change_active(connection, record.id, values)
 
     @reads
-    def get(self, connection: Connection, owner: str, response_id: str) -> ResponseRecord:
-        return _RESPONSES.get(connection, owner, response_id, self.clock())
-
-    @reads
     def chain(
         self, connection: Connection, owner: str, response_id: str, *, max_bytes: int
     ) -> list[ChainedResponse]:
         """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a
         deleted predecessor, or InvalidRequest if too long."""
-        last = _RESPONSES.get(connection, owner, response_id, self.clock())
+        last = self.own(connection, owner, response_id)
         ids = select(_chain(owner, last.id).c.id)
         own = _ITEMS.parent_id.in_(ids)
         if _ITEMS.num_bytes(connection, own) > max_bytes:
@@ -164,14 +160,9 @@ class ResponseRepository(StoringRepository):
         self, connection: Connection, owner: str, response_id: str, page: PageQuery
     ) -> tuple[list[ItemRecord], bool]:
         """Return a page of input items, and True if there are more."""
-        record = _RESPONSES.get(connection, owner, response_id, self.clock())
+        record = self.own(connection, owner, response_id)
         own = and_(_ITEMS.parent_id == record.id, response_items.c.is_output.is_(False))
         return _ITEMS.page_of(connection, page, own, _no_item)
-
-    @reads
-    def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the items that exist in any response of this owner."""
-        return _ITEMS.content_by_id(connection, owner, ids, self.clock())
 
     async def events(self, response_id: str) -> list[bytes] | None:
         """Return the stream of a background response, or None if it has none or has not ended."""
@@ -184,13 +175,6 @@ class ResponseRepository(StoringRepository):
             lambda: msgspec.msgpack.decode(zlib.decompress(packed), type=list[bytes])
         )
 
-    @recounted
-    @writes
-    def delete(self, connection: Connection, owner: str, response_id: str) -> None:
-        """Delete a response and its items."""
-        record = _RESPONSES.get(connection, owner, response_id, self.clock())
-        _RESPONSES.delete(connection, [record.id])
-
     async def purge(self) -> None:
         """Delete expired responses and conversations, at intervals."""
         if self.clock() < self._purge_at_s:
@@ -198,13 +182,8 @@ class ResponseRepository(StoringRepository):
         self._purge_at_s = self.clock() + _PURGE_EVERY_S
         while await self.purge_some():
             pass
-        while await self.conversations.purge():
+        while await self.conversations.purge_some():
             pass
-
-    @writes
-    def purge_some(self, connection: Connection) -> int:
-        """Delete some expired responses. Returns their number; call again while it is positive."""
-        return _RESPONSES.purge(connection, self.clock())
 
 
 def _change_active(connection: Connection, response_id: str, values: Mapping[str, object]) -> bool:

@@ -35,8 +35,7 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "aarch64": {"neon-dotprod": ("-march=armv8.2-a+dotprod",), "neon": ("-march=armv8-a",)},
 }
-"""Architecture -> CPU levels, best first -> compiler flags. The levels are the code paths of
-`native/cpu.hpp`."""
+"""Architecture -> CPU levels (code paths of `native/cpu.hpp`), best first -> compiler flags."""
 _FLAGS = (
     "-std=c++17",
     "-O3",

@@ -183,11 +183,6 @@ class ConvolutionCase(RecurrentCase, frozen=True, kw_only=True):
 
 
 class GgmlGraphs(GgmlTensors):
-    def attention(self, case: AttentionCase, *, threads: int) -> Floats:
-        """(rows, heads, width), by `ggml_flash_attn_ext`."""
-        with self.attending(case) as compute:
-            return compute(threads)
-
     @contextmanager
     def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
         """Compute attention repeatedly, in llama.cpp's layout; several cases are one graph, as of layers,
@@ -226,11 +221,6 @@ class GgmlGraphs(GgmlTensors):
             sinks = self._tensor(context, case.sinks, GgmlType.F32)
             self._ggml.ggml_flash_attn_ext_add_sinks(node, sinks)
         return node
-
-    def product(self, case: ProductCase, *, threads: int) -> Floats:
-        """Result of `ggml_mul_mat`, or of `ggml_mul_mat_id` if there are experts."""
-        with self.multiplying(case) as compute:
-            return compute(threads)
 
     @contextmanager
     def multiplying(self, case: ProductCase, *, copies: int = 1) -> Iterator[Computing]:

@@ -40,7 +40,6 @@ class KernelLibrary:
         handle.ocs_instruction_set.restype = ctypes.c_char_p
         handle.ocs_num_done.restype = ctypes.c_long
         handle.ocs_multiplies.restype = ctypes.c_bool
-        handle.ocs_multiplies_by_tiles.restype = ctypes.c_bool
         handle.ocs_why_no_tiles.restype = ctypes.c_char_p
         handle.ocs_round_attention.argtypes = [ctypes.c_bool]
 
@@ -56,9 +55,6 @@ class KernelLibrary:
         """Return True if our kernel computes products with this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
-    def multiplies_by_tiles(self, weight_type: int) -> bool:
-        return bool(self._handle.ocs_multiplies_by_tiles(weight_type))
-
     @property
     def why_no_tiles(self) -> str | None:
         """Reason why this process may not use AMX, or None. The library emulates tiles without it."""
@@ -66,8 +62,7 @@ class KernelLibrary:
         return reason and str(reason.decode())
 
     def use_tiles_from(self, weight_type: int, rows: int | None) -> None:
-        """Multiply weights of this type by tiles from so many rows on, 0 for the usual number, or None for
-        never."""
+        """Multiply weights of this type by tiles from `rows` on; 0: the usual number, None: never."""
         self._handle.ocs_use_tiles_from(weight_type, -1 if rows is None else rows)
 
     def num_done(self, kernel: Kernel) -> int:
@@ -81,8 +76,7 @@ class KernelLibrary:
         self._handle.ocs_switch_off(kernel)
 
     def round_attention(self, on: bool) -> None:
-        """Score many rows with 16-bit integers, which is faster. Then the last bits of a row depend on the
-        number of rows."""
+        """Score many rows with 16-bit integers, fast; last bits then depend on the number of rows."""
         self._handle.ocs_round_attention(on)
 
     def reset(self) -> None:

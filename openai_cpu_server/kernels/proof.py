@@ -118,8 +118,7 @@ def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Ope
 
 
 def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
-    """Every type with one row, and with a full group and a rest; experts with one row per token, or one
-    per slot."""
+    """Every type with one row, and with a full group and a rest; experts with one row per token or slot."""
     random = np.random.default_rng(0)
     kinds = list(filter(library.multiplies, PRODUCT_TYPES))
     for kind in kinds:
@@ -165,8 +164,7 @@ def tile_proofs() -> Iterator[Operation]:
 
 
 def recurrent_proofs() -> Iterator[Operation]:
-    """Layers with one token and with a prompt: a state that stays, one with two readers, one that is
-    overwritten."""
+    """Layers with one token and with a prompt; states that stay, have two readers, or are overwritten."""
     random = np.random.default_rng(0)
 
     def normal(*shape: int) -> Floats:

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,19 +16,11 @@ import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.engine import RequestFailed
-from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, is_row, not_taken
+from openai_cpu_server.contract.media import is_row, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.contract.step import (
-    CacheFileLimit,
-    Drafted,
-    SavedBlock,
-    Span,
-    Step,
-    StepResult,
-    TokenLogprob,
-)
+from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import (
@@ -43,7 +36,7 @@ from openai_cpu_server.llama.cells.context import (
 from openai_cpu_server.llama.draft_model import DraftModel, DraftRequest, ModelDraft
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.host import ComputeThreads, Machine
+from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.loading import LoadedParts, load_model
 from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.projector import EncodingFailed
@@ -65,23 +58,23 @@ class Computed(NamedTuple):
     padding: int
 
 
-class StepRunner:
-    """Not thread-safe."""
+class LlamaBackend:
+    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
+    for `interrupt` and `forced`."""
 
-    def __init__(
-        self, loaded: LoadedParts, slots: SlotTable, constraints: Constraints, adapters: NativeAdapters
-    ) -> None:
-        self._info = loaded.info
+    def __init__(self, loaded: LoadedParts) -> None:
+        """Take ownership of `loaded`."""
+        self.info = loaded.info
+        self._model = loaded.model
+        self._vocabulary = loaded.vocabulary
         self._abort = loaded.abort
         self._context = loaded.context
         self._draft_model = loaded.draft_model
-        self._padding_slot = loaded.sequences.padding_slot
-        self._rollback_slots = loaded.sequences.rollback_slots
-        self._computes_apart = loaded.model.is_computed_apart
+        self._sequences = loaded.sequences
         self._any_token = loaded.vocabulary.bos or 0
-        self._slots = slots
-        self._constraints = constraints
-        self._adapters = adapters
+        self._constraints = Constraints(loaded.vocabulary)
+        self._adapters = NativeAdapters(loaded.model, loaded.context, loaded.draft_model)
+        self._slots = SlotTable(loaded, self._constraints)
         self._batch = TokenBatch(loaded.info.max_step_tokens, loaded.context.sequences)
         self._row_batch = RowBatch(
             loaded.info.max_step_tokens if loaded.row_store is not None else 0,
@@ -92,9 +85,65 @@ class StepRunner:
         """Rows that are still to be computed, by slot."""
         self._reading_ms = 0.0
         """Time of a head's reading in the present step."""
+        self.threads = loaded.context.compute_threads
+        self.interrupt = loaded.abort.press
+        self.unready_slots = self._slots.unready
+        self.export_cache, self.import_cache = self._slots.save_to, self._slots.load_from
+        self.check_adapter, self.unload_adapter = self._adapters.check, self._adapters.unload
+        self.measure = not_taken if loaded.row_store is None else loaded.row_store.measure
+
+    @classmethod
+    def load(
+        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+    ) -> LlamaBackend:
+        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
+        backend = cls.load_cold(options, on_progress, machine)
+        try:
+            backend.warm_up()
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    @classmethod
+    def load_cold(
+        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+    ) -> LlamaBackend:
+        """Load a model. Raises `StartupError` with one line for the terminal."""
+        backend = cls(load_model(options, on_progress, machine or Machine()))
+        backend._constraints.wait_until_ready()
+        return backend
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return self._vocabulary.piece(token, special=special and token not in self.info.end_tokens)
+
+    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
+        return self._constraints.start(constraint, output).take_forced()
+
+    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
+        loaded = self._adapters.load(adapter)
+        try:
+            self._adapters.use(adapter.key)
+            if not self._computes_numbers():
+                raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
+        except AdapterFailed:
+            self._adapters.unload(adapter.key)
+            raise
+        return loaded
+
+    def close(self) -> None:
+        self._slots.close()
+        self._constraints.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
+        self._context.close()
+        self._adapters.close()
+        self._model.close()
 
     def warm_up(self) -> bool:
-        """Return False if interrupted."""
+        """Compute one token, so that no request pays for the first use of the weights. Return False if
+        interrupted; another call continues."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             decoded = self._context.decode(self._batch)
@@ -105,7 +154,7 @@ class StepRunner:
             self._draft_model.warm_up()
         return True
 
-    def run(self, step: Step) -> StepResult:
+    def execute(self, step: Step) -> StepResult:
         """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
         which the backend is unusable.
 
@@ -124,14 +173,14 @@ class StepRunner:
                 self._draft_model.listen(reads_along=step.reads_along)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._with_draft(span, drafts) for span in step.spans]
-            if self._info.takes_media:
+            if self.info.takes_media:
                 self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
                 spans = [self._slots.placed(span) for span in spans]
             sampled = [self._slots[span.slot] for span in spans if span.sample]
             outputs = [slot.constrained for slot in sampled if slot.slow_mask is None]
             constrained = [output for output in outputs if output is not None]
             with self._constraints.foreseeing(constrained), self._keeping(spans, rollback or {}):
-                is_apart = bool(rollback) or self._computes_apart
+                is_apart = bool(rollback) or self._model.is_computed_apart
                 groups = self._apart(spans) if is_apart else self._drafts_last(spans)
                 padding = 0 if is_apart else step.padding
                 computed = self._compute_groups(spans, groups, padding, is_apart=is_apart)
@@ -157,15 +206,15 @@ class StepRunner:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Slot that keeps each slot's state, or None if the step may not be interrupted or a state cannot
-        be kept."""
+        """Slot that keeps each slot's state, or None if the step must not stop or no state can be kept."""
         if not step.may_be_interrupted:
             return None
-        if not self._info.state_bytes:
+        if not self.info.state_bytes:
             return {}
         slots = [span.slot for span in step.spans]
-        can_keep = len(slots) <= len(self._rollback_slots) and not any(map(self._slots.is_behind, slots))
-        return dict(zip(slots, self._rollback_slots, strict=False)) if can_keep else None
+        keepers = self._sequences.rollback_slots
+        can_keep = len(slots) <= len(keepers) and not any(map(self._slots.is_behind, slots))
+        return dict(zip(slots, keepers, strict=False)) if can_keep else None
 
     @contextlib.contextmanager
     def _keeping(self, spans: Sequence[Span], rollback: Mapping[int, int]) -> Iterator[None]:
@@ -187,10 +236,9 @@ class StepRunner:
             self._context.free_slot(span.slot)
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
-    def computes_numbers(self) -> bool:
-        """Compute a token in the padding slot, and return True if its logits are finite or no cell is
-        free."""
-        slot, token = self._padding_slot, self._any_token
+    def _computes_numbers(self) -> bool:
+        """Compute a token in the padding slot. Return True if its logits are finite or no cell is free."""
+        slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
             self._context.decode(self._batch)
@@ -232,7 +280,7 @@ class StepRunner:
             span = msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)
         if not span.draft:
             return span
-        most = self._info.max_draft
+        most = self.info.max_draft
         assert most is None or len(span.draft) <= most, "more than this model's memory can take back"
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
@@ -243,9 +291,12 @@ class StepRunner:
             return self._compute_with_rows(spans, padding)
         if padding:
             tokens = (self._any_token,) * padding
-            all_spans = [*spans, Span(slot=self._padding_slot, start=0, tokens=tokens, sample=False)]
+            all_spans = [
+                *spans,
+                Span(slot=self._sequences.padding_slot, start=0, tokens=tokens, sample=False),
+            ]
         layout = self._batch.fill(all_spans if padding else spans)
-        most = self._info.max_step_outputs
+        most = self.info.max_step_outputs
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
         try:
             decoded = self._context.decode(self._batch)
@@ -254,7 +305,7 @@ class StepRunner:
                 raise
             return self._compute(spans, padding=0)
         if padding:
-            self._context.free_slot(self._padding_slot)
+            self._context.free_slot(self._sequences.padding_slot)
         if decoded is DecodeOutcome.INTERRUPTED:
             return None
         if self._draft_model is not None:
@@ -311,7 +362,7 @@ class StepRunner:
         are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
         of some sequences and the rest of another anyway.
         """
-        least = 1 if self._computes_apart else 2
+        least = 1 if self._model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
         groups = [single] if single else []
         return groups + [[span] for span in spans if span.num_tokens >= least]
@@ -324,7 +375,7 @@ class StepRunner:
         them in one pass, else alone, because a lone sequence moves nothing.
         """
         drafting = [span for span in spans if span.draft]
-        if not self._info.state_bytes or not drafting:
+        if not self.info.state_bytes or not drafting:
             return [list(spans)]
         most_frequent, _ = Counter(span.num_tokens for span in drafting).most_common(1)[0]
         others = [span for span in spans if not span.draft]
@@ -360,7 +411,7 @@ class StepRunner:
                 sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
         errors |= {slot: found.error for slot, found in sampled.items() if found.error is not None}
         is_bad = any(isinstance(error.__cause__, BadLogits) for error in errors.values())
-        if is_bad and not self.computes_numbers():  # at all: another process may do better
+        if is_bad and not self._computes_numbers():  # at all: another process may do better
             raise BadLogits("The model computes numbers that are not finite.")
         return StepResult(
             samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
@@ -391,119 +442,11 @@ class StepRunner:
             if self._draft_model is not None:
                 self._draft_model.trim(span.slot, end)
         opened.is_behind = sampled.num_accepted < len(span.draft)
-        if sampled.error is not None and opened.constraint is not None:
-            self._constraints.give_up(opened.constraint)
+        if sampled.error is not None and opened.verb.constraint is not None:
+            self._constraints.give_up(opened.verb.constraint)
         elif opened.constrained is not None:
             opened.slow_mask = self._constraints.compute_ahead(opened.constrained.result())
         return sampled
-
-
-class LlamaBackend:
-    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
-    for `interrupt` and `forced`."""
-
-    def __init__(self, loaded: LoadedParts) -> None:
-        """Take ownership of `loaded`."""
-        self._loaded = loaded
-        self._constraints = Constraints(loaded.vocabulary)
-        self._adapters = NativeAdapters(loaded.model, loaded.context, loaded.draft_model)
-        self._slots = SlotTable(loaded, self._constraints)
-        self._steps = StepRunner(loaded, self._slots, self._constraints, self._adapters)
-
-    @classmethod
-    def load(
-        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
-    ) -> LlamaBackend:
-        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
-        backend = cls.load_cold(options, on_progress, machine)
-        try:
-            backend.warm_up()
-        except BaseException:
-            backend.close()
-            raise
-        return backend
-
-    @classmethod
-    def load_cold(
-        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
-    ) -> LlamaBackend:
-        """Load a model. Raises `StartupError` with one line for the terminal."""
-        backend = cls(load_model(options, on_progress, machine or Machine()))
-        try:
-            backend._constraints.wait_until_ready()
-        except BaseException:
-            backend.close()
-            raise
-        return backend
-
-    def warm_up(self) -> bool:
-        """Compute one token, so that no request pays for the first use of the weights. Return False if
-        interrupted; another call continues."""
-        return self._steps.warm_up()
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._loaded.info
-
-    @property
-    def threads(self) -> ComputeThreads:
-        return self._loaded.context.compute_threads
-
-    def execute(self, step: Step) -> StepResult:
-        """Execute a step. Raises `DecodeFailed` or `BadLogits`, after which the backend is unusable."""
-        return self._steps.run(step)
-
-    def unready_slots(self) -> frozenset[int]:
-        return self._slots.unready()
-
-    def interrupt(self) -> None:
-        """End the running step early, if it may be interrupted. Any thread may call this at any time."""
-        self._loaded.abort.press()
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)
-
-    def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        return self._constraints.start(constraint, output).take_forced()
-
-    def measure(self, size: MediaSize) -> MeasuredMedia:
-        store = self._loaded.row_store
-        return store.measure(size) if store is not None else not_taken(size)
-
-    def check_adapter(self, adapter: Adapter) -> None:
-        self._adapters.check(adapter)
-
-    def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
-        loaded = self._adapters.load(adapter)
-        try:
-            self._adapters.use(adapter.key)
-            if not self._steps.computes_numbers():
-                raise AdapterFailed(f"{adapter.path} makes the model compute numbers that are not finite.")
-        except AdapterFailed:
-            self._adapters.unload(adapter.key)
-            raise
-        return loaded
-
-    def unload_adapter(self, key: str) -> None:
-        self._adapters.unload(key)
-
-    def export_cache(
-        self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
-    ) -> None:
-        self._slots.save_to(path, blocks, limit)
-
-    def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        return self._slots.load_from(path)
-
-    def close(self) -> None:
-        self._slots.close()
-        self._constraints.close()
-        if self._loaded.draft_model is not None:
-            self._loaded.draft_model.close()
-        self._loaded.context.close()
-        self._adapters.close()
-        self._loaded.model.close()
 
 
 class _Native(NamedTuple):
@@ -511,18 +454,17 @@ class _Native(NamedTuple):
     scale: float
 
 
+@dataclass(eq=False)
 class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context. Not thread-safe except for
-    `check`."""
+    """Owns the adapters of one model, and sets one of them on its context, both of which must live until
+    `close`. Not thread-safe except for `check`."""
 
-    def __init__(self, model: Model, context: Context, draft_model: DraftModel | None) -> None:
-        """`model` and `context` must live until `close`."""
-        self._model = model
-        self._context = context
-        self._draft_model = draft_model
-        self._loaded: dict[str, _Native] = {}
-        self._checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = {}
-        self._in_use: str | None = None
+    model: Model
+    context: Context
+    draft_model: DraftModel | None
+    _loaded: dict[str, _Native] = field(default_factory=dict)
+    _checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = field(default_factory=dict)
+    _in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
         """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
@@ -531,7 +473,7 @@ class NativeAdapters:
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
             raise AdapterFailed(f"{path} is not the file any more that was to be loaded.")
-        self._checked[adapter.key] = AdapterFile.open(path, self._model.header), state
+        self._checked[adapter.key] = AdapterFile.open(path, self.model.header), state
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
         """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
@@ -552,9 +494,9 @@ class NativeAdapters:
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]
-        self._context.set_adapter(address, scale)
-        if self._draft_model is not None:
-            self._draft_model.set_adapter(address, scale)
+        self.context.set_adapter(address, scale)
+        if self.draft_model is not None:
+            self.draft_model.set_adapter(address, scale)
         self._in_use = key
 
     def unload(self, key: str) -> None:
@@ -568,7 +510,7 @@ class NativeAdapters:
 
     def _open(self, path: Path) -> int:
         log = native_log().cleared()
-        handle = llama_cpp.llama_adapter_lora_init(self._model.handle, os.fsencode(path))
+        handle = llama_cpp.llama_adapter_lora_init(self.model.handle, os.fsencode(path))
         address = ctypes.cast(handle, ctypes.c_void_p).value
         if address is None:
             raise AdapterFailed(f"Cannot load {path}: {log.cause() or 'llama.cpp gave no reason'}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -42,25 +43,19 @@ except (ImportError, OSError, RuntimeError) as error:  # a library that is missi
 
 
 @functools.cache
+def _further(module: str, problem: str) -> Any:
+    try:
+        with _package_not_run():
+            return importlib.import_module(f"{_PACKAGE}.{module}")
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        raise StartupError(f"{problem}: {error}.") from None
+
+
 def mtmd_library() -> Any:
     """Return the bindings of libmtmd, loaded only for projectors. Raises StartupError."""
-    try:
-        with _package_not_run():
-            from llama_cpp import mtmd_cpp
-    except (ImportError, OSError, RuntimeError) as error:
-        raise StartupError(
-            f"llama-cpp-python has no libmtmd, which takes pictures and sounds: {error}."
-        ) from None
-    return mtmd_cpp
+    return _further("mtmd_cpp", "llama-cpp-python has no libmtmd, which takes pictures and sounds")
 
 
-@functools.cache
 def head_library() -> Any:
-    """Return the bindings of llama.cpp's functions for prediction heads, which are not in its stable API.
-    Raises StartupError."""
-    try:
-        with _package_not_run():
-            from llama_cpp import llama_cpp_ext
-    except (ImportError, AttributeError) as error:
-        raise StartupError(f"this llama-cpp-python has no functions for prediction heads: {error}.") from None
-    return llama_cpp_ext
+    """Return the bindings of functions for prediction heads, outside the stable API. Raises StartupError."""
+    return _further("llama_cpp_ext", "this llama-cpp-python has no functions for prediction heads")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.step import Span
@@ -19,6 +18,7 @@ from openai_cpu_server.llama.cells.context import (
     HeadBatch,
     HeadToken,
     HiddenRow,
+    Logits,
 )
 from openai_cpu_server.llama.draft_model import DraftModel, DraftRequest, ModelDraft, sure_token
 from openai_cpu_server.llama.gguf.heads import HeadKind, PredictionHead
@@ -34,22 +34,18 @@ _MOST_FORCED = 4
 """Known tokens behind the first new one, through which a draft goes. Each costs a call."""
 
 
+@dataclass(eq=False)
 class _Track:
     """Computed tokens of a slot that a head has not read, each with the model's hidden row before it."""
 
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.tokens: list[int] = []
-        self.rows: list[HiddenRow | None] = [None]
-        """The last row is that of the last token. The first one is None behind a hole, and at position 0."""
+    start: int
+    tokens: list[int] = field(default_factory=list)
+    rows: list[HiddenRow | None] = field(default_factory=lambda: [None])
+    """The last row is that of the last token. The first one is None behind a hole, and at position 0."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
-
-    def extend(self, tokens: Sequence[int], rows: npt.NDArray[np.float32]) -> None:
-        self.tokens += tokens
-        self.rows.extend(rows)
 
     def trim(self, end: int) -> None:
         length = max(0, end - self.start)
@@ -65,8 +61,7 @@ class _Track:
             self.rows = [self.rows[count].copy(), *self.rows[count + 1 :]]  # type: ignore[union-attr]
 
     def copy(self, end: int) -> _Track:
-        track = _Track(self.start)
-        track.tokens, track.rows = list(self.tokens), list(self.rows)
+        track = _Track(self.start, list(self.tokens), list(self.rows))
         track.trim(end)
         return track
 
@@ -75,25 +70,17 @@ class _Chain:
     """A draft that grows: tokens behind the last computed one, each with the hidden row before it."""
 
     def __init__(self, request: DraftRequest, row: HiddenRow) -> None:
-        new = request.tokens[-request.num_new :]
-        self.slot = request.slot
-        self.position = request.position
-        self.most = request.num_tokens
-        self.tokens = [new[0]]
+        first, *forced = request.tokens[-request.num_new :]
+        self.request = request
+        self.tokens = [first]
         self.rows = [row]
         self.draft: list[int] = []
         self.num_tried = 0
-        self.forced = deque(new[1:])
-        self.masks = request.masks
+        self.forced = deque(forced)
 
     def add(self, token: int, row: HiddenRow) -> None:
         self.tokens.append(token)
         self.rows.append(row)
-
-
-class _Outputs(NamedTuple):
-    logits: npt.NDArray[np.float32]
-    rows: npt.NDArray[np.float32]
 
 
 class _HeadCells:
@@ -141,13 +128,13 @@ class _HeadCells:
         if self.keeps_cells:
             self._ends.update({token.slot: token.position + 1 for token in tokens})
 
-    def outputs(self, tokens: Sequence[HeadToken]) -> _Outputs | None:
+    def outputs(self, tokens: Sequence[HeadToken]) -> tuple[Logits, Logits] | None:
         """Decode, and return logits and hidden rows of the wanted tokens, or None if interrupted."""
         if not self._decode(tokens):
             return None
         wanted = [index for index, token in enumerate(tokens) if token.wanted]
         rows = self.context.hidden_rows(len(wanted) if self._is_cut else len(tokens))
-        return _Outputs(self.context.logits(len(wanted)), rows if self._is_cut else rows[wanted])
+        return self.context.logits(len(wanted)), rows if self._is_cut else rows[wanted]
 
     def _decode(self, tokens: Sequence[HeadToken]) -> bool:
         self._batch.fill(tokens)
@@ -218,10 +205,9 @@ class DraftHead(DraftModel):
         if reads_along == self._listens:
             return
         self._listens = reads_along
-        if reads_along:
-            self._target.give_hidden_rows(of_outputs=False)
-        else:
-            self._target.give_no_hidden_rows()
+        # Without them the last layer computes only the rows of outputs.
+        self._target.give_hidden_rows(of_outputs=not reads_along, is_on=reads_along)
+        if not reads_along:
             self._tracks.clear()
 
     def note(self, spans: Sequence[Span]) -> None:
@@ -232,10 +218,15 @@ class DraftHead(DraftModel):
         for span in spans:
             end = first + span.num_tokens
             track = self._track_at(span.slot, span.start)
-            track.extend((*span.tokens, *span.draft), rows[first:end].copy())
+            track.tokens += (*span.tokens, *span.draft)
+            track.rows.extend(rows[first:end].copy())
             first = end
         long = [span for span in spans if len(self._tracks[span.slot].tokens) > _MOST_UNREAD]
-        self._read({span.slot: span.start + len(span.tokens) for span in long})
+        ends = {span.slot: span.start + len(span.tokens) for span in long}  # of what is sure to stay
+        for head in self._heads if ends else ():
+            head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
+        for slot, end in ends.items():
+            self._tracks[slot].drop_before(end)
 
     def _track_at(self, slot: int, start: int) -> _Track:
         track = self._tracks.get(slot)
@@ -243,13 +234,6 @@ class DraftHead(DraftModel):
             track = self._tracks[slot] = _Track(start)
         track.trim(start)
         return track
-
-    def _read(self, ends: Mapping[int, int]) -> None:
-        """Read the slots' tokens before these positions, which are sure to be the output's."""
-        for head in self._heads if ends else ():
-            head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
-        for slot, end in ends.items():
-            self._tracks[slot].drop_before(end)
 
     def trim(self, slot: int, end: int) -> None:
         if slot in self._tracks:
@@ -279,12 +263,13 @@ class DraftHead(DraftModel):
             depth += 1
             if self._kind is HeadKind.CHAINED and depth == len(self._heads):
                 break
+        drafting = [chain.request for chain in chains]
         for head in self._heads[:depth]:
-            head.take_back([chain.slot for chain in chains])
-        for chain in chains:
-            read = min(head.end(chain.slot) for head in self._heads)
-            self._tracks[chain.slot].drop_before(read if self._heads[0].keeps_cells else chain.position)
-        return {chain.slot: ModelDraft(tuple(chain.draft), chain.num_tried) for chain in chains}
+            head.take_back([one.slot for one in drafting])
+        for one in drafting:
+            read = min(head.end(one.slot) for head in self._heads)
+            self._tracks[one.slot].drop_before(read if self._heads[0].keeps_cells else one.position)
+        return {chain.request.slot: ModelDraft(tuple(chain.draft), chain.num_tried) for chain in chains}
 
     def _chain(self, request: DraftRequest) -> _Chain | None:
         track = self._tracks.get(request.slot)
@@ -302,12 +287,13 @@ class DraftHead(DraftModel):
         live: list[_Chain] = []
         sure: list[HeadToken] = []
         for chain in chains:
+            slot, position = chain.request.slot, chain.request.position
             own: list[HeadToken] = []
             if is_chain or depth == 0:
-                own = head.unread(chain.slot, self._tracks[chain.slot], chain.position)
+                own = head.unread(slot, self._tracks[slot], position)
             first = 0 if is_chain else depth
             own += [
-                HeadToken(chain.slot, chain.position + (at if head.keeps_cells else 0), token, row)
+                HeadToken(slot, position + (at if head.keeps_cells else 0), token, row)
                 for at, (token, row) in enumerate(
                     zip(chain.tokens[first:], chain.rows[first:], strict=True), first
                 )
@@ -315,7 +301,7 @@ class DraftHead(DraftModel):
             own[-1] = own[-1]._replace(wanted=True)
             if len(batch) + len(own) <= head.capacity:
                 batch += own
-                sure += [token for token in own if token.position == chain.position][:1]
+                sure += [token for token in own if token.position == position][:1]
                 live.append(chain)
         found = head.outputs(batch) if batch else None
         if found is None:
@@ -323,9 +309,7 @@ class DraftHead(DraftModel):
         if is_chain or depth == 0:
             head.hold(sure)
         return [
-            chain
-            for chain, logits, row in zip(live, found.logits, found.rows, strict=True)
-            if self._extend(chain, logits, row)
+            chain for chain, logits, row in zip(live, *found, strict=True) if self._extend(chain, logits, row)
         ]
 
     def _extend(self, chain: _Chain, logits: HiddenRow, row: HiddenRow) -> bool:
@@ -336,14 +320,14 @@ class DraftHead(DraftModel):
         chain.num_tried += 1
         try:
             with contained():
-                token = self._choose(chain.masks, logits)
+                token = self._choose(chain.request.masks, logits)
         except RequestFailed:
             return False  # the model's own token tells
         if token is None:
             return False
         chain.draft.append(token)
         chain.add(token, row.copy())
-        return len(chain.draft) < chain.most
+        return len(chain.draft) < chain.request.num_tokens
 
     def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
         """Return a sure token that the constraint allows, or None. Raises `RequestFailed`."""

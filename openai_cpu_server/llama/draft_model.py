@@ -96,8 +96,10 @@ class SmallModel(DraftModel):
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
         """`num_common`: tokens that both models have, before the padding of one."""
         self._model = model
-        self._vocabulary = vocabulary
         self._num_common = num_common
+        self._first_token = vocabulary.bos or 0
+        self._ends = vocabulary.end_tokens.union(range(num_common, vocabulary.vocab_size))
+        """Tokens that end a draft."""
         self._context = context
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
@@ -135,7 +137,7 @@ class SmallModel(DraftModel):
         self._model.close()
 
     def warm_up(self) -> None:
-        self._compute([Span(slot=0, start=0, tokens=(self._vocabulary.bos or 0,), sample=True)])
+        self._compute([Span(slot=0, start=0, tokens=(self._first_token,), sample=True)])
         self.forget(0)
 
     def _reading(self, requests: Sequence[DraftRequest]) -> list[Span]:
@@ -192,11 +194,7 @@ class SmallModel(DraftModel):
         rows = {
             span.slot: rows.samples[0] for span, rows in zip(spans, layout.rows, strict=True) if span.sample
         }
-        return {slot: self._sure(logits[row]) for slot, row in rows.items()}
-
-    def _sure(self, logits: Logits) -> int | None:
-        token = sure_token(logits, self._vocabulary.end_tokens)
-        return None if token is None or token >= self._num_common else token
+        return {slot: sure_token(logits[row], self._ends) for slot, row in rows.items()}
 
 
 def sure_token(logits: Logits, end_tokens: Collection[int]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,11 @@ from openai_cpu_server.llama.cells.context import (
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
-from openai_cpu_server.llama.measure.layout import use_layout
+from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
 from openai_cpu_server.llama.model.kv_size import SLOTS_MAX, embedding_tokens, longest_input
 from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
 """Inputs of one step, each a sequence."""
@@ -105,15 +107,14 @@ class PoolingContext(OwnedContext):
         )
 
 
+@dataclass(eq=False)
 class LlamaEmbedder:
     """Owns model and context. Not thread-safe except for `interrupt`."""
 
-    def __init__(self, model: Model, context: PoolingContext, abort: AbortSwitch, info: ModelInfo) -> None:
-        """Take ownership of `model` and `context`."""
-        self.info = info
-        self._model = model
-        self._context = context
-        self._abort = abort
+    model: Model
+    context: PoolingContext
+    abort: AbortSwitch
+    info: ModelInfo
 
     @classmethod
     def load_cold(
@@ -126,8 +127,9 @@ class LlamaEmbedder:
             kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
             memory = machine.free_memory()
             free_bytes = max(0, memory - total_bytes(model_files(header)))
-            plan = WeightsPlan.of(header, options, kernels, memory, pause=lambda: on_progress(0.0))
-            use_layout(plan.layout, kernels)
+            layout = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
+            plan = WeightsPlan(header, layout, chosen_places(options, memory))
+            use_layout(layout, kernels)
             model = plan.open(options, on_progress)
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
@@ -177,31 +179,31 @@ class LlamaEmbedder:
     def warm_up(self) -> bool:
         """Compute a step of the largest size, so that all memory is resident. Return False if interrupted."""
         token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
-        with self._abort.armed():
-            return self._context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
+        with self.abort.armed():
+            return self.context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
         """Return the rows of these inputs. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
-        with self._abort.armed():
-            if self._context.compute(inputs) is DecodeOutcome.INTERRUPTED:
+        with self.abort.armed():
+            if self.context.compute(inputs) is DecodeOutcome.INTERRUPTED:
                 return EmbedResult(interrupted=True)
-        rows = self._context.rows(len(inputs))
+        rows = self.context.rows(len(inputs))
         if not np.isfinite(np.frombuffer(rows, np.float32)).all():
             raise EmbeddingFailed("The embedding has values that are not numbers.")
         return EmbedResult(rows)
 
     @property
     def threads(self) -> ComputeThreads:
-        return self._context.compute_threads
+        return self.context.compute_threads
 
     def interrupt(self) -> None:
-        self._abort.press()
+        self.abort.press()
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         return not_taken(size)
 
     def close(self) -> None:
-        self._context.close()
-        self._model.close()
+        self.context.close()
+        self.model.close()

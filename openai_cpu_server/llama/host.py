@@ -1,5 +1,4 @@
-"""Memory and cores for this process, its compute threads, and the load by other processes. Loads no
-llama.cpp."""
+"""Memory, cores and compute threads of this process, and the load by others. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from pathlib import Path
 import psutil
 
 _MOST_LOOKS = 16
-"""Linux accounts a thread's time when it stops or at the next tick, so a step of microseconds may show
-nothing."""
+"""Linux accounts a thread's time when it stops or at a tick, so a step of microseconds may show nothing."""
 
 
 class ComputeThreads:
@@ -41,7 +39,8 @@ class ComputeThreads:
         """Compute threads observed at any number of threads."""
         self._looks = 0
         """Observations since the last change of the number."""
-        self._delays: dict[int, _RunDelay] = {}
+        self._waited_ns: dict[int, int] = {}
+        """Nanoseconds that each thread had waited for a core when it was first observed."""
         self._is_settled = False
         """True if the compute threads are known and in their places."""
         self._own: Collection[int] | None = None
@@ -72,8 +71,8 @@ class ComputeThreads:
     def waits_s(self) -> dict[int, float]:
         """Seconds that each thread has been ready without a core; {} if unknown. Without per-thread values
         the control group's (PSI) count as the caller's."""
-        waits = ((thread, delay.total_s()) for thread, delay in self._delays.items())
-        waits_s = {thread: waited_s for thread, waited_s in waits if waited_s is not None}
+        now = ((thread, _schedstat(thread)) for thread in self._waited_ns)
+        waits_s = {thread: (ns[1] - self._waited_ns[thread]) / 1e9 for thread, ns in now if ns is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
             return {threading.get_native_id(): pressure_s}
         return waits_s
@@ -101,7 +100,11 @@ class ComputeThreads:
         self._looks += 1
         self._is_settled = len(self._workers) == self.count - 1 or self._looks >= _MOST_LOOKS
         threads = self._workers | {threading.get_native_id()}
-        self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in threads}
+        before_ns = self._waited_ns
+        self._waited_ns = {
+            thread: before_ns[thread] if thread in before_ns else (_schedstat(thread) or (0, 0))[1]
+            for thread in threads
+        }
         if self._may_bind and 1 < self.count == 1 + len(self._workers):
             self._place()
 
@@ -113,18 +116,6 @@ class ComputeThreads:
         own, *others = places
         placed = [_bind(thread, core) for thread, core in zip(sorted(self._workers), others, strict=True)]
         self._own = own if all(placed) else None
-
-
-class _RunDelay:
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-        times = _schedstat(thread)
-        self._before_ns = times[1] if times is not None else 0
-
-    def total_s(self) -> float | None:
-        """Seconds waited for a core since creation, or None if unknown."""
-        times = _schedstat(self._thread)
-        return None if times is None else (times[1] - self._before_ns) / 1e9
 
 
 def _schedstat(thread: int) -> tuple[int, int] | None:
@@ -259,8 +250,7 @@ class Machine:
         return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
 
     def cpu_pressure_s(self) -> float | None:
-        """Seconds in which a task of the control group, else of the machine, waited for a core (PSI), or
-        None if unknown."""
+        """Seconds that tasks of the control group, else the machine, waited for cores (PSI), or None."""
         groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
         for file in (*groups, self.pressure):
             for line in _lines(file):

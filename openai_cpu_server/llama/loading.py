@@ -17,7 +17,13 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import head_library, libggml
-from openai_cpu_server.llama.cells.context import AbortSwitch, Context, ContextOptions, TokenBatch
+from openai_cpu_server.llama.cells.context import (
+    AbortSwitch,
+    Context,
+    ContextOptions,
+    SlotContent,
+    TokenBatch,
+)
 from openai_cpu_server.llama.draft_head import DraftHead
 from openai_cpu_server.llama.draft_model import DraftModel, SmallModel, require_same_tokens
 from openai_cpu_server.llama.gguf.encoders import why_deadly
@@ -66,25 +72,8 @@ class WeightsPlan(NamedTuple):
     head: PredictionHead | None = None
     """Head in the file, if it drafts."""
 
-    @classmethod
-    def of(
-        cls,
-        header: GgufHeader,
-        options: EngineOptions,
-        kernels: Kernels,
-        free_bytes: int,
-        pause: Callable[[], None],
-        head: PredictionHead | None = None,
-    ) -> WeightsPlan:
-        """Choose both without loading anything. Raises `StartupError`."""
-        layout = chosen_layout(options, header, kernels, pause)
-        return cls(header, layout, chosen_places(options, free_bytes), head)
-
     def open(
-        self,
-        options: EngineOptions,
-        on_progress: Callable[[float], None],
-        heads: HeadUse = HeadUse.SKIPPED,
+        self, options: EngineOptions, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
         """Load the weights. Raises `StartupError`. `heads`: use of those that do not draft."""
         return Model.open(
@@ -153,6 +142,7 @@ class _Loader:
         self._on_progress = on_progress
         self._machine = machine
         self._undo = undo
+        self._pause = lambda: on_progress(0.0)
         self._abort = AbortSwitch()
         self._threads = options.threads or machine.num_threads()
         self._threads_batch = options.threads_batch or self._threads
@@ -177,8 +167,12 @@ class _Loader:
             drafts=plan.draft is not None or plan.weights.head is not None,
         )
         host_memory = plan.host_memory.beside_states(state_bytes * sequences.num_states)
-        projector_path = None if options.projector_path is None else Path(options.projector_path)
-        projector = None if projector_path is None else self._load_projector(projector_path, model)
+        projector = projector_path = None
+        if options.projector_path is not None:
+            projector_path = Path(options.projector_path)
+            threads, flash_attention = self._threads_batch, options.flash_attention
+            projector = Projector(projector_path, model, threads=threads, flash_attention=flash_attention)
+            self._undo.enter_context(projector)
         context = self._make_context(model, plan.weights.places, sequences, host_memory, projector)
         info = self._info(plan, model, vocabulary, context, state_bytes)
         draft_model, info = self._load_drafts(plan, model, vocabulary, context, info)
@@ -223,19 +217,26 @@ class _Loader:
         if why is not None:
             logger.warning("no head drafts: %s", why)
         kernels = switch_kernels(options.kernels, self._pause)
-        if options.projector_path is not None:
-            _check_projector(Path(options.projector_path))
+        if (path := options.projector_path) is not None:
+            if not Path(path).is_file():
+                raise StartupError(f"There is no projector {path}.")
+            if (why := why_deadly(GgufHeader(Path(path)))) is not None:
+                raise StartupError(
+                    f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
+                )
         encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
         draft_plan = None
         if draft is not None and not draft.is_own:
             draft_options = of_draft_model(options, draft.header.path)
-            draft_plan = WeightsPlan.of(
-                draft.header, draft_options, kernels, free_bytes, self._pause, draft.head
-            )
+            layout = chosen_layout(draft_options, draft.header, kernels, self._pause)
+            places = chosen_places(draft_options, free_bytes)
+            draft_plan = WeightsPlan(draft.header, layout, places, draft.head)
+        layout = chosen_layout(options, header, kernels, self._pause)
+        places = chosen_places(options, free_bytes)
         own_head = draft.head if draft is not None and draft.is_own else None
-        weights = WeightsPlan.of(header, options, kernels, free_bytes, self._pause, own_head)
-        use_layout(weights.layout, kernels)
-        kv_type, device_memory = KVType.named(options.kv_type), weights.places.device_memory
+        weights = WeightsPlan(header, layout, places, own_head)
+        use_layout(layout, kernels)
+        kv_type, device_memory = KVType.named(options.kv_type), places.device_memory
         host_memory = HostMemory.of(
             header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory
         )
@@ -267,20 +268,14 @@ class _Loader:
             placement=plan.weights.places.placement,
         )
 
-    def _pause(self) -> None:
-        self._on_progress(0.0)
-
     def _opened(
         self, plan: WeightsPlan, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
-        model = plan.open(self._options, on_progress, heads)
-        self._undo.callback(model.close)
-        return model
+        return self._undo.enter_context(plan.open(self._options, on_progress, heads))
 
     def _context(self, model: Model, options: ContextOptions, target: Context | None = None) -> Context:
         context = Context(model, options, self._abort, self._compute_threads, target)
-        self._undo.callback(context.close)
-        return context
+        return self._undo.enter_context(context)
 
     def _probe_state(self, model: Model) -> tuple[int, bool]:
         """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
@@ -307,7 +302,7 @@ class _Loader:
                 self._abort.press()
                 context.decode(batch)
             context.share_state(0, 1)
-            return context.cells_bytes(1), context.snapshots > 0
+            return context.saved_bytes(1, SlotContent.CELLS), context.snapshots > 0
 
     def _plan_sequences(
         self, model: Model, state_bytes: int, free_bytes: int, *, can_go_back: bool, drafts: bool
@@ -365,12 +360,6 @@ class _Loader:
         )
         return self._context(model, context_options)
 
-    def _load_projector(self, path: Path, model: Model) -> Projector:
-        flash_attention = self._options.flash_attention
-        projector = Projector(path, model, threads=self._threads_batch, flash_attention=flash_attention)
-        self._undo.callback(projector.close)
-        return projector
-
     def _load_drafts(
         self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, info: ModelInfo
     ) -> tuple[DraftModel | None, ModelInfo]:
@@ -405,26 +394,14 @@ class _Loader:
         model = target if is_own else self._opened(plan, lambda fraction: None)
         if model.output_width != target.output_width:
             raise StartupError(f"{plan.header.path} has hidden rows of another width than {target.path}.")
-        options = ContextOptions(
-            kv_cells=context.kv_cells,
-            kv_type=DRAFT_KV_TYPE,
-            num_slots=self._options.max_seqs,
-            batch_tokens=context.batch_tokens,
-            outputs=self._options.max_seqs,
-            threads=self._threads,
-            threads_batch=self._threads_batch,
-            flash_attention=self._options.flash_attention,
-        )
         contexts: list[Context] = []
         try:
             for number in range(head.num_heads if head.kind is HeadKind.CHAINED else 1):
-                contexts.append(self._context(model, options, context))
+                contexts.append(self._context(model, self._draft_options(context), context))
                 contexts[-1].use_head(number)
         except StartupError:
-            for own in contexts:
+            for own in (*contexts, *([] if is_own else [model])):
                 own.close()
-            if not is_own:
-                model.close()
             raise
         return DraftHead(head, model, context, contexts, vocabulary, owns_model=not is_own)
 
@@ -445,28 +422,25 @@ class _Loader:
                 f"--max-seqs must be at most {SLOTS_MAX // 2} with the draft model {path}: "
                 "its windows need a second sequence for each."
             )
-        context_options = ContextOptions(
-            kv_cells=context.kv_cells,
-            kv_type=DRAFT_KV_TYPE,
-            num_slots=options.max_seqs,
-            num_guarded=num_guarded,
-            batch_tokens=context.batch_tokens,
-            outputs=options.max_seqs + num_guarded,
-            threads=self._threads,
-            threads_batch=self._threads_batch,
-            flash_attention=options.flash_attention,
-            cells_beside_layers=plan.places.cells_beside_layers,
+        own_context = self._context(
+            model,
+            self._draft_options(context, num_guarded, cells_beside_layers=plan.places.cells_beside_layers),
         )
         num_common = min(large.vocab_size, vocabulary.vocab_size)
-        return model, SmallModel(
-            model, vocabulary, self._context(model, context_options), num_common=num_common
-        )
+        return model, SmallModel(model, vocabulary, own_context, num_common=num_common)
 
-
-def _check_projector(path: Path) -> None:
-    if not path.is_file():
-        raise StartupError(f"There is no projector {path}.")
-    if (why := why_deadly(GgufHeader(path))) is not None:
-        raise StartupError(
-            f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
+    def _draft_options(
+        self, target: Context, num_guarded: int = 0, *, cells_beside_layers: bool = False
+    ) -> ContextOptions:
+        return ContextOptions(
+            kv_cells=target.kv_cells,
+            kv_type=DRAFT_KV_TYPE,
+            num_slots=self._options.max_seqs,
+            num_guarded=num_guarded,
+            batch_tokens=target.batch_tokens,
+            outputs=self._options.max_seqs + num_guarded,
+            threads=self._threads,
+            threads_batch=self._threads_batch,
+            flash_attention=self._options.flash_attention,
+            cells_beside_layers=cells_beside_layers,
         )

@@ -42,8 +42,7 @@ _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
 """Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
 _LEAST_SOUND_S = 0.1
-"""libmtmd dies of a single sample, and of less than two frames before some encoders. OpenAI requires as
-much."""
+"""libmtmd dies of a sample, and of less than two frames before some encoders. OpenAI requires as much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
@@ -136,37 +135,6 @@ class _Encoding:
             self._waits.set()
 
 
-class _Pace:
-    """Adapts the number of graph nodes between two looks at the time."""
-
-    def __init__(self) -> None:
-        self._encoding: _Encoding | None = None
-        self._nodes = 8
-        self._left = self._nodes
-        self._since_s = 0.0
-
-    def observe(self, _tensor: object, is_asked: bool, _data: object) -> bool:
-        """llama.cpp calls this before each node, to know if it must stop after it, and then to know if it
-        may continue."""
-        if is_asked:
-            self._left -= 1
-            return self._left <= 0
-        took_s = time.perf_counter() - self._since_s
-        self._nodes = min(2 * self._nodes, 256) if took_s < _PAUSE_S / 2 else self._nodes
-        self._nodes = max(self._nodes // 2, 1) if took_s > 2 * _PAUSE_S else self._nodes
-        assert self._encoding is not None, "nothing is being encoded"
-        self._encoding.pause()
-        self._restart()
-        return not self._encoding.is_over
-
-    def begin(self, encoding: _Encoding) -> None:
-        self._encoding = encoding
-        self._restart()
-
-    def _restart(self) -> None:
-        self._left, self._since_s = self._nodes, time.perf_counter()
-
-
 class Projector(NativeObject):
     """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
 
@@ -175,8 +143,11 @@ class Projector(NativeObject):
         self._mtmd = mtmd = mtmd_library()
         log = native_log().cleared()
         log.listen_to(mtmd.mtmd_log_set)
-        self._pace = _Pace()
-        self._observe = llama_cpp.ggml_backend_sched_eval_callback(self._pace.observe)
+        self._encoding: _Encoding | None = None
+        self._nodes = 8
+        """Graph nodes between two looks at the time."""
+        self._watch_time()
+        self._observe = llama_cpp.ggml_backend_sched_eval_callback(self._may_continue)
         params = mtmd.mtmd_context_params_default()
         params.use_gpu = params.warmup = params.print_timings = False
         params.n_threads = threads
@@ -257,7 +228,8 @@ class Projector(NativeObject):
         encoding.wait_for_turn()
         if encoding.is_over:
             return None
-        self._pace.begin(encoding)
+        self._encoding = encoding
+        self._watch_time()
         log = native_log().cleared()
         code = self._mtmd.mtmd_encode_chunk(self.handle, chunk)
         if encoding.is_over:  # llama.cpp takes what was given up for a success
@@ -268,6 +240,23 @@ class Projector(NativeObject):
         if chunk is chunks.media[-1]:
             self._forget_cut()
         return encoded
+
+    def _may_continue(self, _tensor: object, is_asked: bool, _data: object) -> bool:
+        """llama.cpp calls this before each node, to know if it must stop after it, and then to know if it
+        may continue."""
+        if is_asked:
+            self._nodes_left -= 1
+            return self._nodes_left <= 0
+        took_s = time.perf_counter() - self._since_s
+        self._nodes = min(2 * self._nodes, 256) if took_s < _PAUSE_S / 2 else self._nodes
+        self._nodes = max(self._nodes // 2, 1) if took_s > 2 * _PAUSE_S else self._nodes
+        assert self._encoding is not None, "nothing is being encoded"
+        self._encoding.pause()
+        self._watch_time()
+        return not self._encoding.is_over
+
+    def _watch_time(self) -> None:
+        self._nodes_left, self._since_s = self._nodes, time.perf_counter()
 
     def _cut_of(self, item: MediaItem) -> _Chunks:
         if self._cut is not None and self._cut[0] == item.digest:

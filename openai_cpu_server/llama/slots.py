@@ -1,13 +1,13 @@
-"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change before it
-computes."""
+"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from math import gcd
 from pathlib import Path
@@ -17,8 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.media import MediaItem, is_row
-from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.step import (
     POOL_BLOCK_TOKENS,
     CacheFileLimit,
@@ -41,13 +40,12 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
-    Bytes,
     SavedCells,
     StoredBlock,
     read_cache_file,
     write_cache_file,
 )
-from openai_cpu_server.llama.cells.context import Context, Logits, PlacedRows
+from openai_cpu_server.llama.cells.context import Context, Logits, PlacedRows, SlotContent
 from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput, Constraints, MaskedDraft
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
@@ -68,22 +66,19 @@ class OpenSlot:
     """Slot in use, which owns its sampler. `constrained` may still be starting."""
 
     def __init__(
-        self, opened: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
+        self, verb: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
     ) -> None:
+        self.verb = verb
         self.constrained = constrained
         self.slow_mask: Future[None] | None = None
         """Set while the next mask is computed between steps."""
-        self.constraint: Constraint | None = opened.constraint
-        self.tokens = [*opened.prompt, *opened.output]
-        self.media = opened.media
-        self.rows_keys = [(opened.media_items[one.item].digest, one.part) for one in opened.media]
-        self._media_items = opened.media_items
+        self.tokens = [*verb.prompt, *verb.output]
+        self.media = verb.media
+        self.rows_keys = [(verb.media_items[one.item].digest, one.part) for one in verb.media]
         self.is_behind = False
         """True after a rollback: llama.cpp restores the snapshot only at the next token, so other slots
         cannot have it yet."""
         self._sampler = sampler
-        self._top_logprobs = opened.top_logprobs
-        self._scored = opened.sampling.scored
 
     def position(self, index: int) -> int:
         """Return the position of a token. Between rows that share one place it is the one behind all of
@@ -96,8 +91,7 @@ class OpenSlot:
         return index - lost
 
     def held_at(self, end: int) -> int:
-        """Return llama.cpp's count of positions when `end` tokens are computed. Rows at the end that share
-        one place count as one."""
+        """Positions of `end` tokens, as llama.cpp counts them: rows at the end in one place are one."""
         last = next((one for one in self.media if one.start < end <= one.end), None)
         if last is None or not last.rows.has_one_place:
             return self.position(end)
@@ -110,9 +104,6 @@ class OpenSlot:
 
     def placeholder_at(self, index: int) -> int:
         return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
-
-    def media_item(self, placeholder: int) -> MediaItem:
-        return self._media_items[self.media[placeholder].item]
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """Leading tokens of the draft that the constraint allows."""
@@ -167,7 +158,7 @@ class OpenSlot:
         output = self._followed(self.constrained)
         token = output.take_one_forced() if output.is_forced else self._choose(logits, output)
         self._sampler.accept(token)
-        if self._top_logprobs is not None:
+        if self.verb.top_logprobs is not None:
             return Sample(token, self._score(logits, token))
         forced = output.take_forced()
         for follower in forced:
@@ -176,7 +167,7 @@ class OpenSlot:
 
     def score(self, targets: Sequence[int], logits: Logits) -> tuple[TokenLogprob, ...]:
         """Score the targets with logits (targets, vocabulary). Raises `RequestFailed`."""
-        num_top = self._top_logprobs or 0
+        num_top = self.verb.top_logprobs or 0
         with contained():
             return tuple(
                 self._sampler.score(row, target, num_top) for row, target in zip(logits, targets, strict=True)
@@ -202,11 +193,11 @@ class OpenSlot:
         return token
 
     def _score(self, logits: Logits, token: int) -> TokenLogprob | None:
-        if self._top_logprobs is None:
-            return None
-        return self._sampler.score(logits, token, self._top_logprobs, self._scored)
+        num_top, also = self.verb.top_logprobs, self.verb.sampling.scored
+        return None if num_top is None else self._sampler.score(logits, token, num_top, also)
 
 
+@dataclass(eq=False)
 class CellCopies:
     """Saves and restores cells and states through a scratch slot, which is empty otherwise.
 
@@ -215,39 +206,30 @@ class CellCopies:
     excess is free again at the end.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        store: BlockStore,
-        opened: Mapping[int, OpenSlot],
-        *,
-        window: int,
-        scratch_slot: int,
-        empty_slot: int,
-    ) -> None:
-        """`window`: see `Model`. `empty_slot`: stays empty."""
-        self._context = context
-        self._store = store
-        self._opened = opened
-        self._scratch = scratch_slot
-        self._empty = empty_slot
-        # llama.cpp leaves out what a window, or the chunk that it is, hides from the end of a part.
-        self._part = gcd(POOL_BLOCK_TOKENS, window)
-        self._sizes: dict[int, int] = {}
-        """Bytes of a part, by its number of cells."""
+    context: Context
+    store: BlockStore
+    opened: Mapping[int, OpenSlot]
+    _: KW_ONLY
+    window: int
+    """Tokens, as of `Model`."""
+    scratch: int
+    empty: int
+    """Slot that stays empty."""
+    _sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes of a part, by its number of cells."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
         """Save the cells of positions start .. end-1. Raises `DecodeFailed`."""
-        if self._context.copies_whole:  # they are in the state
-            return SavedCells(self._store.allocate(0), ())
+        if self.context.copies_whole:  # they are in the state
+            return SavedCells(self.store.allocate(0), ())
         parts = self._parts(start, end)
-        is_even = self._opened[slot].is_even
+        is_even = self.opened[slot].is_even
         sizes = tuple(self._size(slot, first, last, is_even=is_even) for first, last in parts)
-        cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
+        cells = SavedCells(self.store.allocate(sum(sizes)), sizes)
         for index, (first, last) in enumerate(parts):
             self._take(slot, first, last)
-            self._context.read_cells(self._scratch, cells.part(index))
-            self._context.free_slot(self._scratch)
+            self.context.save(self.scratch, cells.part(index), SlotContent.CELLS)
+            self.context.free_slot(self.scratch)
         return cells
 
     def save_state(self, slot: int) -> SavedCells:
@@ -256,63 +238,62 @@ class CellCopies:
         Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
         windows, which must not be saved with the state.
         """
-        if self._context.copies_whole:
-            return self._saved(slot, self._context.cells_bytes, self._context.read_cells)
-        source = slot if self._context.snapshots else self._scratch
-        self._context.share_state(slot, self._scratch)
-        state = self._saved(source, self._context.state_bytes, self._context.read_state)
-        self._context.free_slot(self._scratch)
+        if self.context.copies_whole:
+            return self._saved(slot, SlotContent.CELLS)
+        source = slot if self.context.snapshots else self.scratch
+        self.context.share_state(slot, self.scratch)
+        state = self._saved(source, SlotContent.STATE)
+        self.context.free_slot(self.scratch)
         return state
 
     def restore_state(self, state: SavedCells, slot: int) -> None:
         """Give the slot a saved state, which must belong to its cells. Raises `DecodeFailed`."""
-        if self._context.copies_whole:
-            self._context.write_cells(slot, state.data)
+        if self.context.copies_whole:
+            self.context.restore(slot, state.data, SlotContent.CELLS)
             return
-        self._context.write_state(self._scratch, state.data)
-        self._context.share_state(self._scratch, slot)
-        self._context.free_slot(self._scratch)
+        self.context.restore(self.scratch, state.data, SlotContent.STATE)
+        self.context.share_state(self.scratch, slot)
+        self.context.free_slot(self.scratch)
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
         """Restore the first end-start cells of a block that begins at position `start`, behind which the
         slot must have no state. Raises `DecodeFailed`."""
-        if self._context.copies_whole:
+        if self.context.copies_whole:
             return
-        parts = self._parts(start, end)
+        parts, position = self._parts(start, end), self.opened[slot].position
         assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
         for index, (first, last) in enumerate(parts):
-            self._context.write_cells(self._scratch, cells.part(index))
-            position = self._opened[slot].position
-            self._context.share(self._scratch, slot, position(first), position(last))
-            self._context.free_slot(self._scratch)
+            self.context.restore(self.scratch, cells.part(index), SlotContent.CELLS)
+            self.context.share(self.scratch, slot, position(first), position(last))
+            self.context.free_slot(self.scratch)
 
-    def _saved(
-        self, slot: int, size_of: Callable[[int], int], read: Callable[[int, Bytes], None]
-    ) -> SavedCells:
-        size = size_of(slot)
-        state = SavedCells(self._store.allocate(size), (size,))
-        read(slot, state.data)
+    def _saved(self, slot: int, content: SlotContent) -> SavedCells:
+        size = self.context.saved_bytes(slot, content)
+        state = SavedCells(self.store.allocate(size), (size,))
+        self.context.save(slot, state.data, content)
         return state
 
     def _size(self, slot: int, start: int, end: int, *, is_even: bool) -> int:
         if is_even and end - start in self._sizes:
             return self._sizes[end - start]
         self._take(slot, start, end)
-        size = self._context.cells_bytes(self._scratch)
-        self._context.free_slot(self._scratch)
+        size = self.context.saved_bytes(self.scratch, SlotContent.CELLS)
+        self.context.free_slot(self.scratch)
         if is_even:
             self._sizes[end - start] = size
         return size
 
     def _take(self, slot: int, start: int, end: int) -> None:
-        position = self._opened[slot].position
-        self._context.share(slot, self._scratch, position(start), position(end))
-        self._context.share_state(self._empty, self._scratch)
+        position = self.opened[slot].position
+        self.context.share(slot, self.scratch, position(start), position(end))
+        self.context.share_state(self.empty, self.scratch)
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
-        cells of a restored prefix to those of its last block."""
-        return [(first, min(first + self._part, end)) for first in range(start, end, self._part)]
+        cells of a restored prefix to those of its last block. llama.cpp also leaves out what a window, or the
+        chunk that it is, hides from the end of a part."""
+        part = gcd(POOL_BLOCK_TOKENS, self.window)
+        return [(first, min(first + part, end)) for first in range(start, end, part)]
 
 
 class SlotTable:
@@ -333,8 +314,8 @@ class SlotTable:
             self._store,
             self._open_slots,
             window=loaded.model.window,
-            scratch_slot=loaded.sequences.scratch_slot,
-            empty_slot=loaded.sequences.padding_slot,
+            scratch=loaded.sequences.scratch_slot,
+            empty=loaded.sequences.padding_slot,
         )
         self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)
@@ -379,7 +360,7 @@ class SlotTable:
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
         part = opened.media[encode.placeholder].part
-        item, seconds = opened.media_item(encode.placeholder), encode.ms / 1000
+        item, seconds = opened.verb.media_items[opened.media[encode.placeholder].item], encode.ms / 1000
         return self._row_store.encode(item, part, seconds, wanted=self._wanted_rows)
 
     @property

@@ -71,13 +71,13 @@ class ModelFolder:
 
     def names(self) -> dict[str, Path]:
         """Return files by name without reading or logging; some may not be models."""
-        self._give_names(self._paths(), report=lambda path, level, text, *args: None)
+        self._give_names(self._paths(), reports=False)
         return {name: path for path, name in self._names.items()}
 
     def look(self) -> list[FolderModel]:
         """A file that has just changed counts as before, or as absent."""
         paths = self._paths()
-        self._give_names(paths, report=self._report_once)
+        self._give_names(paths, reports=True)
         for gone in self._seen.keys() - self._names.keys():
             del self._seen[gone]
         for path, name in self._names.items():
@@ -88,7 +88,7 @@ class ModelFolder:
         found = sorted(_models(self._folder, _DEPTH), key=lambda path: (len(path.parts), str(path)))
         return [path for path in found if path.resolve() not in self._served]
 
-    def _give_names(self, paths: Sequence[Path], report: Callable[..., None]) -> None:
+    def _give_names(self, paths: Sequence[Path], *, reports: bool) -> None:
         for gone in self._names.keys() - set(paths):
             del self._names[gone]
         used = {*self._taken, *self._names.values()}
@@ -97,20 +97,15 @@ class ModelFolder:
                 continue
             short, long = _stem(path.name), _stem(path.relative_to(self._folder).as_posix())
             name = next((one for one in (short, long) if one not in used), None)
-            if name is None:
-                report(path, logging.WARNING, "%s is not served: another model is called %s", path, long)
-                continue
-            if name != short:
-                report(
-                    path, logging.INFO, "%s is served as %s: another model is called %s", path, name, short
-                )
-            used.add(name)
-            self._names[path] = name
-
-    def _report_once(self, path: Path, level: int, text: str, *args: object) -> None:
-        if path not in self._reported:
-            self._reported.add(path)
-            logger.log(level, text, *args)
+            if name != short and reports and path not in self._reported:
+                self._reported.add(path)
+                if name is None:
+                    logger.warning("%s is not served: another model is called %s", path, long)
+                else:
+                    logger.info("%s is served as %s: another model is called %s", path, name, short)
+            if name is not None:
+                used.add(name)
+                self._names[path] = name
 
     def _look_at(self, path: Path, name: str) -> None:
         try:

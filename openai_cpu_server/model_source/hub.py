@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
@@ -51,6 +52,7 @@ from openai_cpu_server.model_source.names import (
     HubName,
     drafting_files,
     heads,
+    is_file_name,
     model_parts,
     named_models,
     preferred,
@@ -165,9 +167,8 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
 
 
 def remove_cached(name: HubName) -> int:
-    """Remove a cached model, partial downloads, and with its last model the projector and files
-    that draft. Returns the freed
-    bytes. Raises StartupError, also if a server uses it."""
+    """Remove a cached model and partial downloads, and with the last model the projector and files that
+    draft. Return the freed bytes. Raises StartupError, also if a server uses it."""
     with _one_line_errors(name):
         files = _cached_files().get(name.repo, [])
         chosen = name.file or preferred(named_models(files), name.quant)
@@ -278,7 +279,8 @@ def _files_of_kind(
 
 
 def _all_file_names(repo: str) -> list[str]:
-    return [file.rfilename for file in HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []]
+    listed = HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []
+    return [file.rfilename for file in listed if is_file_name(file.rfilename)]
 
 
 def _cached_files() -> dict[str, list[str]]:
@@ -406,22 +408,26 @@ def _complete(file: HubFile, partial_file: BinaryIO, progress: Progress | None) 
     at = partial_file.seek(0, os.SEEK_END)
     http_get(
         hf_hub_url(file.repo, file.path),
-        cast("BinaryIO", _Bounded(partial_file, file)),
+        cast("BinaryIO", _Bounded(partial_file, file, progress)),
         resume_size=at,
         headers=build_hf_headers(),
         expected_size=file.size,
         displayed_filename=file.path,
-        _tqdm_bar=None if progress is None else _Silent(partial_file, progress),
+        _tqdm_bar=None if progress is None else cast("Any", _NO_BAR),
     )
     partial_file.flush()
+
+
+_NO_BAR = SimpleNamespace(update=lambda num_bytes: None)
 
 
 class _Bounded:
     """The disk was checked for no more than the announced size."""
 
-    def __init__(self, partial_file: BinaryIO, file: HubFile) -> None:
+    def __init__(self, partial_file: BinaryIO, file: HubFile, progress: Progress | None) -> None:
         self._partial = partial_file
         self._file = file
+        self._progress = progress
 
     def write(self, data: bytes) -> int:
         if self._partial.tell() + len(data) > self._file.size:
@@ -429,26 +435,13 @@ class _Bounded:
             raise StartupError(
                 f"the hub sends more of {self._file.path} than the {in_gb(self._file.size)} that it announced"
             )
-        return self._partial.write(data)
+        num_written = self._partial.write(data)
+        if self._progress is not None:
+            self._progress(self._partial.tell())
+        return num_written
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._partial, name)
-
-
-class _Silent:
-    """Progress bar for the library that draws nothing."""
-
-    def __init__(self, partial_file: BinaryIO, progress: Progress) -> None:
-        self._partial = partial_file
-        self._progress = progress
-
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def update(self, num_bytes: float) -> None:
-        self._progress(self._partial.tell() + int(num_bytes))
 
 
 def _check(file: HubFile) -> None:

@@ -13,10 +13,8 @@ import msgspec
 from openai_cpu_server.errors import StartupError
 
 PREFIX = "hf:"
-_NAME = re.compile(
-    rf"{PREFIX}(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^:\\\x00-\x1f\x7f]+)|:(?P<quant>[\w.-]+))?", re.ASCII
-)
-
+_FILE = r"[^:\\\x00-\x1f\x7f\ud800-\udfff]+"
+_NAME = re.compile(rf"{PREFIX}(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>{_FILE})|:(?P<quant>[\w.-]+))?", re.ASCII)
 
 _PAGE = re.compile(
     r"(?:https?://)?(?P<host>[\w.-]+(?::\d+)?)/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -57,9 +55,14 @@ class HubName(msgspec.Struct, frozen=True, kw_only=True):
 def parse_hub_name(text: str) -> HubName:
     """Parse a name. Raises StartupError."""
     match = _NAME.fullmatch(text)
-    if match is None or not {"", ".", ".."}.isdisjoint((match["file"] or "file").split("/")):
+    if match is None or not (match["file"] is None or is_file_name(match["file"])):
         raise StartupError(f"{text!r} is not hf:OWNER/REPO, hf:OWNER/REPO/FILE or hf:OWNER/REPO:QUANT")
     return HubName(repo=match["repo"], file=match["file"], quant=match["quant"])
+
+
+def is_file_name(path: str) -> bool:
+    """Return True if a file within a repository can have this path. A hub can list others."""
+    return re.fullmatch(_FILE, path) is not None and {"", ".", ".."}.isdisjoint(path.split("/"))
 
 
 _PREFERENCE = (

@@ -8,14 +8,13 @@ import hashlib
 import importlib.util
 import logging
 import os
-import pkgutil
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,6 +28,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.heads import head_in, may_have_head, only_drafts, why_unfit
 from openai_cpu_server.llama.gguf.tensors import file_digest
 from openai_cpu_server.model_source.aliases import ALIASES, without_tag
+from openai_cpu_server.model_source.lazy_hub import hub
 from openai_cpu_server.model_source.names import (
     HUB_HOSTS,
     PREFIX,
@@ -95,12 +95,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 _DEMO = "demo"
 _DEFAULT = "smollm2"
-_FETCH = "openai_cpu_server.model_source.hub:fetch_model"
-_FETCH_HEAD = "openai_cpu_server.model_source.hub:fetch_head"
-_FETCH_PROJECTOR = "openai_cpu_server.model_source.hub:fetch_projector"
-_FIND_CACHED = "openai_cpu_server.model_source.hub:find_cached"
-_HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
-"""Imported late, because the hub's library takes a quarter of a start."""
+T = TypeVar("T")
 
 
 class FoundModel(msgspec.Struct, frozen=True):
@@ -116,8 +111,9 @@ def model_to_serve(name: str | None) -> FoundModel:
         name = _standard_name(name)
         path = resolve_model(name)
         is_file = "/" in name or ":" in name or name.endswith(".gguf") or path.parent == Path(name)
-        hub = hub_name(name) if name not in PACKAGED else None
-        return FoundModel(path.stem if is_file else name, path, hub)
+        return FoundModel(
+            path.stem if is_file else name, path, hub_name(name) if name not in PACKAGED else None
+        )
     try:
         return FoundModel(_DEFAULT, PACKAGED[_DEFAULT].path())
     except StartupError as error:  # a default must not wait for a hub
@@ -143,31 +139,29 @@ def hub_name(name: str) -> HubName | None:
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
     """Return the GGUF file, downloaded if needed. Raises StartupError. `demo` and aliases precede files of
     the same name (write `./demo`), and `hf:` precedes everything."""
-    return _resolved(name, _FETCH, demo or DemoFiles())
+    return _resolved(name, demo or DemoFiles(), downloads=True)
 
 
 def local_model(name: str) -> Path:
     """Return the GGUF file without downloading. Raises StartupError."""
-    return _resolved(name, _FIND_CACHED, DemoFiles())
+    return _resolved(name, DemoFiles(), downloads=False)
 
 
-def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
+def _resolved(name: str, demo: DemoFiles, *, downloads: bool) -> Path:
     name = _standard_name(name)
-    if name.startswith(PREFIX):
-        path = _at_hub(on_hub, parse_hub_name(name))
-    elif name == _DEMO:
+    if name == _DEMO:
         path = demo.path()
     elif name in PACKAGED:
-        path = _packaged(name, on_hub)
-    elif name in ALIASES:
-        path = _at_hub(on_hub, parse_hub_name(ALIASES[name]))
+        path = _packaged(name, downloads)
+    elif name.startswith(PREFIX) or name in ALIASES:
+        path = _at_hub(parse_hub_name(ALIASES.get(name, name)), downloads)
     else:
         path = _local_file(name)
     require_utf8(path)
     return path
 
 
-def _packaged(alias: str, on_hub: str) -> Path:
+def _packaged(alias: str, downloads: bool) -> Path:
     try:
         return PACKAGED[alias].path()
     except StartupError as error:
@@ -176,16 +170,15 @@ def _packaged(alias: str, on_hub: str) -> Path:
         missing = error
     name = parse_hub_name(ALIASES[alias])
     try:
-        path = _at_hub(on_hub, name)
+        path = _at_hub(name, downloads)
     except StartupError as error:
         raise StartupError(f"{missing}; {error}") from None
     logger.info("%s; taking %s in its place", missing, name)
     return path
 
 
-def _at_hub(find: str, name: HubName) -> Path:
-    path: Path = pkgutil.resolve_name(find)(name)
-    return path
+def _at_hub(name: HubName, downloads: bool) -> Path:
+    return hub.fetch_model(name) if downloads else hub.find_cached(name)
 
 
 def _local_file(name: str) -> Path:
@@ -241,7 +234,7 @@ def _only_model(folder: Path) -> Path:
 
 
 def projector_of(
-    model: Path, source: str, hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
+    model: Path, source: str, on_hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
     """Return a projector, downloaded if needed, or None for text only. Raises StartupError for a named one
     that is missing or unsupported. `source`: `off`, a name, or `auto` for one whose rows have the model's
@@ -257,17 +250,17 @@ def projector_of(
             raise StartupError(f"--mmproj: {_NO_MTMD}")
         return path
     found = projector_beside(model)
-    if (found is not None or hub is not None) and not _takes_media():
+    if (found is not None or on_hub is not None) and not _takes_media():
         logger.warning("%s: serving text only, if %s takes anything else at all", _NO_MTMD, model.name)
         return None
-    if found is not None or hub is None:
+    if found is not None or on_hub is None:
         return found
     try:
-        path = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
+        fetched = hub.fetch_projector(on_hub)
     except StartupError as error:  # the hub is away, but the model itself is here
-        logger.warning("%s: serving text only, if %s takes anything else at all", error, hub)
+        logger.warning("%s: serving text only, if %s takes anything else at all", error, on_hub)
         return None
-    return path if path is not None and _fitting(model, [path]) else None
+    return fetched if fetched is not None and _fitting(model, [fetched]) else None
 
 
 _NO_MTMD = "llama-cpp-python was built without libmtmd, which takes pictures and sounds"
@@ -285,9 +278,7 @@ def projector_beside(model: Path) -> Path | None:
     """Return the best stored projector that fits. Beside other models its name must not have words that
     the model's lacks, because many have the same width."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
-    found = projectors(beside)
-    found = _belonging(model, found, beside)
-    fitting = _fitting(model, [beside[name] for name in found])
+    fitting = _fitting(model, [beside[name] for name in _belonging(model, projectors(beside), beside)])
     chosen = preferred_projector([path.name for path in fitting])
     return None if chosen is None else beside[chosen]
 
@@ -300,15 +291,20 @@ def _belonging(model: Path, found: Sequence[str], beside: Mapping[str, Path]) ->
     return [name for name in found if name_words(name) and {*name_words(name)} <= {*name_words(model.name)}]
 
 
-def _only_drafts(path: Path) -> bool:
+def _readable(read: Callable[[], T]) -> T | None:
+    """Return None for a damaged file, which is reported when it is loaded."""
     try:
-        return only_drafts(GgufHeader(path))
+        return read()
     except StartupError:
-        return False  # loading it reports this
+        return None
+
+
+def _only_drafts(path: Path) -> bool:
+    return bool(_readable(lambda: only_drafts(GgufHeader(path))))
 
 
 def drafting_file(
-    model: Path, source: str, hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
+    model: Path, source: str, on_hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
     """Return the file of the model or the head that drafts, downloaded if needed, or None for none beside the
     model's own. Raises StartupError for a named one that is missing. `source`: `none`, a name, or `auto` or
@@ -317,31 +313,21 @@ def drafting_file(
         return None
     if source not in ("auto", "own"):
         return find(source)
-    try:
-        header = GgufHeader(model)
-    except StartupError:
-        return None  # loading it reports this
-    if not may_have_head(header) or _has_head(header):
+    header = _readable(lambda: GgufHeader(model))
+    if header is None or not may_have_head(header) or _readable(lambda: head_in(header)) is not None:
         return None
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file() and path != model}
     found = _belonging(model, [name for name, path in beside.items() if _only_drafts(path)], beside)
     found = [name for name in sorted(found) if _drafts_for(beside[name], header)]
-    if found or hub is None:
+    if found or on_hub is None:
         chosen = preferred_head(found)
         return None if chosen is None else beside[chosen]
     try:
-        path: Path | None = pkgutil.resolve_name(_FETCH_HEAD)(hub)
+        fetched = hub.fetch_head(on_hub)
     except StartupError as error:  # the hub is away, but the model itself is here
-        logger.warning("%s: %s drafts without a head, if there is one", error, hub)
+        logger.warning("%s: %s drafts without a head, if there is one", error, on_hub)
         return None
-    return path if path is not None and _drafts_for(path, header) else None
-
-
-def _has_head(header: GgufHeader) -> bool:
-    try:
-        return head_in(header) is not None
-    except StartupError:
-        return False
+    return fetched if fetched is not None and _drafts_for(fetched, header) else None
 
 
 def _drafts_for(path: Path, model: GgufHeader) -> bool:
@@ -354,21 +340,16 @@ def _drafts_for(path: Path, model: GgufHeader) -> bool:
 
 
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
-    if not found:
+    """Return the projectors whose rows have the model's width."""
+    header = _readable(lambda: GgufHeader(model)) if found else None
+    if header is None:
         return []
-    try:
-        header = GgufHeader(model)
-    except StartupError:
-        return []  # loading it reports this
     width = header.get_int(header.for_architecture("embedding_length"))
-    return [path for path in found if _rows_width(path) == width]
-
-
-def _rows_width(projector: Path) -> int | None:
-    try:
-        return ProjectorFacts.of(GgufHeader(projector)).rows_width
-    except StartupError:
-        return None
+    return [
+        path
+        for path in found
+        if _readable(lambda path=path: ProjectorFacts.of(GgufHeader(path)).rows_width) == width  # type: ignore[misc]
+    ]
 
 
 def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
@@ -389,11 +370,6 @@ def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
     return files
 
 
-def hub_cache() -> Path:
-    folder: Path = pkgutil.resolve_name(_HUB_CACHE)()
-    return folder
-
-
 class AdapterFiles:
     """Methods block: they read whole files, and may download some."""
 
@@ -405,7 +381,7 @@ class AdapterFiles:
     def folders(self) -> tuple[Path, ...]:
         if self._folder is None:
             return ()
-        return (self._folder.resolve(), hub_cache())
+        return (self._folder.resolve(), hub.cache_folder())
 
     def of_operator(self, source: AdapterSource) -> Adapter:
         """Load an adapter from any path. Raises StartupError."""

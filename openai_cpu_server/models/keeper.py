@@ -315,7 +315,10 @@ class ModelKeeper:
 
     async def _unload_and_load(self) -> None:
         await self._unload_idle()
-        self._bring_back()
+        for model in self._models:
+            may_come = model.reloads_itself and not model.is_replaced and self.why_never(model) is None
+            if may_come and model.engine.process_state is EngineState.FAILED and self.may_retry(model):
+                self._want(model)
         wanted = [(model.wanted_s, model) for model in self._models if model.wanted_s is not None]
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
             await self._load_if_room(model)
@@ -324,12 +327,6 @@ class ModelKeeper:
                 if model.is_held_back:
                     model.is_held_back = False
                     model.engine.release()
-
-    def _bring_back(self) -> None:
-        for model in self._models:
-            may_come = model.reloads_itself and not model.is_replaced and self.why_never(model) is None
-            if may_come and model.engine.process_state is EngineState.FAILED and self.may_retry(model):
-                self._want(model)
 
     async def _unload_idle(self) -> None:
         for model in list(self._models):

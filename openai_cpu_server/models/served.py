@@ -46,21 +46,17 @@ class PieceTexts(dict[int, PieceText]):
 
     def __missing__(self, token: int) -> PieceText:
         raw = self.tokenizer.piece(token)
-        text = _text(raw or self.tokenizer.piece(token, special=True))
+        shown = raw or self.tokenizer.piece(token, special=True)
+        try:
+            text = shown.decode()
+        except UnicodeDecodeError:  # OpenAI writes such tokens so
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in shown)
         self[token] = piece = PieceText(text, tuple(raw) if raw else None)
         return piece
 
 
 def finite_logprob(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
-
-
-def _text(raw: bytes) -> str:
-    r"""Write bytes that are not valid UTF-8 as OpenAI does: `bytes:\xe2\x82`."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 class ModelThinking(msgspec.Struct, frozen=True):

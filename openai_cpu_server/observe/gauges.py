@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -58,26 +59,28 @@ class _Gauge(NamedTuple):
         return family
 
 
-def _engine_gauge(name: str, documentation: str, value_of: Callable[[GaugeReading], float]) -> _Gauge:
+def _engine_gauge(name: str, documentation: str, path: str) -> _Gauge:
+    """`path`: field of `GaugeReading`, such as `kv.pool_blocks`."""
+    value_of = attrgetter(path)
     return _Gauge(name, documentation, lambda one: {(): value_of(one)})
 
 
 def _node_gauge(name: str, documentation: str, value_of: Callable[[EngineStatus], float]) -> _Gauge:
-    return _Gauge(
-        name,
-        documentation,
-        lambda one: {(node,): value_of(status) for node, status in one.status.nodes.items()},
-        ("node",),
-    )
+    def values(one: GaugeReading) -> dict[tuple[str, ...], float]:
+        return {(node,): value_of(status) for node, status in one.status.nodes.items()}
+
+    return _Gauge(name, documentation, values, ("node",))
 
 
 def _device_gauge(name: str, documentation: str, value_of: Callable[[DevicePlacement], float]) -> _Gauge:
-    return _Gauge(
-        name,
-        documentation,
-        lambda one: {labels: value_of(placed) for labels, placed in one.placements.items()},
-        ("role", "device"),
-    )
+    def values(one: GaugeReading) -> dict[tuple[str, ...], float]:
+        return {labels: value_of(placed) for labels, placed in one.placements.items()}
+
+    return _Gauge(name, documentation, values, ("role", "device"))
+
+
+def _by_priority(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    return {(each.label,): counts[each.label] for each in Priority}
 
 
 _OF_ENGINES = (
@@ -87,23 +90,21 @@ _OF_ENGINES = (
         lambda one: {(state.value,): one.status.state is state for state in EngineState},
         ("state",),
     ),
-    _engine_gauge(
+    _Gauge(
         "ocs_engine_ready",
         "1: requests can be computed now.",
-        lambda one: one.status.state is EngineState.READY,
+        lambda one: {(): one.status.state is EngineState.READY},
     ),
     _engine_gauge(
         "ocs_engine_resident_bytes",
         "Resident memory of the model's engine process, the model included.",
-        lambda one: one.status.engine_rss_bytes,
+        "status.engine_rss_bytes",
     ),
-    _engine_gauge(
-        "ocs_engine_threads", "Threads that compute where each gets its core.", lambda one: one.status.threads
-    ),
+    _engine_gauge("ocs_engine_threads", "Threads that compute where each gets its core.", "status.threads"),
     _engine_gauge(
         "ocs_engine_threads_computing",
         "Threads that have computed the last step: fewer where others use the cores.",
-        lambda one: one.status.threads_computing,
+        "status.threads_computing",
     ),
 )
 _OF_WORK = (
@@ -117,47 +118,39 @@ _OF_WORK = (
     _Gauge(
         "ocs_requests_running",
         "Sequences in the engine's slots.",
-        lambda one: {(each.label,): one.status.running[each.label] for each in Priority},
+        lambda one: _by_priority(one.status.running),
         ("priority",),
     ),
     _Gauge(
         "ocs_requests_waiting",
         "Sequences that wait for a slot.",
-        lambda one: {(each.label,): one.status.waiting[each.label] for each in Priority},
+        lambda one: _by_priority(one.status.waiting),
         ("priority",),
     ),
-    _engine_gauge("ocs_kv_pool_blocks", "Blocks of the KV pool.", lambda one: one.kv.pool_blocks),
+    _engine_gauge("ocs_kv_pool_blocks", "Blocks of the KV pool.", "kv.pool_blocks"),
     _engine_gauge(
-        "ocs_kv_pool_blocks_used",
-        "Blocks of the KV pool that sequences hold.",
-        lambda one: one.kv.pool_blocks_used,
+        "ocs_kv_pool_blocks_used", "Blocks of the KV pool that sequences hold.", "kv.pool_blocks_used"
     ),
     _engine_gauge(
         "ocs_kv_pool_blocks_shared",
         "Blocks of the KV pool that more than one sequence holds.",
-        lambda one: one.kv.pool_blocks_shared,
+        "kv.pool_blocks_shared",
     ),
     _engine_gauge(
         "ocs_prefix_cache_capacity_blocks",
         "Blocks that the prefix cache may hold.",
-        lambda one: one.kv.cache_capacity_blocks,
+        "kv.cache_capacity_blocks",
     ),
-    _engine_gauge(
-        "ocs_prefix_cache_blocks", "Blocks that the prefix cache holds.", lambda one: one.kv.cache_blocks
-    ),
+    _engine_gauge("ocs_prefix_cache_blocks", "Blocks that the prefix cache holds.", "kv.cache_blocks"),
     _engine_gauge(
         "ocs_prefix_cache_states",
         "States that the prefix cache holds (recurrent and hybrid memory).",
-        lambda one: one.kv.cache_states,
+        "kv.cache_states",
     ),
     _engine_gauge(
-        "ocs_prefix_cache_capacity_bytes",
-        "Bytes that the prefix cache may hold.",
-        lambda one: one.kv.cache_capacity_bytes,
+        "ocs_prefix_cache_capacity_bytes", "Bytes that the prefix cache may hold.", "kv.cache_capacity_bytes"
     ),
-    _engine_gauge(
-        "ocs_prefix_cache_bytes", "Bytes that the prefix cache holds.", lambda one: one.kv.cache_bytes
-    ),
+    _engine_gauge("ocs_prefix_cache_bytes", "Bytes that the prefix cache holds.", "kv.cache_bytes"),
     _Gauge(
         "ocs_prefix_cache_evictions",
         "Blocks of the prefix cache that made room for others, since the engine's last start.",

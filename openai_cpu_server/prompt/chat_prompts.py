@@ -323,14 +323,6 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
     return bool(messages) and messages[-1].get("role") == role
 
 
-def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
-    """The common beginning, and all before another last text of the user."""
-    yield _common_length(chat.text, other)
-    _, mark, behind = other.rpartition(_ELSE)
-    if mark and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
-        yield len(chat.text) - len(behind)
-
-
 def _common_length(one: str, other: str) -> int:
     """Slices, because single characters would take longer than the rendering."""
     least, most = 0, min(len(one), len(other))
@@ -506,7 +498,13 @@ class ChatPrompts:
                 text = rendered(other).text
             except (TemplateFailed, InvalidRequest):
                 continue  # no conversation gets that far
-            for length in _shared_lengths(chat, text):
+            shared_lengths = [_common_length(chat.text, text)]
+            _, mark, behind = text.rpartition(_ELSE)
+            if mark and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
+                shared_lengths.append(
+                    len(chat.text) - len(behind)
+                )  # all before another last text of the user
+            for length in shared_lengths:
                 boundaries.update(ends[: bisect_right(ends, length)][-1:])
         return sorted(boundaries)
 

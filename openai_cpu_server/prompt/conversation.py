@@ -176,18 +176,15 @@ def lost(messages: Sequence[Message], tools: Sequence[str], text: str) -> int:
     """Count missing texts, calls and tools. Texts are found by their longest words, because templates trim
     them and write JSON."""
     num_lost, at = sum(name not in text for name in tools), 0
-    for part in (part for message in messages for part in _texts(message)):
-        word = max(_WORD.findall(part), key=len, default="")
-        found = text.find(word, at)  # they stand there in their order, nearly always
-        if found < 0 and word not in text:
-            num_lost += 1
-        at = max(at, found)
+    for message in messages:
+        called = (str(call["function"]["name"]) for call in _calls(message))
+        for part in (content_text(message.get("content"))[:_LOOKED_AT], *called):
+            word = max(_WORD.findall(part), key=len, default="")
+            found = text.find(word, at)  # they stand there in their order, nearly always
+            if found < 0 and word not in text:
+                num_lost += 1
+            at = max(at, found)
     return num_lost
-
-
-def _texts(message: Message) -> Iterator[str]:
-    yield content_text(message.get("content"))[:_LOOKED_AT]
-    yield from (str(call["function"]["name"]) for call in _calls(message))
 
 
 def _is_empty(message: Message, shows_thoughts: bool) -> bool:

@@ -286,7 +286,7 @@ class _Parser:
     def _unquoted(self, text: str) -> str:
         try:
             unquoted = str(json.loads(text))
-            unquoted.encode()  # Go knows no lone halves of surrogate pairs either
+            unquoted.encode()  # Go rejects unpaired surrogates too
             return unquoted
         except ValueError:
             raise self._wrong(f"{text} is not a text") from None

@@ -1,4 +1,5 @@
-"""Thoughts before an answer: marks of model families, and how a template takes them."""
+"""Thoughts before an answer: marks of model families, which are data in `reasoning.toml`, and how a template
+takes them."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import enum
 import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text, tried
 
 
-class ReasoningFormat(msgspec.Struct, frozen=True):
+class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """White space around the marks belongs to neither thoughts nor answer."""
 
     name: str
@@ -43,112 +45,18 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
         return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
 
 
-_ALL = (
-    # gpt-oss. Its channels are the format's own; these are the marks of thoughts that come first.
-    ReasoningFormat(
-        "harmony",
-        "<|channel|>analysis<|message|>",
-        "<|end|>",
-        signs=("<|channel|>", "<|message|>"),
-        answer_begin="<|start|>assistant<|channel|>final<|message|>",
-        answer_alone="<|channel|>final<|message|>",
-        turn_begin="<|start|>assistant",
-        gap="",
-        efforts=("low", "medium", "high"),
-        has_channels=True,
-    ),
-    # Gemma 4.
-    ReasoningFormat("gemma", "<|channel>thought", "<channel|>", signs=("<|channel>", "<channel|>"), gap=""),
-    # Magistral and Ministral.
-    ReasoningFormat("mistral", "[THINK]", "[/THINK]", signs=("[THINK]",), gap=""),
-    # Command R7B and Command A.
-    ReasoningFormat(
-        "cohere",
-        "<|START_THINKING|>",
-        "<|END_THINKING|>",
-        signs=("<|START_THINKING|>",),
-        answer_begin="<|START_RESPONSE|>",
-        answer_end="<|END_RESPONSE|>",
-        gap="",
-    ),
-    ReasoningFormat("seed", "<seed:think>", "</seed:think>", signs=("<seed:think>",)),
-    ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>", signs=("<|inner_prefix|>",), gap=""),
-    ReasoningFormat(
-        "apriel",
-        "Here are my reasoning steps:",
-        "[BEGIN FINAL RESPONSE]",
-        signs=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-        answer_end="[END FINAL RESPONSE]",
-        gap="\n",
-    ),
-    # Granite 3.3, then 3.2.
-    ReasoningFormat(
-        "granite",
-        "<think>",
-        "</think>",
-        signs=("<|start_of_role|>", "<think>", "<response>"),
-        answer_begin="<response>",
-        answer_end="</response>",
-        gap="",
-    ),
-    ReasoningFormat(
-        "granite-3.2",
-        "Here is my thought process:",
-        "Here is my response:",
-        signs=("Here is my thought process:",),
-    ),
-    # Hunyuan.
-    ReasoningFormat(
-        "hunyuan",
-        "<think>",
-        "</think>",
-        signs=("</think>", "<answer>"),
-        answer_begin="<answer>",
-        answer_end="</answer>",
-        gap="\n",
-    ),
-    # Hunyuan 3, whose template builds the marks from a suffix.
-    ReasoningFormat(
-        "hy3",
-        "<think:opensource>",
-        "</think:opensource>",
-        signs=("HYTK = ':opensource'", "<think{}>"),
-        gap="",
-        levels=("no_think", "low", "high"),
-    ),
-    ReasoningFormat("minimax-m3", "<mm:think>", "</mm:think>", signs=("<mm:think>",), gap=""),
-    ReasoningFormat(
-        "kimi-k3",
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
-        signs=("<|open|>", "open_tag('think')"),
-        answer_begin="<|open|>response<|sep|>",
-        turn_begin="<|open|>response<|sep|>",
-        answer_end="<|close|>response<|sep|><|close|>message<|sep|>",
-        gap="",
-    ),
-    ReasoningFormat(
-        "solar",
-        "<|think|>",
-        "<|end|>",
-        signs=("<|think|>", "<|tool_call:begin|>"),
-        answer_begin="<|begin|>assistant<|content|>",
-        answer_alone="<|content|>",
-        turn_begin="<|begin|>assistant",
-        gap="",
-        levels=("low", "medium", "high"),
-    ),
-    # EXAONE Deep.
-    ReasoningFormat("thought", "<thought>", "</thought>", signs=("<thought>",)),
-    # Qwen, QwQ, DeepSeek, SmolLM3, GLM, Kimi, MiniMax, Nemotron, Magistral of 2506, Phi-4 and most others.
-    ReasoningFormat("think", "<think>", "</think>", signs=("</think>",)),
-)
-REASONING_FORMATS = {each.name: each for each in _ALL}
+REASONING_FORMATS = {
+    name: msgspec.convert({"name": name, **table}, ReasoningFormat)
+    for name, table in msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes()).items()
+}
 
 
 def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
     """Return the format that the template teaches, or None."""
-    return next((each for each in _ALL if all(sign in template.source for sign in each.signs)), None)
+    taught = (
+        each for each in REASONING_FORMATS.values() if all(sign in template.source for sign in each.signs)
+    )
+    return next(taught, None)
 
 
 class ThinkingStage(enum.Enum):

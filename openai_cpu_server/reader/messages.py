@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Union
+from typing import Generic, TypeVar, Union
 
 import msgspec
 
@@ -45,8 +45,14 @@ def valid_text(text: str) -> str:
 
 # -- work -------------------------------------------------------------------------------------------------
 
+R = TypeVar("R")
 
-class OpenModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+
+class WorkFor(msgspec.Struct, Generic[R], frozen=True):
+    """Piece of work whose result is an `R`."""
+
+
+class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
     """Open a model. Raises StartupError."""
 
     key: int
@@ -55,18 +61,18 @@ class OpenModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """True if the client has the facts and needs only their digest."""
 
 
-class CloseModel(msgspec.Struct, frozen=True, tag=True):
+class CloseModel(WorkFor[None], frozen=True, tag=True):
     key: int
 
 
-class EncodeTexts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class EncodeTexts(WorkFor[list[list[int]]], frozen=True, tag=True, kw_only=True):
     key: int
     texts: Sequence[str]
     add_special: bool
     parse_special: bool
 
 
-class RenderChat(msgspec.Struct, frozen=True, tag=True):
+class RenderChat(WorkFor[ChatPrompt], frozen=True, tag=True):
     """Render a conversation. Raises InvalidRequest, TemplateFailed."""
 
     key: int
@@ -76,7 +82,7 @@ class RenderChat(msgspec.Struct, frozen=True, tag=True):
     """JSON of messages, tools and variables, because they may have lone surrogates."""
 
 
-class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RenderRerank(WorkFor[list[list[int]]], frozen=True, tag=True, kw_only=True):
     """Render prompts for reranking. Raises TemplateFailed."""
 
     key: int
@@ -84,7 +90,7 @@ class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     documents: Sequence[str]
 
 
-class WriteTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class WriteTemplate(WorkFor[str], frozen=True, tag=True, kw_only=True):
     """Render a client's template. Raises InvalidRequest."""
 
     template: str
@@ -95,12 +101,12 @@ class WriteTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     most_chars: int
 
 
-class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
+class MakeGrammar(WorkFor[GrammarAnswer], frozen=True, tag=True):
     key: int
     order: GrammarOrder
 
 
-class OpenPicture(msgspec.Struct, frozen=True, tag=True):
+class OpenPicture(WorkFor[Picture], frozen=True, tag=True):
     """Decode a picture. Raises InvalidRequest."""
 
     data: bytes
@@ -109,7 +115,7 @@ class OpenPicture(msgspec.Struct, frozen=True, tag=True):
     """Longest side in pixels to scale down to, or 0 for no limit."""
 
 
-class OpenSound(msgspec.Struct, frozen=True, tag=True):
+class OpenSound(WorkFor["SoundOpened"], frozen=True, tag=True):
     """Decode a sound. Raises InvalidRequest."""
 
     data: bytes
@@ -122,7 +128,7 @@ class OpenSound(msgspec.Struct, frozen=True, tag=True):
     """Number of the first piece of the result, which has some of them."""
 
 
-class ReadDocument(msgspec.Struct, frozen=True, tag=True):
+class ReadDocument(WorkFor["DocumentRead"], frozen=True, tag=True):
     """Extract the text of a document. Raises InvalidRequest."""
 
     data: bytes
@@ -131,7 +137,7 @@ class ReadDocument(msgspec.Struct, frozen=True, tag=True):
     """Encoding of plain text that its client names, or "" to find it."""
 
 
-class RenderPage(msgspec.Struct, frozen=True, tag=True):
+class RenderPage(WorkFor[Picture], frozen=True, tag=True):
     """Show a page of a PDF as a picture. Raises InvalidRequest."""
 
     data: bytes
@@ -139,7 +145,7 @@ class RenderPage(msgspec.Struct, frozen=True, tag=True):
     most_pixels: int
 
 
-class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class FindProfile(WorkFor["Profiled"], frozen=True, tag=True, kw_only=True):
     """Apply the profile of `tune`."""
 
     options: EngineOptions

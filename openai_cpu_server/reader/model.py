@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, RefusedGrammar
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
@@ -49,50 +49,39 @@ class ReadModel:
         texts = json.dumps([conversation.messages, conversation.tools, conversation.variables])
         others = msgspec.structs.replace(conversation, messages=(), tools=(), variables={})
         work = wire.RenderChat(self._key.number, others, texts.encode())
-        result = self._pool.do(work, model=self._key, kind=_kind_of(len(texts)))
-        assert isinstance(result, ChatPrompt)
-        return result
+        return self._pool.do(work, model=self._key, kind=_kind_of(len(texts)))
 
     def make_grammar(self, order: GrammarOrder) -> GrammarAnswer:
         """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
         rejected like a wrong one."""
         try:
             work = wire.MakeGrammar(self._key.number, order)
-            result = self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
+            return self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
         except (DeadlyInput, InvalidRequest) as error:
             return RefusedGrammar(str(error), error.code)
-        assert isinstance(result, (MadeGrammar, RefusedGrammar))
-        return result
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
         """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
-        result = self._pool.do(wire.OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
-        assert isinstance(result, Picture)
-        return result
+        return self._pool.do(wire.OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
 
     def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
         """Decode a client's sound. Raises the same as `picture`."""
         pieces, is_whole = list[Sound](), False
         while not is_whole:
             work = wire.OpenSound(data, rate, most_samples, most_at_once, len(pieces))
-            result = self._pool.do(work, kind=WorkKind.MEDIA)
-            assert isinstance(result, wire.SoundOpened)
-            pieces += result.pieces
-            is_whole = result.is_last
+            opened = self._pool.do(work, kind=WorkKind.MEDIA)
+            pieces += opened.pieces
+            is_whole = opened.is_last
         return tuple(pieces)
 
     def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
         """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as
         `picture`."""
-        result = self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.DOCUMENT)
-        assert isinstance(result, wire.DocumentRead)
-        return result.parts
+        return self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.DOCUMENT).parts
 
     def page(self, data: bytes, number: int, most_pixels: int) -> Picture:
         """Return a page of a client's PDF as a picture. Raises the same as `picture`."""
-        result = self._pool.do(wire.RenderPage(data, number, most_pixels), kind=WorkKind.DOCUMENT)
-        assert isinstance(result, Picture)
-        return result
+        return self._pool.do(wire.RenderPage(data, number, most_pixels), kind=WorkKind.DOCUMENT)
 
     def write_template(
         self, template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
@@ -105,9 +94,7 @@ class ReadModel:
         work = wire.WriteTemplate(
             template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
         )
-        result = self._pool.do(work, kind=WorkKind.PROGRAM)
-        assert isinstance(result, str)
-        return result
+        return self._pool.do(work, kind=WorkKind.PROGRAM)
 
     def close(self) -> None:
         self._pool.forget(self._key)
@@ -145,9 +132,7 @@ class ReadTokenizer:
             add_special=add_special,
             parse_special=parse_special,
         )
-        result = self._pool.do(work, model=self._key, kind=_kind_of(sum(map(len, texts))))
-        assert isinstance(result, list)
-        return result
+        return self._pool.do(work, model=self._key, kind=_kind_of(sum(map(len, texts))))
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token. Raises InvalidRequest for a number that is not a token."""
@@ -179,18 +164,15 @@ class ReadRerank:
         texts = [valid_text(text) for text in documents]
         work = wire.RenderRerank(key=self.key.number, query=valid_text(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
-        result = self.pool.do(work, model=self.key, kind=_kind_of(num_chars))
-        assert isinstance(result, list)
-        return [tuple(tokens) for tokens in result]
+        prompts = self.pool.do(work, model=self.key, kind=_kind_of(num_chars))
+        return [tuple(tokens) for tokens in prompts]
 
 
 def profiled(
     pool: ReaderPool, options: EngineOptions, profile_dir: str, user_options: frozenset[str]
 ) -> wire.Profiled:
     """Return the options with the profile of `tune`, except those in `user_options`."""
-    result = pool.do(wire.FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
-    assert isinstance(result, wire.Profiled)
-    return result
+    return pool.do(wire.FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
 
 
 def _kind_of(num_chars: int) -> WorkKind:

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -27,14 +27,13 @@ from openai_cpu_server.errors import (
     InvalidRequest,
     NativePanic,
     ReaderLost,
-    ServerError,
     StartupError,
     TemplateFailed,
 )
 from openai_cpu_server.fairness import FairQueue
 from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.child import SILENCE, ReaderChild, ReaderDied
-from openai_cpu_server.reader.messages import SHARE_S, ModelSource, Result, Work
+from openai_cpu_server.reader.messages import SHARE_S, ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +46,7 @@ _NO_LIBRARY = f"exit_{UNLOADABLE}"
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
+R = TypeVar("R")
 _encoder = msgspec.msgpack.Encoder()
 _replies = msgspec.msgpack.Decoder(wire.WorkReply)
 
@@ -90,7 +90,7 @@ class _Reader:
         self.open_models: set[int] = set()
         child.send(_encoder.encode(start))
 
-    def do(self, work: Work) -> wire.WorkReply:
+    def do(self, work: wire.WorkFor[R]) -> wire.WorkReply:
         self.child.send(_encoder.encode(work))
         try:
             return _replies.decode(self.child.receive())
@@ -194,17 +194,17 @@ class ReaderPool:
             raise StartupError(str(error)) from None
         except (NativePanic, InvalidRequest, EngineUnavailable) as error:
             raise StartupError(f"{source.path} cannot be read: {error}") from None
-        assert isinstance(opened, wire.ModelOpened)
         assert opened.facts is not None
-        key = OpenedKey(number, source, opened.digest)
-        return key, opened.facts
+        return OpenedKey(number, source, opened.digest), opened.facts
 
     def forget(self, key: OpenedKey) -> None:
         """Let the processes close the model later."""
         for place in self._places:
             place.closed_models.add(key.number)
 
-    def do(self, work: Work, *, model: OpenedKey | None = None, kind: WorkKind = WorkKind.QUICK) -> Result:
+    def do(
+        self, work: wire.WorkFor[R], *, model: OpenedKey | None = None, kind: WorkKind = WorkKind.QUICK
+    ) -> R:
         """Return the result. Raises what the work raises; DeadlyInput if it kills its process repeatedly;
         ReaderLost if the process is killed from outside; EngineUnavailable if no process can be had."""
         if self._refusals and (refusal := self._refusals.get(_digest(work))) is not None:
@@ -279,7 +279,7 @@ class ReaderPool:
                 self._starter.submit(self._start, place)
                 return
 
-    def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
+    def _tried(self, place: _Place, work: wire.WorkFor[R], model: OpenedKey | None) -> R:
         causes: list[str] = []
         began_s = time.monotonic()
         while not _is_settled(causes, time.monotonic() - began_s):
@@ -310,8 +310,11 @@ class ReaderPool:
             "make words and texts shorter, or schemas simpler."
         )
 
-    def _done(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
-        reader = place.reader or self._started(place)
+    def _done(self, place: _Place, work: wire.WorkFor[R], model: OpenedKey | None) -> R:
+        try:
+            reader = place.reader or self._starter.submit(self._start, place).result()
+        except (CancelledError, RuntimeError):  # `close` came first
+            raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
         closed_models, place.closed_models = place.closed_models, set()
         for number in closed_models & reader.open_models:
             reader.open_models.discard(number)
@@ -324,9 +327,12 @@ class ReaderPool:
             reader.child.close()
             with contextlib.suppress(RuntimeError):  # `close` came first
                 self._starter.submit(self._start, place)
-        if isinstance(reply.result, wire.WorkRefused):
-            raise _raised(reply.result)
-        return reply.result
+        if isinstance(refused := reply.result, wire.WorkRefused):
+            if refused.kind == InvalidRequest.__name__:
+                raise InvalidRequest(refused.message, param=refused.param, code=refused.code)
+            kinds = {each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)}
+            raise kinds[refused.kind](refused.message)
+        return cast("R", reply.result)
 
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
         result = reader.do(wire.OpenModel(key=model.number, source=model.source, is_known=True)).result
@@ -337,12 +343,6 @@ class ReaderPool:
         reader.do(wire.CloseModel(model.number))
         message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
-
-    def _started(self, place: _Place) -> _Reader:
-        try:
-            return self._starter.submit(self._start, place).result()
-        except (CancelledError, RuntimeError):  # `close` came first
-            raise EngineUnavailable("The server is shutting down.", _AGAIN_S) from None
 
     def _start(self, place: _Place, child: ReaderChild | None = None) -> _Reader:
         """Runs on the one thread that starts processes, because the kernel ends a child with its thread."""
@@ -358,15 +358,8 @@ class ReaderPool:
         return place.reader
 
 
-def _digest(work: Work) -> bytes:
+def _digest(work: wire.WorkFor[R]) -> bytes:
     return hashlib.sha256(_encoder.encode(work)).digest()
-
-
-def _raised(refused: wire.WorkRefused) -> ServerError:
-    if refused.kind == InvalidRequest.__name__:
-        return InvalidRequest(refused.message, param=refused.param, code=refused.code)
-    kinds = {each.__name__: each for each in (StartupError, TemplateFailed, NativePanic)}
-    return kinds[refused.kind](refused.message)
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:

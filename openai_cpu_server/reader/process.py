@@ -54,19 +54,6 @@ from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.decoders import decoded_picture, load_decoders
 from openai_cpu_server.reader.documents.pdf import rendered_page
 from openai_cpu_server.reader.documents.read import document_parts
-from openai_cpu_server.reader.messages import (
-    MakeGrammar,
-    ModelSource,
-    OpenModel,
-    ReadDocument,
-    ReaderStart,
-    RenderPage,
-    Result,
-    Work,
-    WorkRefused,
-    WorkReply,
-    valid_text,
-)
 from openai_cpu_server.reader.sounds import sound_pieces
 
 _GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
@@ -78,7 +65,7 @@ _PIECES_AT_ONCE, _OPEN_SOUNDS = 8, 2
 
 
 class OpenedModel:
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: wire.ModelSource) -> None:
         self._source = source
         self.vocabulary = Vocabulary.open(Path(source.path))
         try:
@@ -90,10 +77,8 @@ class OpenedModel:
 
     def _read_templates(self) -> None:
         names = ControlNames(control_tokens(self.vocabulary))
-        text = (
-            (self._source.chat_template or self.vocabulary.chat_template) if self._source.generates else None
-        )
-        template = None if text is None else self._compiled(text)
+        text = self._source.chat_template or self.vocabulary.chat_template
+        template = self._compiled(text) if self._source.generates and text is not None else None
         self.prompts = {"": self._chat_prompts(template, names)}
         """By the name of the template, "" for chats."""
         for name, further in self._further_templates():
@@ -164,7 +149,9 @@ class ReaderWorker:
             return self._done(work)
         except ServerError as error:
             param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
-            return wire.WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
+            bases = (StartupError, InvalidRequest)  # subclasses count as their base, which the client knows
+            kind = next((each for each in bases if isinstance(error, each)), type(error))
+            return wire.WorkRefused(kind=kind.__name__, message=str(error), param=param, code=code)
         except (MemoryError, RecursionError) as error:
             message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
             return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
@@ -251,12 +238,6 @@ def _decoded(
     return document_parts(work.data, most_chars=work.most_chars, charset=work.charset)
 
 
-def _kind(error: ServerError) -> str:
-    """Subclasses count as their base, which the client knows."""
-    bases: tuple[type[ServerError], ...] = (StartupError, InvalidRequest)
-    return next((each.__name__ for each in bases if isinstance(error, each)), type(error).__name__)
-
-
 def _template_facts(prompts: ChatPrompts) -> wire.ReadTemplate:
     source = "" if prompts.template is None else prompts.template.source
     return wire.ReadTemplate(prompts.tool_format.name, prompts.reasoning, source)
@@ -281,8 +262,8 @@ _MODEL_S = 60.0
 _NATIVE_S = 5
 """Native code gets this much longer until the process is killed."""
 
-_works: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
-_start: msgspec.msgpack.Decoder[ReaderStart] = msgspec.msgpack.Decoder(ReaderStart)
+_works: msgspec.msgpack.Decoder[wire.Work] = msgspec.msgpack.Decoder(wire.Work)
+_start: msgspec.msgpack.Decoder[wire.ReaderStart] = msgspec.msgpack.Decoder(wire.ReaderStart)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -309,11 +290,13 @@ class _Bounds:
         """Take the present memory as the baseline."""
         self._usual_bytes = self._own.memory_info().rss
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: wire.Work) -> None:
         """Python code is interrupted when the share is used up; native code dies a little later."""
-        share_s = _MODEL_S if isinstance(work, OpenModel) else self.share_s
+        share_s = _MODEL_S if isinstance(work, wire.OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
-        most_bytes = _DOCUMENT_BYTES if isinstance(work, (ReadDocument, RenderPage)) else _DATA_BYTES
+        most_bytes = (
+            _DOCUMENT_BYTES if isinstance(work, (wire.ReadDocument, wire.RenderPage)) else _DATA_BYTES
+        )
         _limit(resource.RLIMIT_DATA, STACK_BYTES + most_bytes)
         self._is_working = True
         signal.setitimer(signal.ITIMER_PROF, share_s)
@@ -353,7 +336,7 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
     while (payload := read_frame(stream)) is not None:
         work = _works.decode(payload)
         result = _contained(worker, work, bounds)
-        if isinstance(work, OpenModel):
+        if isinstance(work, wire.OpenModel):
             gc.freeze()
             bounds.open()
         is_last = bounds.has_grown or bounds.has_interrupted
@@ -362,30 +345,30 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
             return
 
 
-def _encoded(result: Result, *, is_last: bool) -> bytes:
+def _encoded(result: wire.Result, *, is_last: bool) -> bytes:
     """Unpaired surrogates, which PDFs, JSON and messages of errors may have, become U+FFFD."""
     try:
-        return _encoder.encode(WorkReply(result, is_last))
+        return _encoder.encode(wire.WorkReply(result, is_last))
     except UnicodeEncodeError:
         valid = msgspec.convert(
-            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), Result
+            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), wire.Result
         )
-        return _encoder.encode(WorkReply(valid, is_last))
+        return _encoder.encode(wire.WorkReply(valid, is_last))
 
 
 def _valid(value: object) -> object:
     if isinstance(value, str):
-        return valid_text(value)
+        return wire.valid_text(value)
     if isinstance(value, dict):
         return {_valid(key): _valid(one) for key, one in value.items()}
     return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
 
 
-def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
+def _contained(worker: ReaderWorker, work: wire.Work, bounds: _Bounds) -> wire.Result:
     """Rust panics arrive as BaseException."""
     try:
         try:
-            if isinstance(work, MakeGrammar):
+            if isinstance(work, wire.MakeGrammar):
                 pkgutil.resolve_name(_GRAMMARS)  # the import is in no client's share
             bounds.begin(work)
             return worker.do(work)
@@ -393,9 +376,9 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
             bounds.end()
     except _ShareUsed:
         message = f"Reading this takes more than {bounds.share_s:g} seconds of computing."
-        return WorkRefused(kind=InvalidRequest.__name__, message=message)
+        return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
     except BaseException as panic:
-        return WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
+        return wire.WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def _decoded(data: bytes, rate: int) -> Iterator[np.ndarray]:
             first = next(blocks, None)
         except (MemoryError, RecursionError):
             raise
-        except Exception:  # the library knows no more than that it is none
+        except Exception:  # the library does not say why
             first = None
         if first is not None:
             yield first

@@ -37,15 +37,14 @@ class _Candidates:
     def of(cls, running: Seq[Sequence], *, mixes: bool) -> _Candidates:
         found = cls()
         for sequence in running:
-            found._group_of(sequence).append(sequence)
+            if _is_interactive(sequence):
+                group = found.decoding if sequence.is_decoding else found.prefilling
+            else:
+                group = found.batch_decoding if sequence.is_decoding else found.batch_prefilling
+            group.append(sequence)
         if not mixes and (found.prefilling or found.batch_prefilling):
             return cls(prefilling=found.prefilling, batch_prefilling=found.batch_prefilling)
         return found
-
-    def _group_of(self, sequence: Sequence) -> list[Sequence]:
-        if _is_interactive(sequence):
-            return self.decoding if sequence.is_decoding else self.prefilling
-        return self.batch_decoding if sequence.is_decoding else self.batch_prefilling
 
     @property
     def interactive(self) -> list[Sequence]:
@@ -121,7 +120,11 @@ class Composer:
         """Account for a step whose tokens are final. Batch work pays for its share of the tokens; its
         credit lapses without a step or without work of both priorities."""
         running = list(running)
-        self._account_streams(plan, step_ms, running)
+        streams = [s for s in running if _is_interactive(s) and s.is_decoding]
+        if streams:
+            self._slack.account(step_ms, brings_tokens=all(s in plan.parts for s in streams))
+        else:
+            self._slack.fill()
         if not plan.num_tokens or len({s.request.priority for s in running}) < len(Priority):
             self._credit.lapse()
             return
@@ -131,13 +134,6 @@ class Composer:
     def let_wait(self, ms: float) -> None:
         """Charge streams for the time in which other groups computed."""
         self._slack.account(ms, brings_tokens=False)
-
-    def _account_streams(self, plan: StepPlan, step_ms: float, running: Seq[Sequence]) -> None:
-        streams = [s for s in running if _is_interactive(s) and s.is_decoding]
-        if streams:
-            self._slack.account(step_ms, brings_tokens=all(s in plan.parts for s in streams))
-        else:
-            self._slack.fill()
 
     def _step_of_batch(
         self, wanted: _Candidates, capacity: StepCapacity, prices: StepPrices
@@ -174,10 +170,10 @@ def _is_interactive(sequence: Sequence) -> bool:
     return sequence.request.priority is Priority.INTERACTIVE
 
 
+@dataclass(frozen=True)
 class _Composition:
-    def __init__(self, plan: StepPlan, prices: StepPrices) -> None:
-        self.plan = plan
-        self._prices = prices
+    plan: StepPlan
+    prices: StepPrices
 
     def decode(self, decoding: Seq[Sequence], burst_ms: float) -> None:
         for sequence in decoding:
@@ -197,8 +193,8 @@ class _Composition:
             self._read_level(prefilling, budget_ms)
             return
         plan, first, apart = self.plan, prefilling[0], self.plan.copy()
-        unread = min(sum(map(plan.left_of, prefilling)), max(TILE_TOKENS, self._prices.chunk_room(plan)))
-        fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
+        unread = min(sum(map(plan.left_of, prefilling)), max(TILE_TOKENS, self.prices.chunk_room(plan)))
+        fits, least = self.prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
         reason = StepReason.PROMPT if fits >= least else StepReason.LEAST
         end = plan.num_tokens + max(fits, least)
         plan.add(first, -(-max(fits, least) // 2), reason)
@@ -217,9 +213,9 @@ class _Composition:
             trial = plan.copy()
             for sequence in chosen:
                 trial.add(sequence, level, StepReason.PROMPT)
-            return self._prices.ms(trial)
+            return self.prices.ms(trial)
 
-        room = max(1, self._prices.chunk_room(plan) // len(chosen))
+        room = max(1, self.prices.chunk_room(plan) // len(chosen))
         most = min(max(map(plan.left_of, chosen)), room)
         level = most if ms(most) <= budget_ms else bisect_right(range(1, most), budget_ms, key=ms)
         reason = StepReason.PROMPT if level * len(chosen) >= TILE_TOKENS else StepReason.LEAST
@@ -232,8 +228,8 @@ class _Composition:
         """Return True if the sum of times to first token falls when these tokens are not left to a later
         step. Sequences that end with this step wait for them; the others would wait for the later step."""
         ending = sum(not self.plan.left_of(one) for one in prefilling)
-        delay_ms = self._prices.ms_with(self.plan, sequence, num_tokens) - self._prices.ms(self.plan)
-        saved_ms = self._prices.ms_with(apart, sequence, num_tokens) - delay_ms
+        delay_ms = self.prices.ms_with(self.plan, sequence, num_tokens) - self.prices.ms(self.plan)
+        saved_ms = self.prices.ms_with(apart, sequence, num_tokens) - delay_ms
         return ending * delay_ms <= (len(prefilling) - ending) * saved_ms
 
     def add_batch(self, wanted: _Candidates, budget_ms: float, reason: StepReason | None = None) -> None:
@@ -244,7 +240,7 @@ class _Composition:
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
         self._add_forced(decoding, budget_ms, reason or StepReason.FORCED)
         for sequence in wanted.batch_prefilling:
-            num_tokens = min(sequence.readable, self._prices.chunk_room(self.plan))
+            num_tokens = min(sequence.readable, self.prices.chunk_room(self.plan))
             self._add_within(sequence, num_tokens, budget_ms, reason or StepReason.PROMPT)
         if not self.plan.num_tokens:
             for sequence in wanted.batch[:1]:
@@ -252,7 +248,7 @@ class _Composition:
 
     def fill_tile(self, sequences: Seq[Sequence]) -> None:
         plan = self.plan
-        size = self._prices.worthwhile_size(plan.num_tokens)
+        size = self.prices.worthwhile_size(plan.num_tokens)
         for sequence in sequences:
             plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), StepReason.TILE)
 
@@ -262,7 +258,7 @@ class _Composition:
             self._add_within(sequence, self.plan.left_of(sequence), budget_ms, reason)
 
     def _add_within(self, sequence: Sequence, wanted: int, budget_ms: float, reason: StepReason) -> None:
-        self.plan.add(sequence, self._prices.fit(self.plan, sequence, wanted, budget_ms), reason)
+        self.plan.add(sequence, self.prices.fit(self.plan, sequence, wanted, budget_ms), reason)
 
 
 Key = str | None
@@ -404,6 +400,7 @@ _MOST_GIVEN_UP = 2
 """Maximum times that an unfinished encoding is discarded for better work; then it is completed."""
 
 
+@dataclass(eq=False)
 class EncodingTurns:
     """Encoder of one media item at a time, in a slice behind the tokens of each step.
 
@@ -412,13 +409,12 @@ class EncodingTurns:
     for batch work. For a batch item beside interactive work it is the share of batch work.
     """
 
-    def __init__(self, options: StepOptions) -> None:
-        self._options = options
-        self._current: Sequence | None = None
-        """Sequence whose item is unfinished."""
-        self._spent_ms = 0.0
-        self._row_ms: dict[str, float] = {}
-        """Recent time per row, by kind of media."""
+    options: StepOptions
+    _current: Sequence | None = None
+    """Sequence whose item is unfinished."""
+    _spent_ms: float = 0.0
+    _row_ms: dict[str, float] = field(default_factory=dict)
+    """Recent time per row, by kind of media."""
 
     def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
         wanting = [sequence for sequence in running if sequence.has_to_encode]
@@ -466,11 +462,10 @@ class EncodingTurns:
     @property
     def slice_ms(self) -> float:
         """Time behind each step for an item that a client waits for."""
-        return max(_LEAST_MS, self._options.preempt_threshold_ms)
+        return max(_LEAST_MS, self.options.preempt_threshold_ms)
 
     def _slice_ms(self, chosen: Sequence, running: Seq[Sequence], step_ms: float) -> float:
-        options = self._options
         is_beside = any(s.request.priority is Priority.INTERACTIVE for s in running)
         if chosen.request.priority is Priority.INTERACTIVE or not is_beside:
             return self.slice_ms
-        return max(_LEAST_MS, options.batch_floor * step_ms)
+        return max(_LEAST_MS, self.options.batch_floor * step_ms)

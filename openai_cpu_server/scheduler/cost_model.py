@@ -187,8 +187,11 @@ class ThreadCosts:
 
     def use(self, threads: int) -> None:
         if threads not in self._models:
-            full = self._models[self._most]
-            self._models[threads] = CostModel(_slowed(full.curve, self._most / threads))
+            full, factor = self._models[self._most].curve, self._most / threads
+            slowed = ((n, ms * (1 + (factor - 1) * (1 - _MEMORY_BOUND / n))) for n, ms in full.step_ms)
+            attended_ms = factor * full.attended_ms
+            curve = CostCurve(step_ms=tuple(slowed), attended_ms=attended_ms, state_ms=full.state_ms)
+            self._models[threads] = CostModel(curve)
         self._now, model = threads, self._models[threads]
         self.predict_ms, self.refine = model.predict_ms, model.refine
         self.cheapest_size, self.free_size = model.cheapest_size, model.free_size
@@ -201,14 +204,6 @@ class ThreadCosts:
     def slowdown(self, size: StepSize, attended: int = 0) -> float:
         alone_ms = self._models[self._most].predict_ms(size, attended)
         return self.predict_ms(size, attended) / alone_ms if alone_ms > 0 else 1.0
-
-
-def _slowed(curve: CostCurve, factor: float) -> CostCurve:
-    return CostCurve(
-        step_ms=tuple((n, ms * (1 + (factor - 1) * (1 - _MEMORY_BOUND / n))) for n, ms in curve.step_ms),
-        attended_ms=factor * curve.attended_ms,
-        state_ms=curve.state_ms,
-    )
 
 
 class _Factor:
@@ -392,7 +387,9 @@ class LearnedCosts:
         copying_ms = self._copies.predict_ms(step.verbs)
         if not step.spans:
             return copying_ms
-        size = self._size(step)
+        size: StepSize = step.num_tokens + step.padding
+        if self._equal_parts:
+            size = equal_passes(span.num_tokens for span in step.spans)
         switch_ms = self.switch_ms if self._is_switch(step) else 0.0
         return copying_ms + switch_ms + self.of(step.adapter).predict_ms(size, attended)
 
@@ -419,11 +416,6 @@ class LearnedCosts:
 
     def forget_adapter(self, key: str) -> None:
         self._slowdowns.pop(key, None)
-
-    def _size(self, step: Step) -> StepSize:
-        if self._equal_parts:
-            return equal_passes(span.num_tokens for span in step.spans)
-        return step.num_tokens + step.padding
 
     def _is_switch(self, step: Step) -> bool:
         return step.adapter != self._computed_with

@@ -144,7 +144,9 @@ class BlockTree:
 
     def add(self, number: int, tokens: Tokens, parent: Block | None, namespace: str) -> Block:
         """`parent`: None for the first block of a text."""
-        branch = parent or self._root(namespace)
+        branch: Branch | None = parent or self._roots.get(namespace)
+        if branch is None:
+            branch = self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
         name = block_hash(branch.name, tokens)
         block = Block(number=number, tokens=tokens, parent=branch, name=name)
         branch.children[tokens] = block
@@ -176,11 +178,6 @@ class BlockTree:
         for block in blocks:
             assert is_block(block.tokens)
             assert block.is_whole or not block.children, "only whole blocks have children"
-
-    def _root(self, namespace: str) -> _Root:
-        if namespace not in self._roots:
-            self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
-        return self._roots[namespace]
 
 
 _NOWHERE = Branch(name=0)
@@ -427,7 +424,9 @@ class SavedPrefixes:
                 self._books.block_bytes, path, dropped
             ):
                 start = len(path) * BLOCK_TOKENS
-                block = self._add(path, tuple(tokens[start : start + BLOCK_TOKENS]), namespace)
+                piece, parent = tuple(tokens[start : start + BLOCK_TOKENS]), path[-1] if path else None
+                block = self._books.attach(self._number(), piece, parent, namespace)
+                path.append(block)
                 dropped += self._supersede(block)
                 saved.append((block.number, start, start + len(block.tokens)))
             if gain and self._books.make_room(self._books.state_bytes, path, dropped):
@@ -548,11 +547,6 @@ class SavedPrefixes:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
-
-    def _add(self, path: list[Block], tokens: tuple[int, ...], namespace: str) -> Block:
-        block = self._books.attach(self._number(), tokens, path[-1] if path else None, namespace)
-        path.append(block)
-        return block
 
 
 def _numbers(path: Sequence[Block]) -> tuple[int, ...]:

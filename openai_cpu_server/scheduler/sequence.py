@@ -242,6 +242,10 @@ class SequenceAdvance:
     fault: str | None = None
     """Other failure of this sequence only, or None. The caller must finish the sequence."""
 
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None or self.fault is not None
+
 
 class PriorityPolicy:
     """Interactive before batch; clients take turns; first come, first served.

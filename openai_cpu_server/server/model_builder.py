@@ -28,8 +28,9 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
-from openai_cpu_server.model_source import hold, hub_cache
+from openai_cpu_server.model_source import hold
 from openai_cpu_server.model_source.folder import ModelFolder
+from openai_cpu_server.model_source.lazy_hub import hub
 from openai_cpu_server.models.defaults import ModelDefaults
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
@@ -232,7 +233,7 @@ class ModelParts(NamedTuple):
             write_template=self.read.write_template,
             content_digest=content_digest(model_files(self.header)),
         )
-        weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
+        weakref.finalize(served, self.read.close)  # requests that have chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
         served.release_files = weakref.finalize(served, lambda: [file.close() for file in held])
         return served
@@ -256,7 +257,7 @@ def reader_pool(
         linked = {path.resolve().parent for path in ModelFolder(root).names().values()}
         folders += [root, *linked]
     if settings.allow_pull:
-        cache = hub_cache()
+        cache = hub.cache_folder()
         cache.mkdir(parents=True, exist_ok=True)  # what is not there at their start they can never read
         folders.append(cache)
     return ReaderPool(folders, child=child, opens_media=opens_media)

@@ -393,7 +393,7 @@ def estimate_model(
     if generates:
         options = msgspec.structs.replace(options, kv_tokens=cells)
     elif options.kv_tokens is None:
-        # Said once: what memory is free at each load would make it another length, and refuse late.
+        # Fixed now, because the free memory at each load would give another length, and reject requests late.
         free = Machine().free_memory() if share is None else share.own_bytes or share.budget_bytes
         longest = tokens_that_fit(free - need.total, vocabulary.vocab_size)
         options = msgspec.structs.replace(options, kv_tokens=longest)
@@ -417,7 +417,7 @@ def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: Me
     try:
         return pool_cells(None, token_bytes, max(0, free))
     except StartupError:
-        return CELLS_GRANULARITY  # it will be said that it does not fit, with all of the arithmetic
+        return CELLS_GRANULARITY  # the keeper will report that it does not fit, with the arithmetic
 
 
 def _info(

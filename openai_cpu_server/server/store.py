@@ -165,7 +165,7 @@ class FleetStore:
         async for step in _fetching(_source(name)):
             if step.status == "success":
                 done = step
-            elif step.status != "asking":  # that was said
+            elif step.status != "asking":  # it is the first step of every pull
                 emit(step)
         if done is None or done.path is None or done.name is None:
             raise PullFailed(f"Fetching '{name}' ended without a word; the server's log may say more.")

@@ -69,10 +69,11 @@ _FILES = """\
 These are the kinds of files that requests may have. The server detects them by their content, whatever their
 names and media types say. [Pictures and files](pictures.md) has the ways to send them, and their limits.
 
-An extra is a part of the package: `pip install 'openai-cpu-server[documents,sound,heic]'`. Readers decode all
-files within limits of memory and CPU time. Encrypted files, archives that unpack to more than 128 MiB of XML,
-and XML that declares entities are refused. Macros are not read. The text of a document names its parts that
-are not shown, such as pictures, and a damaged page does not stop the others.
+[Extras](start.md#extras) are parts of the package: `scripts/serve --with documents,sound,heic`, or
+`pip install 'openai-cpu-server[documents,sound,heic]'`. Readers decode all files within limits of memory and
+CPU time. Encrypted files, archives that unpack to more than 128 MiB of XML, and XML that declares entities
+are refused. Macros are not read. The text of a document names its parts that are not shown, such as pictures,
+and a damaged page does not stop the others.
 """
 
 

@@ -11,7 +11,7 @@ import msgspec
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.completions.render import CompletionRenderer
 from openai_cpu_server.api.generation.call import CallThinking, Prompt, ResolvedRequest, ToolCallStyle
-from openai_cpu_server.api.generation.renderer import GatheredAnswer
+from openai_cpu_server.api.generation.renderer import GatheredAnswer, GatheredCall
 from openai_cpu_server.api.generation.route import events
 from openai_cpu_server.api.generation.running import Tally
 from openai_cpu_server.api.messages.render import MessagesRenderer
@@ -122,7 +122,7 @@ def whole(renderer: Renders, of: ResolvedRequest, *steps: TokenEvent) -> bytes:
     for event in chain.from_iterable(told(of, steps)):
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return renderer.whole(of, PIECES, answers, figures(of, finishes))
+    return renderer.whole(GatheredCall(of, PIECES, answers, figures(of, finishes)))
 
 
 def figures(of: ResolvedRequest, finishes: Mapping[str, Finish]) -> Figures:

@@ -7,7 +7,7 @@ from inline_snapshot import external_file
 from starlette.exceptions import HTTPException
 
 from openai_cpu_server import errors
-from openai_cpu_server.http.errors import TABLE, error_response
+from openai_cpu_server.http.errors import OPENAI, TABLE
 
 FAILURES = [
     errors.InvalidRequest("no", param="n", code="invalid_value"),
@@ -47,7 +47,7 @@ def test_every_failure_is_told_as_recorded() -> None:
     """Its status, its headers, which say what to do, and the bytes of its body."""
     record = ""
     for error in FAILURES:
-        response = error_response(error, request_id="r1")
+        response = OPENAI.response(error, "r1")
         record += f"=== {type(error).__name__}\n\n{response.status_code}\n"
         record += "".join(f"{name}: {value}\n" for name, value in response.headers.items())
         record += f"\n{bytes(response.body).decode()}\n\n"
@@ -58,7 +58,7 @@ def test_every_failure_is_told_as_recorded() -> None:
     "error", [KeyError("secret"), errors.ServerError("secret"), errors.StartupError("secret")]
 )
 def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
-    response = error_response(error, request_id="r1")
+    response = OPENAI.response(error, "r1")
     assert response.status_code == 500
     assert b"secret" not in response.body
     assert b"r1" in response.body

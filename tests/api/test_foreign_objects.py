@@ -7,13 +7,16 @@ import io
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
 from openai_cpu_server.http.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
@@ -23,7 +26,7 @@ from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from openai_cpu_server.models.registry import ModelRegistry, Preset
 from tests.access_table import NEEDED
 from tests.api.asgi import exchange
-from tests.api.fake_engine import FakeEngine
+from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, named, served
 from tests.api.sockets import connected
@@ -108,8 +111,8 @@ async def working(jobs: Jobs) -> AsyncIterator[Jobs]:
 class World:
     """Objects of ann, by kind, and clients with three keys: bob and boss may not use ann's models."""
 
-    def __init__(self, ann: httpx.AsyncClient, app: Starlette) -> None:
-        self.ann, self.app = ann, app
+    def __init__(self, ann: httpx.AsyncClient, app: Starlette, secret: FakeEngine) -> None:
+        self.ann, self.app, self.secret = ann, app, secret
         self.ids: dict[str, str] = {
             "a model": "secret",
             "an adapter": "secret:french",
@@ -182,7 +185,7 @@ async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     async with working(jobs):
         app = create_api(models, OPTIONS, keys=keys, jobs=jobs, mcp=mcp).app
         async with client(app, of("ann")) as of_ann:
-            world = World(of_ann, app)
+            world = World(of_ann, app, secret)
             await world.make()
             engine.goes_on.clear()
             body = {"messages": HI, "max_tokens": 9, "stream": True}
@@ -238,6 +241,33 @@ async def test_lists_and_refusals_name_what_the_key_may_use(there: World) -> Non
             assert "french" not in text
             assert "polite" not in text
             assert "secret" not in text.replace(f"'{model}'", "")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_a_probe_names_what_its_key_may_use(there: World, path: str) -> None:
+    usable = {"ann": ["fake", "secret"], "bob": ["fake"], "nobody": [], "": []}
+    for state in (EngineState.READY, EngineState.FAILED):
+        there.secret.told = msgspec.structs.replace(READY, state=state, reason="secret.gguf is damaged")
+        for key, names in usable.items():
+            async with client(there.app, of(key) if key else {}) as http:
+                answer = (await http.get(path)).json()
+            assert list(answer["models"]) == names
+            assert answer["model"] == next(iter(names), None)
+            assert answer["status"] == ("ready" if state is EngineState.READY else "degraded")
+            assert ("secret" in str(answer)) == (key == "ann")
+    there.secret.told = READY
+
+
+@pytest.mark.parametrize("state", [EngineState.FAILED, EngineState.RESTARTING, EngineState.STOPPED])
+async def test_the_refusal_of_a_probe_names_no_file_without_a_key(state: EngineState, tmp_path: Path) -> None:
+    engine = FakeEngine(told=msgspec.structs.replace(READY, state=state, reason="/a/secret.gguf is damaged"))
+    app = create_api(served(engine), OPTIONS, keys=key_ring(tmp_path, ann=SCOPES)).app
+    async with client(app) as http:
+        stranger, wrong = await http.get("/ready"), await http.get("/ready", headers=of("nobody"))
+        known = await http.get("/ready", headers=of("ann"))
+    assert {each.status_code for each in (stranger, wrong, known)} == {503}
+    assert "secret" not in stranger.text + wrong.text
+    assert "/a/secret.gguf is damaged" in known.json()["error"]["message"]
 
 
 async def test_the_objects_are_there_for_their_own_key(there: World) -> None:

@@ -28,7 +28,7 @@ from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 
 FOLDER = Path(__file__).parent / "refused"
 NEVER_STREAM = {
-    *("adapters", "classify", "control", "detokenize"),
+    *("adapters", "batches", "classify", "control", "detokenize"),
     *("embeddings", "generate_batch", "rerank", "tokenize"),
 }
 

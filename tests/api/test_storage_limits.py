@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
@@ -103,6 +104,18 @@ async def test_so_many_files_and_no_more(tmp_path: Path) -> None:
         assert (await upload(http, "bob", b"x")).status_code == 200
         await http.delete(f"/v1/files/{first.json()['id']}", headers=of("ann"))
         assert (await upload(http, "ann", b"x")).status_code == 200
+
+
+async def test_a_file_may_be_larger_than_other_bodies_and_has_a_limit_and_a_purpose(
+    engine: FakeEngine, jobs: Jobs
+) -> None:
+    limits = msgspec.structs.replace(OPTIONS, max_body_bytes=KB, max_file_bytes=2 * KB)
+    async with client(create_api(served(engine), limits, jobs=jobs).app) as http:
+        assert (await upload(http, "nobody", b"x" * 2 * KB)).status_code == 200
+        assert (await upload(http, "nobody", b"x" * 2 * KB * KB)).status_code == 413
+        files, wrong = {"file": ("a.jsonl", b"{}")}, {"purpose": "fine-tune"}
+        refused = await http.post("/v1/files", files=files, data=wrong)
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "purpose")
 
 
 async def test_so_many_bytes_of_files_and_no_more(tmp_path: Path) -> None:

@@ -153,9 +153,14 @@ MISSING = [
     ("--host 203.0.113.9", "cannot listen on 203.0.113.9:"),
     ("--port {port}", "Address already in use"),
 ]
-FOUND_LATER = [
+AT_ONCE = [
     ("--memory 1", "(--memory 1 MiB)"),
     ("--ctx-size 2000000000", "Not enough memory for the KV pool"),
+    ("--ssl-certfile /nowhere.pem", "cannot use --ssl-certfile /nowhere.pem"),
+    ("--api-keys /nowhere.toml", "cannot read the keys of /nowhere.toml"),
+]
+DRAFTER = Path(__file__).parents[2] / "model_assets" / "demo-draft.gguf"
+FOUND_LATER = [
     ("--cache-dir {folder}/empty", "--cache-dir: {folder}/empty is not a folder"),
     ("--cache-file {folder}", "--cache-file: {folder} is a folder"),
     ("--chat-template /nowhere", "cannot read /nowhere"),
@@ -164,6 +169,7 @@ FOUND_LATER = [
     ("--pin-prompt {folder}/empty", "there is nothing to pin in"),
     ("--draft-model /nowhere.gguf", "there is no file /nowhere.gguf"),
     ("--draft-model {folder}/bad.gguf", "its header ends too early"),
+    ("--draft-model {drafter}", "demo-draft.gguf has another tokenizer"),
     ("--mmproj {folder}/bad.gguf", "its header ends too early"),
     ("--adapter a=/nowhere.gguf", "there is no file /nowhere.gguf"),
     ("--adapter-dir /nowhere", "--adapter-dir: there is no folder"),
@@ -176,8 +182,6 @@ FOUND_LATER = [
     ("--jobs-db mysql://x", "--jobs-db: mysql is not supported"),
     ("--limits-url http://x", "--limits-url: expected redis://HOST:PORT"),
     ("--otel-endpoint nonsense", "--otel-endpoint: expected http://HOST:PORT"),
-    ("--ssl-certfile /nowhere.pem", "cannot use --ssl-certfile /nowhere.pem"),
-    ("--api-keys /nowhere.toml", "cannot read the keys of /nowhere.toml"),
     ("--api-keys {folder}/broken.toml", "cannot read the keys of"),
 ]
 
@@ -212,8 +216,9 @@ def test_tables_of_wrong_types(text: str, line: str, tmp_path: Path) -> None:
     assert refused(f"--config={config}", *model).startswith(line)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "line"), FOUND_LATER)
+@pytest.mark.parametrize(
+    ("arguments", "line"), [*AT_ONCE, *(pytest.param(*each, marks=pytest.mark.slow) for each in FOUND_LATER)]
+)
 def test_what_is_found_when_the_model_is_read(arguments: str, line: str, folder: Path) -> None:
-    given = arguments.format(folder=folder).split()
+    given = arguments.format(folder=folder, drafter=DRAFTER).split()
     assert line.format(folder=folder) in refused("--model=demo", *given)

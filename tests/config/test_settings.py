@@ -88,12 +88,8 @@ HOSTS = ("http://llm.example", "llm.example:80")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--port x", "--port"),
         ("--cache-isolation salt", "--cache-isolation"),
-        ("--ctx-size 1", "--ctx-size"),
-        ("--batch-floor 2", "--batch-floor"),
         ("--config /nowhere.toml", "no configuration file"),
-        ("--threads 513", "--threads"),
         ("--bogus", "^unknown option --bogus .see openai-cpu-server serve --help.$"),
         ("--ctx-sise 4096", "^unknown option --ctx-sise; did you mean --ctx-size[?]$"),
         ("--ctx=4096", "^unknown option --ctx; did you mean --ctx-size[?]$"),

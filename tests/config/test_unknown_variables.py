@@ -40,3 +40,26 @@ def test_a_name_that_is_no_option_ends_the_start(
 def test_names_of_kubernetes_and_of_others_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
     assert read_settings([]).port == 8000
+
+
+@pytest.mark.parametrize(
+    "name", ["api_key", "API-KEYS", "ocs-api-key", "ocs.api.key", "ssl.keyfile", "limits-url"]
+)
+def test_a_secret_by_another_name_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """The server would start without it."""
+    (tmp_path / name).write_text("secret")
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
+    meant = "OCS_" + name.upper().replace("-", "_").replace(".", "_").removeprefix("OCS_")
+    with pytest.raises(
+        StartupError, match=f"{name} is not an option of this server: did you mean {meant}[?]"
+    ):
+        read_settings([])
+
+
+@pytest.mark.parametrize("name", ["..data", "..2026_11_29", "db_password", "tls.crt", "port"])
+def test_secrets_of_others_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("1")
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
+    assert read_settings([]).port == 8000

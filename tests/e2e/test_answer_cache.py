@@ -1,19 +1,19 @@
-"""The cache of answers on a real server with SmolLM2 and MiniLM, over restarts, and between two servers."""
+"""The cache of answers on a real server with SmolLM2 and MiniLM.
+
+A store that is opened again: tests/answers/test_stores.py; a model's file that changes:
+tests/api/test_answer_cache.py.
+"""
 
 from __future__ import annotations
 
-import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.serving import key_file
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -40,23 +40,14 @@ def ask(server: ServerProcess, text: str, key: str = "ann") -> tuple[str, str]:
     """What the cache did, and the answer. A question that is embedded too late, on a machine that is busy
     elsewhere, is compared with none: it is asked again."""
     body = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
-    return answered(
-        server, "/v1/chat/completions", {**body}, lambda choice: choice["message"]["content"], key
-    )
-
-
-def answered(
-    server: ServerProcess, path: str, body: object, text: Callable[[Any], str], key: str = "ann"
-) -> tuple[str, str]:
-    """It is asked again where the store came late, on a machine that is busy elsewhere."""
     answers = list[httpx.Response]()
 
     def is_looked_up() -> bool:
-        answers.append(server.post(path, json=body, headers={"x-api-key": key}))
+        answers.append(server.post("/v1/chat/completions", json=body, headers={"x-api-key": key}))
         return answers[-1].headers["x-cache"] != "bypass"
 
     wait_until(is_looked_up)
-    return answers[-1].headers["x-cache"], text(answers[-1].json()["choices"][0])
+    return answers[-1].headers["x-cache"], answers[-1].json()["choices"][0]["message"]["content"]
 
 
 def kept(server: ServerProcess, at_least: int) -> None:
@@ -75,30 +66,3 @@ def test_a_paraphrase_is_answered_alike(server: ServerProcess) -> None:
     assert ask(server, PARAPHRASE) == ("semantic; similarity=0.99", answer)
     assert ask(server, "Is it not safe to eat raw eggs?")[0] == "miss"
     assert ask(server, PARAPHRASE, key="bob")[0] == "miss"
-
-
-TINY_OPTIONS = ("--ctx-size", "512", "--cache-mb", "0")
-
-
-def complete(server: ServerProcess) -> tuple[str, str]:
-    body = {"prompt": "x", "max_tokens": 9, "seed": 3}
-    return answered(server, "/v1/completions", body, lambda choice: choice["text"])
-
-
-@pytest.mark.slow
-def test_kill_9_forgets_nothing_and_another_file_answers_itself(tmp_path: Path) -> None:
-    model = tmp_path / "m.gguf"
-    shutil.copy(tiny_model_path(), model)
-    options = ("--model", str(model), "--answer-cache", str(tmp_path / "a.db"), *TINY_OPTIONS)
-    with ServerProcess(*options) as first:
-        said, text = complete(first)
-        kept(first, 1)
-        first.stop(signal.SIGKILL)
-    assert said == "miss"
-    with ServerProcess(*options) as second:
-        assert complete(second) == ("exact", text)
-    other = tmp_path / "other.gguf"
-    other.write_bytes(model.read_bytes() + b"\0")
-    other.rename(model)
-    with ServerProcess(*options) as third:
-        assert complete(third)[0] == "miss"

@@ -1,4 +1,8 @@
-"""The batch API: the official SDK, unchanged, against the real server process."""
+"""The batch API: the official SDK, unchanged, against the real server process.
+
+Objects of other keys, and ids that do not exist: tests/api/test_foreign_objects.py; what is refused:
+tests/api/refused.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.e2e.serving import key_file, sdk, tiny_server
+from tests.e2e.serving import sdk, tiny_server
 from tests.server_process import ServerProcess
 from tests.waiting import wait_until
 
@@ -105,78 +109,6 @@ def test_a_batch_from_upload_to_output(client: openai.OpenAI) -> None:
     wrong = ended(client, begin(client, jsonl([good[0], good[0]])).id)
     assert wrong.status == "failed"
     assert [(e.line, e.code) for e in wrong.errors.data or []] == [(2, "duplicate_custom_id")]
-
-
-def test_files_and_batches_belong_to_the_key_that_made_them(tmp_path: Path) -> None:
-    """They are listed page by page, and uploads have a limit of their own."""
-    file = key_file(tmp_path / "keys.toml", {"ann": "", "bob": ""})
-    options = ("--api-keys", str(file), "--max-file-mb", "2", "--max-body-mb", "1")
-    with tiny_server(*options) as server, sdk(server, "ann") as ann, sdk(server, "bob") as bob:
-        ids = [upload(ann, jsonl([chat_row(n)])) for n in range(3)]
-        assert [file.id for file in ann.files.list(limit=2)] == ids[::-1]
-        assert [file.id for file in ann.files.list(order="asc", after=ids[0])] == ids[1:]
-        batch = begin(ann, jsonl([chat_row(0)]))
-        done = ended(ann, batch.id)
-        assert done.status == "completed"
-        assert (list(bob.files.list()), list(bob.batches.list())) == ([], [])
-        for refused in (
-            lambda: bob.files.content(batch.input_file_id),
-            lambda: bob.files.delete(batch.input_file_id),
-            lambda: bob.files.content(done.output_file_id or ""),
-            lambda: bob.files.delete(done.output_file_id or ""),
-            lambda: bob.batches.cancel(batch.id),
-            lambda: bob.batches.create(
-                input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"
-            ),
-        ):
-            with pytest.raises(openai.NotFoundError):
-                refused()
-        assert ann.files.delete(ids[2]).deleted
-        with pytest.raises(openai.NotFoundError, match=f"No such File object: {ids[2]}"):
-            ann.files.retrieve(ids[2])
-        with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'completed'"):
-            ann.batches.cancel(batch.id)
-        assert upload(ann, b"x" * 2 * 2**20)
-        connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
-        connection.putrequest("POST", "/v1/files")
-        for name, value in (("content-length", str(3 * 2**20)), ("x-api-key", "ann")):
-            connection.putheader(name, value)
-        connection.endheaders()
-        assert connection.getresponse().status == 413
-        connection.close()
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"endpoint": "/v1/moderations"}, "endpoint"),
-        ({"completion_window": "soon"}, "completion_window"),
-        ({"completion_window": "0h"}, "completion_window"),
-        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
-        ({"extra_body": {"colour": "red"}}, "colour"),
-        ({"input_file_id": "file-1"}, "input_file_id"),
-    ],
-)
-def test_a_wrong_batch_is_refused_by_name(
-    client: openai.OpenAI, change: dict[str, object], param: str
-) -> None:
-    asked = {"input_file_id": upload(client, b"x\n"), "endpoint": CHAT, "completion_window": "24h", **change}
-    with pytest.raises(openai.APIStatusError) as refusal:
-        client.batches.create(**asked)  # type: ignore[arg-type]
-    assert (refusal.value.param, refusal.value.status_code) == (param, 404 if "file" in param else 400)
-
-
-def test_what_there_is_not_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="'fine-tune' is not supported") as purpose:
-        client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
-    assert purpose.value.param == "purpose"
-    for listing in (client.files.list, client.batches.list):
-        with pytest.raises(openai.NotFoundError) as refusal:
-            listing(after="no-such-id")
-        assert refusal.value.param == "after"
-    with pytest.raises(openai.NotFoundError, match="No batch found with id 'batch_1'"):
-        client.batches.retrieve("batch_1")
 
 
 def test_a_file_that_is_deleted_while_it_is_read_is_cut(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.documents import samples, scanned
+from tests.documents import scanned
 from tests.e2e.serving import attack, sdk
 from tests.lazy import Lazy
 from tests.pdfs import pdf
@@ -83,22 +83,6 @@ def test_the_text_of_a_pdf_stands_where_it_was_attached(server: ServerProcess) -
     assert told in text
     assert "The parcel" in prompt(server, attached(base64_of(LETTER), None))
     assert "The parcel" in prompt(server, attached(uri(pdf("The parcel", compressed=False))))
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        ("Grüße,\t1;2\r\n".encode(), "Grüße,\t1;2"),
-        ("\ufeffGrüße".encode(), "Grüße"),
-        ("Grüße".encode("utf-16"), "Grüße"),
-        ("Grüße – “so”".encode("cp1252"), "Grüße – “so”"),
-        (b'{"a": [1]}', '{"a": [1]}'),
-    ],
-)
-def test_files_of_text_are_told_in_whatever_they_are_encoded(
-    server: ServerProcess, data: bytes, text: str
-) -> None:
-    assert f"note.txt\n{text}" in prompt(server, attached(uri(data, "text/plain"), "note.txt"))
 
 
 def test_what_messages_and_files_spell_becomes_no_control_token(server: ServerProcess) -> None:
@@ -245,5 +229,3 @@ def test_a_document_without_text_is_refused_in_words_by_a_model_that_sees_none(s
     japanese = f"data:text/plain;charset=shift_jis;base64,{base64_of('日本語'.encode('shift_jis'))}"
     assert "日本語" in prompt(server, attached(japanese))
     assert "日本語" in prompt(server, attached(f"data:text/plain; base64,{base64_of('日本語'.encode())}"))
-    word = next(sample for sample in samples() if sample.name == "docx")
-    assert "Dear Ann\nGrüße" in prompt(server, attached(uri(word.data)))

@@ -19,7 +19,6 @@ from tests.waiting import wait_until
 from tests.warm import run
 
 pytestmark = pytest.mark.native
-DRAFT = Path(__file__).parents[2] / "model_assets" / "demo-draft.gguf"
 
 
 def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
@@ -33,12 +32,6 @@ def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     return lines[-1]
 
 
-def test_a_server_that_can_never_serve_a_model_ends() -> None:
-    said = start_failure("--model", f"tiny={tiny_model_path()}", "--memory", "1")
-    assert "the model 'tiny' needs" in said
-    assert "--memory 1 MiB" in said
-
-
 def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(tmp_path: Path) -> None:
     package = tmp_path / "llama_cpp"
     package.mkdir()
@@ -50,30 +43,9 @@ def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(tmp_path: Pa
     assert said == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log says why."
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
-        (("--ctx-size", "2000000000"), "memory"),
-        (("--api-key", ""), "--api-key is empty"),
-        pytest.param(
-            ("--draft-model", str(DRAFT)), "demo-draft.gguf has another tokenizer", marks=pytest.mark.slow
-        ),
-        (("--ssl-certfile", "/nowhere/none.pem"), "--ssl-certfile"),
-        (("--api-keys", "/nowhere/keys.toml"), "/nowhere/keys.toml"),
-    ],
-)
-def test_what_cannot_be_served_is_a_line(options: tuple[str, ...], said: str) -> None:
-    assert said in start_failure("--model", str(tiny_model_path()), *options)
-
-
-def test_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
-    path = tmp_path / os.fsdecode(b"\xed\xa0\x80.gguf")
-    path.symlink_to(tiny_model_path())
-    (tmp_path / "c.toml").write_text('model = "demo"\n')
-    assert "is not UTF-8" in start_failure("--model", str(path))
-    assert "is not UTF-8" in start_failure("--cache-file", str(path), "--config", str(tmp_path / "c.toml"))
-    assert "is not UTF-8" in start_failure(env=os.environ | {"OCS_MODEL": str(path)})
+def test_a_model_that_is_not_there_is_a_line() -> None:
+    """All that cannot be served: tests/cli/test_bad_starts.py."""
+    assert "/nowhere/model.gguf" in start_failure("--model", "/nowhere/model.gguf")
 
 
 def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
@@ -94,11 +66,6 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert b"Traceback" not in done.stderr
-
-
-def test_a_port_that_is_taken(server: ServerProcess) -> None:
-    port = server.url.rsplit(":", 1)[1]
-    assert "cannot listen" in start_failure("--model", str(tiny_model_path()), "--port", port)
 
 
 def test_a_signal_ends_everything_with_a_line_of_totals() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,24 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 TINY = tiny_model_path()
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
 TWO = ("--model", f"one={TINY}", "--model", f"two={TINY}", "--ctx-size", "1024", "--cache-mb", "8")
+OWN_FILES = ("one.gguf", "two.gguf")
 QUESTION: dict[str, object] = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of its own for each model of `server`."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in OWN_FILES:
+        shutil.copy(TINY, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    models = [f"--model={name.removesuffix('.gguf')}={folder / name}" for name in OWN_FILES]
+    with ServerProcess(*models, "--ctx-size", "1024", "--cache-mb", "8") as server:
+        yield server
 
 
 def replace(path: Path, by: Path | str) -> None:
@@ -74,39 +92,37 @@ def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
         assert answer(server, "one") == answer(server, "two")
 
 
-def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
-    with ServerProcess(*TWO) as server:
-        answer(server, "two")
-        first, second = engines_of(server.process.pid)
-        with ThreadPoolExecutor() as pool:
-            with suspended(first.pid):
-                answers = [pool.submit(answer, server, name, max_tokens=200) for name in ("one", "two")]
-                wait_until(lambda: num_live(server) > 0)
-                first.kill()
-            texts = [one.result() for one in answers]
-        assert texts[0] == texts[1]
-        assert second.is_running()
-        assert server.status()["restarts"] == 1
+def test_a_kill_of_one_pauses_only_its_own_streams(server: ServerProcess) -> None:
+    answer(server, "two")
+    first, second = engines_of(server.process.pid)
+    with ThreadPoolExecutor() as pool:
+        with suspended(first.pid):
+            answers = [pool.submit(answer, server, name, max_tokens=200) for name in ("one", "two")]
+            wait_until(lambda: num_live(server) > 0)
+            first.kill()
+        texts = [one.result() for one in answers]
+    assert texts[0] == texts[1]
+    assert second.is_running()
+    assert server.status()["restarts"] == 1
 
 
 @pytest.mark.slow
-def test_by_hand() -> None:
-    with ServerProcess(*TWO) as server:
-        for _ in range(2):
-            assert post(server, "/v1/models/two/load").json()["state"] == "ready"
-        for _ in range(2):
-            assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
-        assert post(server, "/v1/models/two/load?wait=false").status_code == 202
-        wait_until(lambda: state(server, "two") == "ready")
-        unknown = post(server, "/v1/models/three/load")
-        assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
-        assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
-        with ThreadPoolExecutor() as pool:
-            with suspended(engines_of(server.process.pid)[0].pid):
-                waiting = pool.submit(answer, server, "one")
-                wait_until(lambda: num_live(server) == 1)
-                assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
-            assert waiting.result()
+def test_by_hand(server: ServerProcess) -> None:
+    for _ in range(2):
+        assert post(server, "/v1/models/two/load").json()["state"] == "ready"
+    for _ in range(2):
+        assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
+    assert post(server, "/v1/models/two/load?wait=false").status_code == 202
+    wait_until(lambda: state(server, "two") == "ready")
+    unknown = post(server, "/v1/models/three/load")
+    assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
+    assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
+    with ThreadPoolExecutor() as pool:
+        with suspended(*(engine.pid for engine in engines_of(server.process.pid))):
+            waiting = pool.submit(answer, server, "one")
+            wait_until(lambda: num_live(server) == 1)
+            assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
+        assert waiting.result()
 
 
 def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
@@ -125,42 +141,37 @@ def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
         assert by_hand["code"] == "model_does_not_fit"
 
 
-def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    shutil.copy(TINY, path)
-    options = ("--model", f"one={path}", "--model", f"two={TINY}", "--ctx-size", "1024", "--cache-mb", "8")
-    with ServerProcess(*options) as server:
-        wanted, texts, is_over = answer(server, "one"), list[str](), threading.Event()
+def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerProcess, folder: Path) -> None:
+    post(server, "/v1/models/two/unload")
+    wanted, texts, is_over = answer(server, "one"), list[str](), threading.Event()
 
-        def ask() -> None:
-            while not is_over.is_set():
-                texts.append(answer(server, "one"))
+    def ask() -> None:
+        while not is_over.is_set():
+            texts.append(answer(server, "one"))
 
-        with ThreadPoolExecutor() as pool:
-            clients = [pool.submit(ask) for _ in range(2)]
-            replace(path, TINY)
-            assert post(server, "/v1/models/one/load").json()["state"] == "ready"
-            enough = len(texts) + 4
-            wait_until(lambda: len(texts) >= enough)
-            is_over.set()
-        assert [client.exception() for client in clients] == [None, None]
-        assert set(texts) == {wanted}
-        assert "has been loaded anew" in "".join(server.lines)
-        wait_until(lambda: num_engines(server) == 1)
+    with ThreadPoolExecutor() as pool:
+        clients = [pool.submit(ask) for _ in range(2)]
+        replace(folder / "one.gguf", TINY)
+        assert post(server, "/v1/models/one/load").json()["state"] == "ready"
+        enough = len(texts) + 4
+        wait_until(lambda: len(texts) >= enough)
+        is_over.set()
+    assert [client.exception() for client in clients] == [None, None]
+    assert set(texts) == {wanted}
+    assert "has been loaded anew" in "".join(server.lines)
+    wait_until(lambda: num_engines(server) == 1)
 
 
-def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
+def test_a_sleeping_model_keeps_up_with_its_file(server: ServerProcess, folder: Path) -> None:
     """The other file has other tokens: a request must not be cut into those of the old one."""
-    path = tmp_path / "model.gguf"
-    shutil.copy(TINY, path)
-    with ServerProcess("--model", f"one={TINY}", "--model", f"two={path}", "--cache-mb", "8") as server:
-        tokens = {"model": "two", "prompt": "seven stones"}
-        before = server.post("/tokenize", json=tokens).json()["tokens"]
-        replace(path, "no model")
-        server.wait_for("(stays unread)")
-        assert server.post("/tokenize", json=tokens).json()["tokens"] == before
-        replace(path, DEMO)
-        server.wait_for("(has changed, and was read anew)")
-        assert server.post("/tokenize", json=tokens).json()["tokens"] != before
-        assert state(server, "two") == "asleep"
-        assert answer(server, "two")
+    post(server, "/v1/models/two/unload")
+    tokens = {"model": "two", "prompt": "seven stones"}
+    before = server.post("/tokenize", json=tokens).json()["tokens"]
+    replace(folder / "two.gguf", "no model")
+    server.wait_for("(stays unread)")
+    assert server.post("/tokenize", json=tokens).json()["tokens"] == before
+    replace(folder / "two.gguf", DEMO)
+    server.wait_for("(has changed, and was read anew)")
+    assert server.post("/tokenize", json=tokens).json()["tokens"] != before
+    assert state(server, "two") == "asleep"
+    assert answer(server, "two")

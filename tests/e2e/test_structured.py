@@ -22,9 +22,11 @@ Short = Annotated[str, Field(max_length=8)]
 
 
 class Bounded(BaseModel):
-    """Forbids further fields, which a random model would never stop writing."""
+    """Its schema says nothing about other properties; validation refuses them."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties")
+    )
 
 
 class Review(Bounded):
@@ -70,6 +72,16 @@ def test_parse_gives_pydantic_models_also_of_a_stream(client: openai.OpenAI) -> 
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Review)
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(**{**ASKED, "max_tokens": 5}, response_format=Review)
+
+
+def test_a_schema_that_says_nothing_about_other_properties_gets_the_declared_ones(
+    client: openai.OpenAI,
+) -> None:
+    """In each family: tests/api/test_closed_objects.py."""
+    assert "additionalProperties" not in Review.model_json_schema()
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": Review.model_json_schema()}}
+    answer = client.chat.completions.create(**ASKED, response_format=form, n=4)
+    assert all(Review.model_validate_json(choice.message.content) for choice in answer.choices)
 
 
 def test_calls_fit_their_tools_and_streamed_ones_are_the_whole_ones(any_format: openai.OpenAI) -> None:

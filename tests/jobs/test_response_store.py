@@ -171,6 +171,6 @@ async def test_a_conversation_keeps_its_order_and_knows_whole_answers(stores: St
     stores.now_s = 9
     with pytest.raises(JobObjectNotFound):
         await conversations.get("ann", "c")
-    assert await conversations.purge() == 1
+    assert await conversations.purge_some() == 1
     stores.now_s = 0
     assert await conversations.content_by_id("ann", ["i1"]) == {}

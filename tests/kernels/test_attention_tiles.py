@@ -86,7 +86,8 @@ def test_few_rows_and_exact_cells_are_not_for_tiles(library: KernelLibrary, grap
     library.switch_on(Kernel.ATTENTION_TILES)
     num_done = library.num_done(Kernel.ATTENTION_TILES)
     for rows, cell_type in ((1, GgmlType.F16), (20, GgmlType.F32)):
-        graphs.attention(attention_case(random, None, rows=rows, cell_type=cell_type), threads=2)
+        with graphs.attending(attention_case(random, None, rows=rows, cell_type=cell_type)) as compute:
+            compute(2)
     assert library.num_done(Kernel.ATTENTION_TILES) == num_done
 
 

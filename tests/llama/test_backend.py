@@ -29,6 +29,7 @@ from openai_cpu_server.llama.cells.context import (
     ContextOptions,
     DecodeFailed,
     DecodeOutcome,
+    SlotContent,
     TokenBatch,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
@@ -186,14 +187,14 @@ def test_more_tokens_than_cells_and_a_gap_in_the_positions_are_named(context: Co
 
 def test_what_are_no_cells_is_refused_and_changes_nothing(context: Context) -> None:
     compute(context, Span(0, 0, TOKENS, False))
-    data = np.empty(context.cells_bytes(0), np.uint8)
-    context.read_cells(0, data)
+    data = np.empty(context.saved_bytes(0, SlotContent.CELLS), np.uint8)
+    context.save(0, data, SlotContent.CELLS)
     for wrong in (np.zeros(1000, np.uint8), data[:100], data[:-1], np.append(data, np.uint8(0))):
         with pytest.raises(DecodeFailed, match="Restored"):
-            context.write_cells(3, wrong)
+            context.restore(3, wrong, SlotContent.CELLS)
         context.free_slot(3)
     with pytest.raises(DecodeFailed, match="Saved 0 bytes"):
-        context.read_cells(0, data[:-1])
+        context.save(0, data[:-1], SlotContent.CELLS)
     assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 0]
     for start in range(0, 236, 59):
         assert compute(context, Span(1, start, (300,) * 59, True)) is DecodeOutcome.DONE

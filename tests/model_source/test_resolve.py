@@ -507,7 +507,7 @@ class TestHubNames:
         [
             *("hf:", "hf:a", "hf:a/", "hf:/b", "hf:a/b/", "hf:a/b:", "hf:a/b//c", "hf:a/b/../c"),
             *("hf:a/b/c:Q8_0", "hf:o/r\0", "hf:o\0/r", "hf:o/r/m\0.gguf", "hf:o/r:Q4\0"),
-            *("hf:o/r/a\n.gguf", "hf:o/r/a\\b.gguf", "hf:ö/r"),
+            *("hf:o/r/a\n.gguf", "hf:o/r/a\\b.gguf", "hf:ö/r", "hf:o/r/\udcff.gguf", "hf:o/r/\ud800.gguf"),
         ],
     )
     def test_malformed(self, text: str) -> None:
@@ -718,3 +718,15 @@ def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> N
     assert "does not say which content" in user.failure("hf:acme/evil/m.gguf")
     hub.repos["acme/evil"].etag = None
     assert user.resolve("hf:acme/evil/m.gguf").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../../m.gguf", "/m.gguf", "a//m.gguf", "..\\m.gguf", "m\0.gguf", "a\nERROR m.gguf", "\ud800.gguf"],
+)
+def test_a_listed_name_that_no_file_has_is_passed_over(hub: Hub, user: User, path: str) -> None:
+    hub.repos = {"acme/evil": Repo({path: CONTENT})}
+    assert "acme/evil has no GGUF model" in user.failure("hf:acme/evil")
+    assert hub.downloads() == []
+    hub.repos["acme/evil"].files["m.gguf"] = CONTENT
+    assert user.resolve("hf:acme/evil").name == "m.gguf"

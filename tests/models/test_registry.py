@@ -58,24 +58,19 @@ def test_a_name_means_a_model(
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed", "missing"),
-    [
-        ("x", None, "x"),
-        ("small", {"large"}, "small"),
-        ("large:latest", {"x"}, "large:latest"),
-        (None, {"x"}, None),
-        ("", None, ""),
-    ],
+    ("name", "allowed"),
+    [("x", None), ("small", {"large"}), ("large:latest", {"x"}), (None, {"x"}), ("", None)],
 )
 def test_a_name_that_is_not_served_or_not_allowed_means_none(
-    registry: ModelRegistry, name: str | None, allowed: set[str] | None, missing: str | None
+    registry: ModelRegistry, name: str | None, allowed: set[str] | None
 ) -> None:
     """Nor does the refusal name a model that the client has not named and may not use."""
     with pytest.raises(ModelNotFound) as error:
         registry.choose(name, allowed)
-    assert error.value.name == missing
     if name is None:
         assert str(error.value) == "There is no model on this server for this key."
+    else:
+        assert str(error.value).startswith(f"The model '{name}' does not exist")
 
 
 @pytest.mark.parametrize(

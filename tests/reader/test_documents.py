@@ -43,3 +43,11 @@ def test_a_text_that_is_too_long_is_refused_with_the_limit() -> None:
     with pytest.raises(InvalidRequest, match="more than 10 characters") as refusal:
         document_parts(b"a" * 11, most_chars=10)
     assert refusal.value.code == "file_too_large"
+
+
+@pytest.mark.parametrize("comment", ["<!---->", "<!-- a -->\n"])
+def test_comments_without_html_are_text(comment: str) -> None:
+    """Each could end where a later one ends, and all ways were tried."""
+    text = comment * 300 + "x"
+    assert document_parts(text.encode(), most_chars=10_000).parts == (text,)
+    assert document_parts(f"{comment}<html>x".encode(), most_chars=10_000).parts == ("x",)

@@ -14,7 +14,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.process import ReaderWorker
 from openai_cpu_server.reader.sounds import decoded_sounds
-from tests.fuzz.sounds import FILES, RATE, mp3_frames, tone, wav
+from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, tone, wav
 
 HERTZ = 440
 
@@ -87,6 +87,13 @@ def test_a_wav_file_of_a_pipe_is_heard_to_its_end(length: int) -> None:
 )
 def test_what_is_no_sound_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not a sound of a known type") as refusal:
+        heard(data)
+    assert refusal.value.code == "invalid_audio"
+
+
+@pytest.mark.parametrize("data", [data for name, data in oddities() if name != "no channel"])
+def test_what_is_hardly_a_sound_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
         heard(data)
     assert refusal.value.code == "invalid_audio"
 

@@ -60,6 +60,7 @@ class FakeReplica:
 
     def __init__(self, *, state: EngineState = EngineState.READY, reason: str | None = None) -> None:
         self.orders: list[Order] = []  # all that it was told
+        self.batches: list[list[Order]] = []
         self.state = state
         self.reason = reason
         self.forecast = Forecast(token_ms=1.0)
@@ -89,7 +90,8 @@ class FakeReplica:
             await anyio.sleep_forever()
         if lessee != self._lessee:
             return False
-        for order in read_orders(orders):
+        self.batches.append(read_orders(orders))
+        for order in self.batches[-1]:
             self._follow(order)
         return True
 

@@ -16,7 +16,7 @@ import pytest
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.media import PictureSize
-from openai_cpu_server.contract.messages import CancelRequest, ClearCache, MeasureMedia, QueuePlace
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, MeasureMedia, QueuePlace, Submit
 from openai_cpu_server.contract.model_info import Adapter, ModelKind
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -30,6 +30,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.replicas.remote.adapters import SETTLED_S
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
+from openai_cpu_server.replicas.remote.session import ReplicaSession
 from openai_cpu_server.replicas.wire import CancelCall, EndReason, HostReport, ReplicaNews, RequestEnd
 from tests.fakes import FAKE_INFO, FAKE_LIVE
 from tests.replicas.fake_replica import STATUS, FakeReplica, busy, expected
@@ -125,6 +126,18 @@ async def cluster(num: int = 2, **options: float) -> AsyncIterator[Cluster]:
 async def settle() -> None:
     for _ in range(12):
         await anyio.lowlevel.checkpoint()
+
+
+async def test_long_prompts_are_sent_in_several_batches() -> None:
+    """Encoding all at once would delay the event loop."""
+    replica = FakeReplica()
+    session = ReplicaSession(
+        "r0", replica, "me", lambda *_: None, lambda *_: None, lease_s=60.0, clock=lambda: 0.0
+    )
+    session.send(*(Submit(request=request(f"a{number}", prompt=30_000)) for number in range(7)))
+    await eventually(lambda: sum(map(len, replica.batches)) == 7)
+    session.leave()
+    assert [len(batch) for batch in replica.batches] == [3, 3, 1]
 
 
 async def test_what_stands_for_a_picture_is_told_by_whoever_can() -> None:

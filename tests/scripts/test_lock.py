@@ -45,7 +45,9 @@ def test_each_package_has_one_version_and_hashes_and_no_index_is_named(path: Pat
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-@pytest.mark.parametrize("extra", ["", "documents", "heic", "mcp", "otel", "postgres", "redis", "sound"])
+@pytest.mark.parametrize(
+    "extra", ["", "documents", "heic", "mcp", "otel", "postgres", "ray", "redis", "sound"]
+)
 def test_what_the_project_asks_for_is_there_on_every_python(extra: str, python: str) -> None:
     environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.9"}
     there = {}
@@ -56,6 +58,15 @@ def test_what_the_project_asks_for_is_there_on_every_python(extra: str, python: 
     for asked in map(Requirement, EXTRAS[extra]):
         if asked.marker is None or asked.marker.evaluate(environment):
             assert there[asked.name] in asked.specifier, "run scripts/lock"
+
+
+def test_scripts_offer_each_extra_for_users_with_its_lock() -> None:
+    (names,) = re.findall("^readonly for_users=(.*)$", (ROOT / "scripts/bootstrap").read_text(), re.MULTILINE)
+    offered = names.split(",")
+    assert {*offered} == {*EXTRAS} - {"", "bench", "dev", "docs", "smollm2"}
+    assert [name for name in offered if not (ROOT / f"requirements/{name}.txt").exists()] == []
+    for place in ("scripts/serve", "docs/start.md"):
+        assert [name for name in offered if name not in (ROOT / place).read_text()] == []
 
 
 def test_models_and_llama_cpp_are_those_of_the_project() -> None:
@@ -74,10 +85,6 @@ OURS = re.compile(
 """Packages that were built just before, and our own."""
 
 
-UNLOCKED = 'pip install --editable "$root[$extra]"'
-"""Installs an extra without a file in requirements/: Ray."""
-
-
 @pytest.mark.parametrize(
     "paths", [("scripts/bootstrap", "scripts/packaging/llama_wheel"), ("deploy/Dockerfile",)]
 )
@@ -87,7 +94,7 @@ def test_nothing_else_is_taken_from_an_index(paths: tuple[str, ...]) -> None:
         command
         for path in paths
         for line in joined(ROOT / path)
-        if not line.strip().startswith(("#", "[[ $extras == runtime ]] ||", UNLOCKED))
+        if not line.strip().startswith(("#", "[[ $extras == runtime ]] ||"))
         for command in re.split(r"&&|;", line)
         if re.search(r"\bpip[ \"].*\b(install|wheel|download)\b", command)
     ]

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, error_object, json_response
-from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
+from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Identity, Scope
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
@@ -74,8 +74,11 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """`loading`, `ready`, `asleep` (the only model, loaded by a request), `degraded` (ready, but another
     model or a replica has failed), `restarting`, `draining`, `failed` or `stopped`."""
     reason: str | None
-    model: str
+    """Null if the key may not use all models, because a reason names some."""
+    model: str | None
+    """Default of this key, or null without a key on a server with keys."""
     models: dict[str, ModelHealth]
+    """Models that the key may use."""
     loaded: float
     """Loaded share of the model, 0 to 1."""
     queue: dict[str, QueueSizes]
@@ -108,15 +111,17 @@ class HealthRoutes:
     @_route("/health", answer=HealthReport)
     async def health(self, request: Request) -> Response:
         """Report the state of the server, with status 200 while its process runs."""
-        return json_response(self._report(self._models.status()))
+        return json_response(self._report(self._models.status(), context_of(request.scope).identity))
 
     @_route("/ready", answer=HealthReport, errors=(503,))
     async def ready(self, request: Request) -> Response:
         """Report the state of the server, with status 503 until it can generate."""
-        status = self._models.status()
-        report = self._report(status)
+        status, identity = self._models.status(), context_of(request.scope).identity
+        report = self._report(status, identity)
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
+        if status.reason and report.reason is None:
+            status = msgspec.structs.replace(status, reason="the server's log says why")
         why = unavailable(status)
         error = error_object(why, request_id=context_of(request.scope).request_log.id).error
         report = msgspec.structs.replace(report, error=error)
@@ -142,31 +147,39 @@ class HealthRoutes:
         """
         return Response(metrics_text(self._for_gateways), headers={"content-type": CONTENT_TYPE})
 
-    def _report(self, status: EngineStatus) -> HealthReport:
+    def _report(self, status: EngineStatus, identity: Identity) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
-        last = status.last_death
+        last, names = status.last_death, self._names(identity)
         return response_of(
             HealthReport,
             status,
             status="degraded" if degraded else status.state.value,
-            reason=degraded or status.reason,
-            model=self._models.default.name,
-            models={model.name: _health(model) for model in self._models.current},
+            reason=(degraded or status.reason) if len(names) == len(self._models.current) else None,
+            model=next(iter(names), None),
+            models={name: _health(model) for name, model in names.items()},
             queue=queue_sizes(status),
             memory=response_of(Memory, status),
             last_restart=LastRestart(last.cause, last.message, round(last.age_s, 1)) if last else None,
         )
 
+    def _names(self, identity: Identity) -> dict[str, ServedModel]:
+        """Return the models that a client may know of, by the first name that it may use."""
+        if identity.is_stranger:
+            return {}
+        allowed, names = identity.allowed_models, dict[str, ServedModel]()
+        for model in self._models.current:
+            usable = [name for name in model.names if allowed is None or name in allowed]
+            names |= dict.fromkeys(usable[:1], model)
+        return names
+
 
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
     nodes = {
-        name: response_of(
-            NodeHealth, node, state=node.state.value, queue=queue_sizes(node), rss_bytes=node.engine_rss_bytes
-        )
+        name: response_of(NodeHealth, node, queue=queue_sizes(node), rss_bytes=node.engine_rss_bytes)
         for name, node in status.nodes.items()
     }
-    return response_of(ModelHealth, status, state=status.state.value, nodes=nodes)
+    return response_of(ModelHealth, status, nodes=nodes)
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

@@ -81,7 +81,6 @@ def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     return response_of(
         McpServerCard,
         status,
-        state=status.state.value,
         last_words=status.last_words if identity.may(Scope.ADMIN) else None,
         tools=None
         if tools is None

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.resumable_streams import (
     LAST_EVENT_HEADER,
     ResumableStream,
@@ -24,16 +25,8 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import resumable_response
 from openai_cpu_server.api.generation.running import OpenCall
-from openai_cpu_server.api.state import AppState, response_of
+from openai_cpu_server.api.state import AppState, check_query_names, response_of
 from openai_cpu_server.contract.engine import LiveRequest
-from openai_cpu_server.errors import (
-    NotThinking,
-    RequestEnded,
-    RequestNotFound,
-    missing,
-    unknown_parameter,
-    wrong_value,
-)
 from openai_cpu_server.http.body import streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
@@ -133,12 +126,6 @@ class LookupBody(Body):
     conversation_ids: Annotated[list[str], Field(max_length=1000, fail_fast=True)]
 
 
-def _check_known(request: Request, *names: str) -> None:
-    for name in request.query_params:
-        if name not in names:
-            raise unknown_parameter(name)
-
-
 _route = partial(ApiRoute, access=INFERENCE, tag="Requests")
 _CONVERSATION: Mapping[str, JsonSchema] = {
     "conv_id": {"type": "string", "description": "the client's name for it"}
@@ -166,7 +153,7 @@ class RequestRoutes:
         name: str = request.path_params["id"]
         visible = self._visible(context_of(request.scope).identity)
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
-            raise RequestNotFound(name)
+            raise errors.RequestNotFound(name)
         for model in self._models:
             model.engine.cancel(name)
         return json_response(Cancelled(name))
@@ -186,7 +173,7 @@ class RequestRoutes:
         answer = LlamaControlled(success=True)
         try:
             body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
-        except (RequestNotFound, RequestEnded, NotThinking) as error:
+        except (errors.RequestNotFound, errors.RequestEnded, errors.NotThinking) as error:
             answer = LlamaControlled(success=False, message=str(error))
         return json_response(answer, headers=ignored.headers)
 
@@ -196,7 +183,7 @@ class RequestRoutes:
         name, identity = request.path_params["id"], context_of(request.scope).identity
         try:
             stream = self._streams.find(name, identity)
-        except RequestNotFound:
+        except errors.RequestNotFound:
             self._calls.find(name, identity).stop()
         else:
             if stream.log.has_ended:
@@ -212,7 +199,7 @@ class RequestRoutes:
     )
     async def stream(self, request: Request) -> ASGIApp:
         """Resume a stream that continues without its client."""
-        _check_known(request, "starting_after")
+        check_query_names(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
         stream = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
         return self._resumed(stream, stream.log.read(stream.number_behind(last)))
@@ -224,10 +211,10 @@ class RequestRoutes:
     )
     async def stream_as_llama_server(self, request: Request) -> ASGIApp:
         """Resume a stream, in llama-server's format."""
-        _check_known(request, "conv_id", "from")
+        check_query_names(request, "conv_id", "from")
         start = request.query_params.get("from", "0")
         if not (start.isascii() and start.isdecimal() and len(start) < 12):
-            raise wrong_value("from", "a number of bytes")
+            raise errors.wrong_value("from", "a number of bytes")
         stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
         if not stream.log.has_byte(int(start)):
             raise events_lost("from")
@@ -236,8 +223,8 @@ class RequestRoutes:
     @_route("DELETE", "/v1/stream", query=_CONVERSATION, status=204, errors=(400,))
     async def forget_as_llama_server(self, request: Request) -> Response:
         """Stop a stream that continues without its client, and forget it."""
-        _check_known(request, "conv_id")
-        with contextlib.suppress(RequestNotFound):
+        check_query_names(request, "conv_id")
+        with contextlib.suppress(errors.RequestNotFound):
             stream = self._streams.find(self._conversation(request), context_of(request.scope).identity)
             self._streams.forget(stream)
         return Response(status_code=204)
@@ -256,7 +243,7 @@ class RequestRoutes:
     def _conversation(self, request: Request) -> str:
         name = request.query_params.get("conv_id")
         if not name:
-            raise missing("conv_id")
+            raise errors.missing("conv_id")
         return name
 
     def _visible(self, identity: Identity) -> Sequence[LiveRequest]:
@@ -269,7 +256,6 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
         RequestCard,
         live,
         priority=live.priority.label,
-        state=live.state.value,
         age_s=round(live.age_s, 3),
         client=Client.of_label(live.client).shown_to(seen_by),
         inputs=live.num_inputs,

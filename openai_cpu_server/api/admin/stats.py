@@ -179,7 +179,7 @@ class StatsRoutes:
             raise wrong_value("only", "'prompts' or 'answers'")
         engines = self._engines_with_prompts() if only != "answers" else []
         if self._answer_lookup is not None and only != "prompts":
-            await self._answer_lookup.clear()
+            await self._answer_lookup.cache.clear()
         for engine in engines:
             with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
                 engine.clear_cache()
@@ -190,7 +190,7 @@ class StatsRoutes:
         """Return the use of both tiers of KV memory and of the answer cache."""
         if not (caches := caches_of(self._models)):
             self._models.default.loaded()
-        size = await self._answer_lookup.size() if self._answer_lookup is not None else None
+        size = await self._answer_lookup.cache.measure() if self._answer_lookup is not None else None
         answers = AnswerCacheSize(*size) if size is not None else None
         return json_response(msgspec.structs.replace(cache_stats(caches), answers=answers))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Annotated, ClassVar, TypeVar, Union
+from typing import Annotated, ClassVar, Union
 
 import msgspec
 from pydantic import Field, Tag
@@ -18,15 +18,15 @@ from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams,
 from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
 from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
-from openai_cpu_server.api.state import AppState, chosen_model
+from openai_cpu_server.api.state import AppState, chosen_model, read_body
 from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
+from openai_cpu_server.http.body import in_thread, off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import WORK
-from openai_cpu_server.http.parse import Body, Ignored, parse
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.served import ServedModel
@@ -82,7 +82,6 @@ class DetokenizeBody(Body):
     """Ids; null, as `/tokenize` returns it for a row of a picture or a sound, has no text."""
 
 
-B = TypeVar("B", bound=Body)
 _MEDIA = "<__media__>"
 """Marker of a picture or a sound in a prompt's text, as in llama-server."""
 _SLICE = 10_000
@@ -140,7 +139,7 @@ class TokenRoutes:
     @_route("POST", "/tokenize", body=TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:
         """Convert a text or messages to tokens."""
-        body, ignored, size = await self._read(TokenizeBody, request)
+        body, ignored, size = await read_body(TokenizeBody, request, lenient=self._lenient)
         model = (await chosen_model(self._models, request, body.model)).model
         limit = model.engine.info.context_limit if model.engine.info else None
         params = None
@@ -160,7 +159,7 @@ class TokenRoutes:
     @_route("POST", "/detokenize", body=DetokenizeBody, answer=Detokenized)
     async def detokenize(self, request: Request) -> Response:
         """Convert tokens to text."""
-        body, ignored, size = await self._read(DetokenizeBody, request)
+        body, ignored, size = await read_body(DetokenizeBody, request, lenient=self._lenient)
         model = (await chosen_model(self._models, request, body.model)).model
         answer = await off_loop(size, partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
@@ -168,7 +167,7 @@ class TokenRoutes:
     @_route("POST", "/apply-template", body=ApplyTemplateBody, answer=AppliedTemplate)
     async def apply_template(self, request: Request) -> Response:
         """Render a conversation as the text of its prompt."""
-        body, ignored, size = await self._read(ApplyTemplateBody, request)
+        body, ignored, size = await read_body(ApplyTemplateBody, request, lenient=self._lenient)
         model = (await chosen_model(self._models, request, body.model)).model
         params = chat_params(body.model_copy(update={"add_generation_prompt": None}))
         params = await self._attachments.resolve(params, model, context_of(request.scope).owner)
@@ -189,12 +188,6 @@ class TokenRoutes:
                 chat_template=model.template_source,
             )
         )
-
-    async def _read(self, schema: type[B], request: Request) -> tuple[B, Ignored, int]:
-        """Return the body, its ignored fields, and its size in bytes."""
-        data = await streamed_body(request)
-        body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
-        return body, ignored, len(data)
 
 
 def _tokenized(

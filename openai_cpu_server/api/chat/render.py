@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Union
 
 import msgspec
@@ -18,6 +18,7 @@ from openai_cpu_server.api.generation.renderer import (
     ContentScores,
     EndedBy,
     GatheredAnswer,
+    GatheredCall,
     NewId,
     chat_logprobs,
     completion,
@@ -27,9 +28,7 @@ from openai_cpu_server.api.generation.renderer import (
     json_text,
     new_tool_call_id,
     reasoning_of,
-    shown_answers,
 )
-from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import wrong
@@ -109,16 +108,12 @@ class ChatRenderer:
     def __init__(self, new_id: NewId = new_tool_call_id) -> None:
         self._new_id = new_id
 
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
-        ranked = enumerate(shown_answers(call, answers))
-        choices = [self._choice(call, pieces, index, answer) for index, (_, answer) in ranked]
-        return completion(ChatCompletion, call, choices, figures)
+    def whole(self, gathered: GatheredCall) -> bytes:
+        choices = [
+            self._choice(gathered.call, gathered.pieces, index, answer)
+            for index, (_, answer) in enumerate(gathered.shown)
+        ]
+        return completion(ChatCompletion, gathered, choices)
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
         shown_pieces = None if call.shown_logprobs is None else pieces

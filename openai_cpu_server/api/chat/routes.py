@@ -16,9 +16,9 @@ from openai_cpu_server.api.chat.to_params import chat_params
 from openai_cpu_server.api.generation.route import (
     ApiAdapter,
     BodyReader,
-    CountRoute,
     GenerationRoute,
     InputTokens,
+    count_tokens,
 )
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import CALLS, INFERENCE, SUBPROTOCOL, WORK
@@ -30,8 +30,7 @@ CHAT = ApiAdapter(BodyReader(ChatBody, chat_params), ChatRenderer())
 
 class ChatRoutes:
     def __init__(self, state: AppState) -> None:
-        self.route = GenerationRoute(CHAT, state.generation, state.options)
-        self._counting = CountRoute(CHAT.reader, state.generation, lenient=state.options.lenient)
+        self.route = GenerationRoute(CHAT, state.generation)
         exchange = partial(ChatExchange, self.route)
         self._socket = SocketServer(exchange, state.sockets, subprotocol=SUBPROTOCOL)
 
@@ -68,7 +67,7 @@ class ChatRoutes:
     )
     async def count(self, request: Request) -> Response:
         """Count the prompt tokens of a conversation."""
-        return await self._counting.count(request)
+        return await count_tokens(request, CHAT.reader, self.route.service)
 
 
 ROUTER = ApiRouter[AppState](ChatRoutes)

@@ -11,18 +11,11 @@ from typing import Union
 
 import msgspec
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import BufferedBody, GenerationRoute
 from openai_cpu_server.api.generation.running import RunningCall
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import (
-    BodyTooLarge,
-    Forbidden,
-    RequestNotFound,
-    Unauthorized,
-    wrong,
-    wrong_value,
-)
 from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, RequestLog
 from openai_cpu_server.http.errors import error_object, failure_of, headers_of
@@ -55,7 +48,7 @@ def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
         name = _name(fields["cancel"], "cancel")
         if name is None or len(fields) > 1:
             message = "A message that cancels has the field 'cancel' alone, with the id of a request."
-            raise wrong(message, "cancel")
+            raise errors.wrong(message, "cancel")
         return SocketCancel(name)
     name = _name(fields.pop("request_id", msgspec.Raw(b"null")), "request_id")
     if bytes(fields.get("stream", b"null")).strip() == b"null":
@@ -69,7 +62,7 @@ def _name(value: msgspec.Raw, field: str) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         name = ""
     if name is not None and not 0 < len(name) <= _MAX_NAME_CHARS:
-        raise wrong_value(field, f"a string of 1 to {_MAX_NAME_CHARS} characters")
+        raise errors.wrong_value(field, f"a string of 1 to {_MAX_NAME_CHARS} characters")
     return name
 
 
@@ -122,7 +115,7 @@ class ChatExchange:
         most_bytes = self._socket.options.max_body_bytes
         try:
             if len(data) > most_bytes:
-                raise BodyTooLarge(most_bytes)
+                raise errors.BodyTooLarge(most_bytes)
             with contextlib.ExitStack() as holding:
                 quota = self._socket.held(len(data))
                 holding.callback(quota.release)
@@ -143,9 +136,9 @@ class ChatExchange:
         """Answer a message that begins no request. It counts like a rejected POST."""
         request_log = self._socket.new_request_log(has_headers=True)
         async with self._socket.serving(request_log):
-            with contextlib.suppress(Unauthorized, Forbidden):
+            with contextlib.suppress(errors.Unauthorized, errors.Forbidden):
                 self._socket.context(request_log)
-            if isinstance(error, RequestNotFound):  # of one to cancel: this was not to generate
+            if isinstance(error, errors.RequestNotFound):  # of one to cancel: this was not to generate
                 request_log.priority = None
             raise error
         await self._socket.send(_failed(None, request_log, error, {}))
@@ -153,7 +146,7 @@ class ChatExchange:
     def _cancel(self, name: str) -> None:
         requests = [request for request in self._running.values() if request.is_named(name)]
         if not requests:
-            raise RequestNotFound(name)
+            raise errors.RequestNotFound(name)
         for request in requests:
             request.cancel()
 
@@ -164,7 +157,9 @@ class ChatExchange:
             raise too_many("requests at once", limit)
         name = message.name
         if name in self._running:
-            raise wrong(f"A request with the request_id '{name}' is running on this socket.", "request_id")
+            raise errors.wrong(
+                f"A request with the request_id '{name}' is running on this socket.", "request_id"
+            )
         request_log = self._socket.new_request_log(has_headers=True)
         request = _Request(name or request_log.id, request_log, BufferedBody(message.body, quota))
         self._running[request.name] = request

@@ -105,20 +105,18 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return the messages with known fields under their newest names. Raises InvalidRequest."""
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
-    if messages and messages[-1].role == "user":
+    for at, part, is_latest in _foreign_parts(messages):
         # Unsupported parts of earlier messages do not stop a conversation.
-        for at, part in _foreign_parts(messages[-1], f"messages[{len(messages) - 1}]"):
-            if not part.is_attached:
-                param = f"{at}.type"
-                raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
+        if is_latest and not part.is_attached:
+            param = f"{at}.type"
+            raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
     return [_known_fields(message) for message in messages]
 
 
 def unsupported_parts(messages: Sequence[Message]) -> list[str]:
     return [
         part.named(at)
-        for index, message in enumerate(messages)
-        for at, part in _foreign_parts(message, f"messages[{index}]")
+        for at, part, _ in _foreign_parts(messages)
         if part.type not in REASONING_TYPES and not part.is_attached
     ]
 
@@ -126,18 +124,19 @@ def unsupported_parts(messages: Sequence[Message]) -> list[str]:
 def message_attachments(messages: Sequence[Message]) -> list[Attachment]:
     """Return all attachments. Images in the last message carry a refusal for models without vision."""
     attachments: list[Attachment] = []
-    for index, message in enumerate(messages):
-        is_latest = index == len(messages) - 1 and message.role == "user"
-        for at, part in _foreign_parts(message, f"messages[{index}]"):
-            refusal = _unseen(part, f"{at}.type") if is_latest else None
-            attachments += part.attached(at, is_latest=is_latest, refusal=refusal)
+    for at, part, is_latest in _foreign_parts(messages):
+        refusal = _unseen(part, f"{at}.type") if is_latest else None
+        attachments += part.attached(at, is_latest=is_latest, refusal=refusal)
     return attachments
 
 
-def _foreign_parts(message: Message, path: str) -> Iterator[tuple[str, ForeignKind]]:
-    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if isinstance(part, ForeignKind):
-            yield f"{path}.content[{number}]", part
+def _foreign_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ForeignKind, bool]]:
+    """Yield the parts with their paths, and True for those of a last message by the user."""
+    for index, message in enumerate(messages):
+        is_latest = index == len(messages) - 1 and message.role == "user"
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ForeignKind):
+                yield f"messages[{index}].content[{number}]", part, is_latest
 
 
 def _unseen(part: ForeignKind, param: str) -> str:
@@ -172,7 +171,7 @@ def sent_reasoning(message: Message) -> str | None:
     """Return the reasoning, which clients send back under one or all names, or as parts of the content."""
     thoughts = [
         words_in(part.fields.get("thinking") or part.fields.get("text"))
-        for _, part in _foreign_parts(message, "")
+        for _, part, _ in _foreign_parts([message])
         if part.type in REASONING_TYPES
     ]
     return message.reasoning_content or message.reasoning or message.thinking or "\n".join(thoughts) or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -14,14 +14,12 @@ from openai_cpu_server.api.generation.renderer import (
     ChunkStream,
     Completion,
     EndedBy,
-    GatheredAnswer,
+    GatheredCall,
     completion,
     ended_by,
     finish_reason,
     json_text,
-    shown_answers,
 )
-from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import PieceTexts, finite_logprob
@@ -118,15 +116,9 @@ class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
 
 
 class CompletionRenderer:
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
-        choices = []
-        for position, (request_index, answer) in enumerate(shown_answers(call, answers)):
+    def whole(self, gathered: GatheredCall) -> bytes:
+        (call, pieces, _, _), choices = gathered, []
+        for position, (request_index, answer) in enumerate(gathered.shown):
             prompt, logprobs = call.prompt_of(request_index), None
             echo = prompt.echo or ""
             if call.shown_logprobs is not None:
@@ -135,7 +127,7 @@ class CompletionRenderer:
                     logprobs = prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + logprobs
             text, reason = echo + answer.text, finish_reason(answer.ended)
             choices.append(TextChoice(text, position, logprobs, reason, ended_by(answer.ended)))
-        return completion(TextCompletion, call, choices, figures)
+        return completion(TextCompletion, gathered, choices)
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None

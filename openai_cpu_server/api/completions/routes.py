@@ -78,7 +78,7 @@ COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_params), Completi
 
 class CompletionRoutes:
     def __init__(self, state: AppState) -> None:
-        self.route = GenerationRoute(COMPLETIONS, state.generation, state.options)
+        self.route = GenerationRoute(COMPLETIONS, state.generation)
 
     @ApiRoute(
         "POST",

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, TypeVar
@@ -21,31 +21,8 @@ from starlette.types import Scope as AsgiScope
 
 from openai_cpu_server import __version__
 from openai_cpu_server.api.admin.health import QueueSizes
+from openai_cpu_server.api.events import schema
 from openai_cpu_server.api.events.broadcaster import SeenStep, StepBroadcaster, Subscriber
-from openai_cpu_server.api.events.schema import (
-    EVENTS,
-    VERSION,
-    Answers,
-    Caches,
-    Event,
-    Hello,
-    Holding,
-    LiveSequence,
-    ModelCache,
-    Models,
-    ModelState,
-    Pool,
-    Prompts,
-    Queue,
-    Requests,
-    Restart,
-    Running,
-    StepPart,
-    StepReport,
-    Steps,
-    Waiting,
-    name_of,
-)
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import event_source
 from openai_cpu_server.api.state import AppState, response_of
@@ -65,7 +42,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.telemetry import RecentActivity
 
-L = TypeVar("L", bound=LiveSequence)
+L = TypeVar("L", bound=schema.LiveSequence)
 Shown = TypeVar("Shown", TracePart, TraceHolding)
 
 
@@ -103,12 +80,12 @@ class EventFilter:
     def name_of(self, client: str) -> str:
         return Client.of_label(client).shown_to(self.identity)
 
-    def parts(self, parts: Sequence[TracePart]) -> list[StepPart]:
+    def parts(self, parts: Sequence[TracePart]) -> list[schema.StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
         own, others = self._divided(parts)
         return [
             *(
-                StepPart(
+                schema.StepPart(
                     id=part.id,
                     client=self.name_of(part.client) or None,
                     priority=part.priority.label,
@@ -118,16 +95,16 @@ class EventFilter:
                 for part in own
             ),
             *(
-                StepPart(priority=priority.label, sequences=len(group), **_sums(group))
+                schema.StepPart(priority=priority.label, sequences=len(group), **_sums(group))
                 for priority, group in others
             ),
         ]
 
-    def holdings(self, holdings: Sequence[TraceHolding]) -> list[Holding]:
+    def holdings(self, holdings: Sequence[TraceHolding]) -> list[schema.Holding]:
         own, others = self._divided(holdings)
         return [
-            *(Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
-            *(Holding(priority=priority.label, runs=_united(group)) for priority, group in others),
+            *(schema.Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own),
+            *(schema.Holding(priority=priority.label, runs=_united(group)) for priority, group in others),
         ]
 
     def _divided(self, items: Sequence[Shown]) -> tuple[list[Shown], list[tuple[Priority, list[Shown]]]]:
@@ -141,7 +118,7 @@ class EventFilter:
 _COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
 
 
-def _sums(parts: Sequence[TracePart | StepPart]) -> dict[str, Any]:
+def _sums(parts: Sequence[TracePart | schema.StepPart]) -> dict[str, Any]:
     return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
 
 
@@ -160,7 +137,9 @@ MOST_STEPS = 50
 """Steps in one event, about one per two pixels in a picture of a minute."""
 
 
-def step_reports(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
+def step_reports(
+    seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float
+) -> list[schema.StepReport]:
     """Return steps of models that the key may use. `wall_s`: Unix time at zero of the monotonic clock."""
     steps = [_report(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
@@ -170,10 +149,10 @@ def step_reports(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s:
     return [_merged(row[start : start + size]) for row in by_model for start in range(0, len(row), size)]
 
 
-def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
+def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> schema.StepReport:
     figures = seen.figures
     return response_of(
-        StepReport,
+        schema.StepReport,
         figures,
         model=seen.model.name,
         at=round(wall_s + seen.ended_s - figures.elapsed_ms / 1000, 4),
@@ -187,11 +166,11 @@ def _report(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepRep
     )
 
 
-def _merged(steps: Sequence[StepReport]) -> StepReport:
+def _merged(steps: Sequence[schema.StepReport]) -> schema.StepReport:
     first = steps[0]
     if len(steps) == 1:
         return first
-    parts: dict[tuple[str | None, str], list[StepPart]] = {}
+    parts: dict[tuple[str | None, str], list[schema.StepPart]] = {}
     for step in steps:
         for part in step.parts:
             parts.setdefault((part.id, part.priority), []).append(part)
@@ -215,152 +194,17 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
 
 _MOST_LISTED = 100
 _NO_STATE = TraceState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
-
-
-@dataclass(frozen=True)
-class Snapshots:
-    registry: ModelRegistry
-    recent: RecentActivity
-    hub: StepBroadcaster
-    filter: EventFilter
-
-    def models(self) -> Models:
-        states = [_model_state(model) for model in self.seen_models]
-        return Models(models=states, memory_bytes=self.registry.status().rss_bytes)
-
-    def queue(self) -> Queue:
-        seen = [(model, model.engine.status()) for model in self.seen_models]
-        sizes = {
-            label: QueueSizes(
-                sum(status.running[label] for _, status in seen),
-                sum(status.waiting[label] for _, status in seen),
-            )
-            for label in (priority.label for priority in Priority)
-        }
-        waiting = [one for model, status in seen for one in self._waiting(model, status)]
-        return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
-
-    def requests(self) -> Requests:
-        running = (
-            self._shown(
-                Running,
-                model,
-                live,
-                inputs=live.num_inputs,
-                inputs_done=None if live.num_inputs is None else live.num_embedded,
-            )
-            for model in self.seen_models
-            for live in self._own_requests(model, RequestState.RUNNING)
-        )
-        return Requests(running=list(islice(running, _MOST_LISTED)))
-
-    def caches(self) -> Caches:
-        models = [
-            _cache(model, kv, self.hub.state_of(model) or _NO_STATE, self.filter)
-            for model in self.seen_models
-            if (kv := model.engine.kv_stats()) is not None
-        ]
-        return Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
-
-    def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
-        """Yield remembered restarts after the first `after` ones."""
-        for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1):
-            if number > after:
-                at = round(time.time() - death.age_s, 3)
-                yield Restart(
-                    model=model.name, at=at, cause=death.cause, reason=death.message, restarts=number
-                )
-
-    @property
-    def seen_models(self) -> list[ServedModel]:
-        return [model for model in self.registry.current if self.filter.has_model(model.names)]
-
-    def _own_requests(self, model: ServedModel, state: RequestState) -> list[LiveRequest]:
-        live = self.hub.requests_of(model)
-        return [one for one in live if one.state is state and self.filter.owns(one.client)]
-
-    def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
-        """Requests with a position come first, then the oldest."""
-        state = self.hub.state_of(model) or _NO_STATE
-        whys = {wait.id: wait.why for wait in state.waits}
-        is_ready = status.state is EngineState.READY
-        found = self._own_requests(model, RequestState.WAITING)
-        found.sort(key=lambda live: (live.position is None, live.position or 0))
-        return [
-            self._shown(
-                Waiting,
-                model,
-                live,
-                first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
-                why=whys.get(live.id) if is_ready else "engine",
-            )
-            for live in found[:_MOST_LISTED]
-        ]
-
-    def _shown(self, schema: type[L], model: ServedModel, live: LiveRequest, **others: object) -> L:
-        return response_of(
-            schema,
-            live,
-            model=model.name,
-            priority=live.priority.label,
-            client=self.filter.name_of(live.client),
-            age_s=round(live.age_s, 2),
-            **others,
-        )
-
-    def _answers(self) -> Answers | None:
-        counts = self.recent.answers
-        if not counts:
-            return None
-        hits, misses = counts[AnswerUse.EXACT] + counts[AnswerUse.SEMANTIC], counts[AnswerUse.MISS]
-        return Answers(
-            exact=counts[AnswerUse.EXACT],
-            semantic=counts[AnswerUse.SEMANTIC],
-            misses=misses,
-            bypasses=counts[AnswerUse.BYPASS],
-            hit_rate=round(hits / (hits + misses), 4) if hits + misses else None,
-        )
-
-
-def _model_state(model: ServedModel) -> ModelState:
-    status, info = model.engine.status(), model.engine.info
-    return response_of(
-        ModelState,
-        status,
-        name=model.name,
-        kind=model.kind.value,
-        state=status.state.value,
-        quantisation=model.quantisation,
-        context_length=info.context_limit if info else None,
-        max_seqs=info.max_seqs if info else None,
-        threads=info.threads if info else None,
-        threads_computing=status.threads_computing if info else None,
-        memory_bytes=status.engine_rss_bytes,
-    )
-
-
-def _cache(model: ServedModel, kv: KVStats, state: TraceState, event_filter: EventFilter) -> ModelCache:
-    pool = response_of(
-        Pool,
-        kv,
-        blocks=kv.pool_blocks,
-        used_blocks=kv.pool_blocks_used,
-        shared_blocks=kv.pool_blocks_shared,
-        tiles=state.pool_tiles,
-        tile_blocks=state.tile_blocks,
-        holdings=event_filter.holdings(state.holdings),
-    )
-    prompts = response_of(
-        Prompts,
-        kv,
-        block_tokens=kv.cache_block_tokens,
-        capacity_blocks=kv.cache_capacity_blocks,
-        blocks=kv.cache_blocks,
-        pinned_blocks=state.cache_pinned_blocks,
-        evictions=kv.cache_evictions,
-        hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
-    )
-    return ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
+INTERVAL_S = 0.1
+PERIODS_S = {
+    "restart": 0.5,
+    "model": 1.0,
+    "step": INTERVAL_S,
+    "queue": 1.0,
+    "request": 1.0,
+    "cache": 1.0,
+    "rate": 2.0,
+}
+"""Steps get every turn that no other kind needs, at least half of them."""
 
 
 class EventSchedule:
@@ -377,98 +221,221 @@ class EventSchedule:
             yield kind
 
 
-INTERVAL_S = 0.1
-PERIODS_S = {
-    "restart": 0.5,
-    "model": 1.0,
-    "step": INTERVAL_S,
-    "queue": 1.0,
-    "request": 1.0,
-    "cache": 1.0,
-    "rate": 2.0,
-}
-"""Steps get every turn that no other kind needs, at least half of them."""
-
-
+@dataclass
 class EventListener:
-    def __init__(
-        self,
-        hub: StepBroadcaster,
-        models: ModelRegistry,
-        recent: RecentActivity,
-        identity: Identity,
-        *,
-        kinds: frozenset[str] = frozenset(PERIODS_S),
-        scheduling: SchedulingOptions | None = None,
-        has_usage: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._hub = hub
-        self._clock = clock
-        self._filter = EventFilter(identity)
-        self._snapshots = Snapshots(models, recent, hub, self._filter)
-        self._scheduling = scheduling
-        self._has_usage = has_usage
-        has_rates = self._filter.has_rates
-        self._kinds = [kind for kind in PERIODS_S if kind in kinds and (has_rates or kind != "rate")]
-        self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
-        self._position = hub.position
-        self._wall_s = time.time() - clock()
-        self._sent: dict[str, Event] = {}
+    hub: StepBroadcaster
+    models: ModelRegistry
+    recent: RecentActivity
+    identity: Identity
+    _: KW_ONLY
+    kinds: frozenset[str] = frozenset(PERIODS_S)
+    scheduling: SchedulingOptions | None = None
+    has_usage: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.filter = EventFilter(self.identity)
+        has_rates = self.filter.has_rates
+        self._kinds = [kind for kind in PERIODS_S if kind in self.kinds and (has_rates or kind != "rate")]
+        self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, self.clock())
+        self._position = self.hub.position
+        self._wall_s = time.time() - self.clock()
+        self._sent: dict[str, schema.Event] = {}
         self._restarts: dict[str, int] = {}
-        self._due_restarts: deque[Restart] = deque()
+        self._due_restarts: deque[schema.Restart] = deque()
         self._past = self._new_restarts()
-        self._makers: dict[str, Callable[[], Event | None]] = {
+        self._makers: dict[str, Callable[[], schema.Event | None]] = {
             "restart": self._restart,
-            "model": self._snapshots.models,
+            "model": self._models,
             "step": self._steps,
-            "queue": self._snapshots.queue,
-            "request": self._snapshots.requests,
-            "cache": self._snapshots.caches,
-            "rate": lambda: hub.pace.rates(clock()),
+            "queue": self._queue,
+            "request": self._requests,
+            "cache": self._caches,
+            "rate": lambda: self.hub.pace.rates(self.clock()),
         }
 
-    def hello(self) -> Hello:
-        return Hello(
-            version=VERSION,
+    def hello(self) -> schema.Hello:
+        return schema.Hello(
+            version=schema.VERSION,
             server=__version__,
-            at=round(self._wall_s + self._clock(), 3),
-            sees="all" if self._filter.is_whole else "own",
+            at=round(self._wall_s + self.clock(), 3),
+            sees="all" if self.filter.is_whole else "own",
             types=self._kinds,
             interval_ms=round(1000 * INTERVAL_S),
-            models=self._snapshots.models().models,
+            models=self._models().models,
             restarts=self._past,
-            usage=self._has_usage,
-            scheduling=self._scheduling,
+            usage=self.has_usage,
+            scheduling=self.scheduling,
         )
 
-    def next(self) -> Event | None:
+    def next(self) -> schema.Event | None:
         """Return the next event, or None without news."""
-        self._hub.look_for_models()
-        for kind in self._agenda.due(self._clock()):
+        self.hub.look_for_models()
+        for kind in self._agenda.due(self.clock()):
             event = self._makers[kind]()
             if event is not None and event != self._sent.get(kind):
                 self._sent[kind] = event
                 return event
         return None
 
-    def _steps(self) -> Event | None:
-        news = self._hub.since(self._position)
-        self._position = news.next
-        steps = step_reports(news.steps, self._filter, wall_s=self._wall_s)
-        return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
-
-    def _restart(self) -> Event | None:
+    def _restart(self) -> schema.Event | None:
         self._due_restarts.extend(self._new_restarts())
         return self._due_restarts.popleft() if self._due_restarts else None
 
-    def _new_restarts(self) -> list[Restart]:
-        found: list[Restart] = []
-        for model in self._snapshots.seen_models:
-            status = model.engine.status()
-            found += self._snapshots.restarts(model, status, self._restarts.get(model.name, 0))
+    def _new_restarts(self) -> list[schema.Restart]:
+        """Return the remembered restarts that were not found before."""
+        found: list[schema.Restart] = []
+        for model in self._seen_models:
+            status, earlier = model.engine.status(), self._restarts.get(model.name, 0)
+            found += [
+                schema.Restart(
+                    model=model.name,
+                    at=round(time.time() - death.age_s, 3),
+                    cause=death.cause,
+                    reason=death.message,
+                    restarts=number,
+                )
+                for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1)
+                if number > earlier
+            ]
             self._restarts[model.name] = status.restarts
         return sorted(found, key=lambda restart: restart.at)
+
+    def _models(self) -> schema.Models:
+        states = [_model_state(model) for model in self._seen_models]
+        return schema.Models(models=states, memory_bytes=self.models.status().rss_bytes)
+
+    def _steps(self) -> schema.Event | None:
+        news = self.hub.since(self._position)
+        self._position = news.next
+        steps = step_reports(news.steps, self.filter, wall_s=self._wall_s)
+        return schema.Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
+
+    def _queue(self) -> schema.Queue:
+        seen = [(model, model.engine.status()) for model in self._seen_models]
+        sizes = {
+            label: QueueSizes(
+                sum(status.running[label] for _, status in seen),
+                sum(status.waiting[label] for _, status in seen),
+            )
+            for label in (priority.label for priority in Priority)
+        }
+        waiting = [one for model, status in seen for one in self._waiting(model, status)]
+        return schema.Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
+
+    def _requests(self) -> schema.Requests:
+        running = (
+            self._shown(
+                schema.Running,
+                model,
+                live,
+                inputs=live.num_inputs,
+                inputs_done=None if live.num_inputs is None else live.num_embedded,
+            )
+            for model in self._seen_models
+            for live in self._own_requests(model, RequestState.RUNNING)
+        )
+        return schema.Requests(running=list(islice(running, _MOST_LISTED)))
+
+    def _caches(self) -> schema.Caches:
+        models = [
+            _cache(model, kv, self.hub.state_of(model) or _NO_STATE, self.filter)
+            for model in self._seen_models
+            if (kv := model.engine.kv_stats()) is not None
+        ]
+        return schema.Caches(models=models, answers=self._answers() if self.filter.is_whole else None)
+
+    @property
+    def _seen_models(self) -> list[ServedModel]:
+        return [model for model in self.models.current if self.filter.has_model(model.names)]
+
+    def _own_requests(self, model: ServedModel, state: RequestState) -> list[LiveRequest]:
+        live = self.hub.requests_of(model)
+        return [one for one in live if one.state is state and self.filter.owns(one.client)]
+
+    def _waiting(self, model: ServedModel, status: EngineStatus) -> list[schema.Waiting]:
+        """Requests with a position come first, then the oldest."""
+        state = self.hub.state_of(model) or _NO_STATE
+        whys = {wait.id: wait.why for wait in state.waits}
+        is_ready = status.state is EngineState.READY
+        found = self._own_requests(model, RequestState.WAITING)
+        found.sort(key=lambda live: (live.position is None, live.position or 0))
+        return [
+            self._shown(
+                schema.Waiting,
+                model,
+                live,
+                first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
+                why=whys.get(live.id) if is_ready else "engine",
+            )
+            for live in found[:_MOST_LISTED]
+        ]
+
+    def _shown(self, kind: type[L], model: ServedModel, live: LiveRequest, **others: object) -> L:
+        return response_of(
+            kind,
+            live,
+            model=model.name,
+            priority=live.priority.label,
+            client=self.filter.name_of(live.client),
+            age_s=round(live.age_s, 2),
+            **others,
+        )
+
+    def _answers(self) -> schema.Answers | None:
+        counts = self.recent.answers
+        if not counts:
+            return None
+        hits, misses = counts[AnswerUse.EXACT] + counts[AnswerUse.SEMANTIC], counts[AnswerUse.MISS]
+        return schema.Answers(
+            exact=counts[AnswerUse.EXACT],
+            semantic=counts[AnswerUse.SEMANTIC],
+            misses=misses,
+            bypasses=counts[AnswerUse.BYPASS],
+            hit_rate=round(hits / (hits + misses), 4) if hits + misses else None,
+        )
+
+
+def _model_state(model: ServedModel) -> schema.ModelState:
+    status, info = model.engine.status(), model.engine.info
+    return response_of(
+        schema.ModelState,
+        status,
+        name=model.name,
+        kind=model.kind.value,
+        quantisation=model.quantisation,
+        context_length=info.context_limit if info else None,
+        max_seqs=info.max_seqs if info else None,
+        threads=info.threads if info else None,
+        threads_computing=status.threads_computing if info else None,
+        memory_bytes=status.engine_rss_bytes,
+    )
+
+
+def _cache(
+    model: ServedModel, kv: KVStats, state: TraceState, event_filter: EventFilter
+) -> schema.ModelCache:
+    pool = response_of(
+        schema.Pool,
+        kv,
+        blocks=kv.pool_blocks,
+        used_blocks=kv.pool_blocks_used,
+        shared_blocks=kv.pool_blocks_shared,
+        tiles=state.pool_tiles,
+        tile_blocks=state.tile_blocks,
+        holdings=event_filter.holdings(state.holdings),
+    )
+    prompts = response_of(
+        schema.Prompts,
+        kv,
+        block_tokens=kv.cache_block_tokens,
+        capacity_blocks=kv.cache_capacity_blocks,
+        blocks=kv.cache_blocks,
+        pinned_blocks=state.cache_pinned_blocks,
+        evictions=kv.cache_evictions,
+        hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
+    )
+    return schema.ModelCache(model=model.name, pool=pool, prompts=prompts if event_filter.is_whole else None)
 
 
 logger = logging.getLogger(__name__)
@@ -495,7 +462,7 @@ class EventRoutes:
             }
         },
         media="text/event-stream",
-        events=EVENTS,
+        events=schema.EVENTS,
     )
     async def stream(self, request: Request) -> ASGIApp:
         """Stream what the scheduler does, as server-sent events."""
@@ -554,8 +521,8 @@ def _subscriber(identity: Identity) -> Subscriber:
     return Subscriber(Client.of(identity, None).label, identity.may(Scope.ADMIN))
 
 
-def _encoded(event: Event) -> bytes:
-    return events([Chunk(msgspec.json.encode(event), name_of(event))])
+def _encoded(event: schema.Event) -> bytes:
+    return events([Chunk(msgspec.json.encode(event), schema.name_of(event))])
 
 
 ROUTER = ApiRouter[AppState](EventRoutes)

@@ -19,24 +19,10 @@ from starlette.datastructures import FormData, QueryParams, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.schema import Notes
 from openai_cpu_server.api.state import AppState, ListPage, page_ends, response_of
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import (
-    CulpritsLimited,
-    DiskFull,
-    EngineUnavailable,
-    InvalidRequest,
-    JobObjectNotFound,
-    QueueFull,
-    StorageFull,
-    TokensLimited,
-    Unauthorized,
-    missing,
-    unknown_parameter,
-    wrong,
-    wrong_value,
-)
 from openai_cpu_server.http.body import form_of, off_loop, small_body
 from openai_cpu_server.http.context import (
     Caller,
@@ -106,7 +92,7 @@ class RowRunner:
         try:
             key = self.keys.named(owner)
             if key is None and owner and not self.keys.is_open:
-                raise Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
+                raise errors.Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
             if self.storage is not None:
                 limits = key.allowance.storage if key else NO_LIMITS
                 await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
@@ -139,14 +125,14 @@ def _failed(error: Exception, request_log: RequestLog) -> RowAnswer:
 def _again(error: Exception) -> tuple[float | None, bool]:
     """Return the seconds until the next try, and True if all rows of the owner must wait."""
     match error:
-        case QueueFull() | EngineUnavailable():
+        case errors.QueueFull() | errors.EngineUnavailable():
             return error.retry_after_s, False
-        case TokensLimited(retry_after_s=float(seconds)):
+        case errors.TokensLimited(retry_after_s=float(seconds)):
             return seconds, True
-        case CulpritsLimited():
+        case errors.CulpritsLimited():
             return error.retry_after_s, True
-        case StorageFull() | DiskFull():
-            return DiskFull.retry_after_s, True
+        case errors.StorageFull() | errors.DiskFull():
+            return errors.DiskFull.retry_after_s, True
         case _:
             return None, False
 
@@ -345,9 +331,9 @@ class BatchRoutes:
             purpose = _purpose(form, is_needed=not _is_anthropics(request))
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):
-                raise missing("file")
+                raise errors.missing("file")
             if not upload.size:
-                raise InvalidRequest("The file is empty.", param="file", code="empty_file")
+                raise errors.InvalidRequest("The file is empty.", param="file", code="empty_file")
             name = (upload.filename or "upload")[:255]
             adding = asyncio.ensure_future(
                 self._jobs.add_file(
@@ -397,10 +383,10 @@ class BatchRoutes:
         query, owner = request.query_params, context_of(request.scope).owner
         if ids := [*dict.fromkeys((*query.getlist("ids[]"), *query.getlist("ids")))]:
             if len(ids) > _MOST_IDS:
-                raise wrong_value("ids", f"at most {_MOST_IDS} ids")
+                raise errors.wrong_value("ids", f"at most {_MOST_IDS} ids")
             listed = list[FileMetadata]()
             for file_id in ids:
-                with contextlib.suppress(JobObjectNotFound):
+                with contextlib.suppress(errors.JobObjectNotFound):
                     listed.append(FileMetadata.of(await self._jobs.files.get(owner, file_id)))
             return FileMetadataList(data=listed, has_more=False, next_page=None)
         parameters = {name: value for name, value in query.items() if name != "beta"}
@@ -482,7 +468,6 @@ def _batch_object(batch: BatchRecord) -> BatchObject:
         BatchObject,
         batch,
         errors=BatchErrors(batch.errors) if batch.errors else None,
-        status=batch.status.value,
         request_counts=response_of(RequestCounts, batch),
         usage=BatchUsage(
             input_tokens=batch.input_tokens,
@@ -498,19 +483,16 @@ def _is_anthropics(request: Request) -> bool:
 
 
 def _shown(request: Request, record: FileRecord) -> FileObject | FileMetadata:
-    return FileMetadata.of(record) if _is_anthropics(request) else _file_object(record)
+    return FileMetadata.of(record) if _is_anthropics(request) else response_of(FileObject, record)
 
 
 def _rfc3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _file_object(record: FileRecord) -> FileObject:
-    return response_of(FileObject, record, purpose=record.purpose.value)
-
-
 def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
-    return FileList(data=[*map(_file_object, records)], **page_ends(records), has_more=has_more)
+    data = [response_of(FileObject, record) for record in records]
+    return FileList(data=data, **page_ends(records), has_more=has_more)
 
 
 async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:
@@ -520,23 +502,23 @@ async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIter
         left -= len(part)
         yield part
     if left:
-        raise JobObjectNotFound(f"The file '{record.id}' was deleted while it was read.")
+        raise errors.JobObjectNotFound(f"The file '{record.id}' was deleted while it was read.")
 
 
 def _purpose(form: FormData, *, is_needed: bool) -> FilePurpose:
     for name in form:
         if name not in _UPLOAD_FIELDS:
-            raise unknown_parameter(name)
+            raise errors.unknown_parameter(name)
     purpose = form.get("purpose")
     if purpose is None and not is_needed:
         return FilePurpose.USER_DATA
     if purpose is None:
-        raise missing("purpose")
+        raise errors.missing("purpose")
     found = next((one for one in _PURPOSES if one.value == purpose), None)
     if found is None:
         shown, names = purpose[:64] if isinstance(purpose, str) else "a file", [p.value for p in _PURPOSES]
         message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, {names} are."
-        raise wrong(message, "purpose")
+        raise errors.wrong(message, "purpose")
     return found
 
 
@@ -549,14 +531,14 @@ def _lifetime_s(form: FormData) -> int | None:
     if anchor is None and seconds is None:
         return None
     if not (isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10):
-        raise wrong_value(path, "a number")
+        raise errors.wrong_value(path, "a number")
     fields = {"anchor": anchor, "seconds": int(seconds)}
     try:
         return parse_fields(ExpiresAfter, fields, lenient=False)[0].seconds
-    except InvalidRequest as error:
+    except errors.InvalidRequest as error:
         param = path if alone is not None else f"expires_after.{error.param}"
         message = str(error).replace("'" + str(error.param), f"'{param}", 1)
-        raise InvalidRequest(message, param=param, code=error.code) from None
+        raise errors.InvalidRequest(message, param=param, code=error.code) from None
 
 
 ROUTER = ApiRouter[AppState](BatchRoutes, is_served=lambda state: state.jobs is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Union
 
 import msgspec
@@ -12,7 +12,7 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     EndedBy,
-    GatheredAnswer,
+    GatheredCall,
     Renderer,
     content_of,
     ended_by,
@@ -103,16 +103,10 @@ def _generated(call: ResolvedRequest, text: str, finish: Finish, figures: Figure
 
 
 class GenerateRenderer:
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
-        answer = answers[call.requests[0].id]
+    def whole(self, gathered: GatheredCall) -> bytes:
+        call, answer = gathered.call, gathered.only
         parts = answer.parts(call.reader())
-        generated = _generated(call, content_of(parts), answer.ended, figures)
+        generated = _generated(call, content_of(parts), answer.ended, gathered.figures)
         return msgspec.json.encode(msgspec.structs.replace(generated, reasoning=reasoning_of(parts) or UNSET))
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> GenerateStream:

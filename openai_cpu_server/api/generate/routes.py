@@ -122,29 +122,10 @@ class PromptBatch(NamedTuple):
         return GENERATE.reader.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
-@dataclass(frozen=True)
-class GenerateBatchRoute:
-    """Route of `POST /v1/generate/batch`. Each request has its own limits and its own end."""
-
-    one: GenerationRoute
-    state: AppState
-
-    async def create(self, request: Request) -> Response:
-        data = await streamed_body(request)
-        batch = await off_loop(len(data), partial(_batch, data, self.state.options))
-        del data
-        work = _RunningBatch(self.one, self.state, context_of(request.scope), batch)
-        await while_connected(request.receive, work.run)
-        return Response(
-            batch_bytes(work.results, work.num_failed),
-            media_type="application/json",
-            headers=batch.ignored.headers,
-        )
-
-
 @dataclass
 class _RunningBatch:
-    """Live batch, cancelled with all its requests when its client leaves."""
+    """Live batch, cancelled with all its requests when its client leaves. Each request has its own limits
+    and its own end."""
 
     one: GenerationRoute
     state: AppState
@@ -215,9 +196,8 @@ GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_params), GenerateRendere
 
 class GenerateRoutes:
     def __init__(self, state: AppState) -> None:
-        self.route = GenerationRoute(GENERATE, state.generation, state.options)
-        self._batch = GenerateBatchRoute(self.route, state)
-        self._models = state.models
+        self.route = GenerationRoute(GENERATE, state.generation)
+        self._state = state
 
     @ApiRoute(
         "POST",
@@ -247,7 +227,13 @@ class GenerateRoutes:
     )
     async def create_batch(self, request: Request) -> Response:
         """Answer several prompts at once. A failure concerns only its own prompt."""
-        return await self._batch.create(request)
+        data = await streamed_body(request)
+        batch = await off_loop(len(data), partial(_batch, data, self._state.options))
+        del data
+        work = _RunningBatch(self.route, self._state, context_of(request.scope), batch)
+        await while_connected(request.receive, work.run)
+        body = batch_bytes(work.results, work.num_failed)
+        return Response(body, media_type="application/json", headers=batch.ignored.headers)
 
     @ApiRoute(
         "GET",
@@ -260,7 +246,7 @@ class GenerateRoutes:
     )
     async def model_info(self, request: Request) -> Response:
         """Describe the named or the default model, for clients of a server with one model."""
-        chosen = await chosen_model(self._models, request, request.query_params.get("model"))
+        chosen = await chosen_model(self._state.models, request, request.query_params.get("model"))
         return json_response(model_card(chosen))
 
 

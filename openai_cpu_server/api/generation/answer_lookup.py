@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison, is_good
-from openai_cpu_server.answers.store import AnswerKey, AnswerScope, StoreSize, direction
+from openai_cpu_server.answers.store import AnswerKey, AnswerScope, direction
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.running import CachedAnswer, ReplayedGeneration, TimedEvent
 from openai_cpu_server.contract.figures import Figures, added_up
@@ -35,24 +36,22 @@ class SimilarAnswers(NamedTuple):
     least: float
 
 
+@dataclass(frozen=True)
 class AnswerLookup:
     """Answer cache as an async context manager. All methods belong to one event loop's thread."""
 
-    def __init__(
-        self, cache: AnswerCache, models: ModelRegistry, similar: SimilarAnswers | None = None
-    ) -> None:
-        self._cache = cache
-        self._models = models
-        self._similar = similar
-        self._files = FileDigests()
+    cache: AnswerCache
+    models: ModelRegistry
+    similar: SimilarAnswers | None = None
+    files: FileDigests = field(default_factory=FileDigests)
 
     async def __aenter__(self) -> AnswerLookup:
-        await self._cache.measure()
-        self._files.begin(self._models.default)
+        await self.cache.measure()
+        self.files.begin(self.models.default)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._cache.close()
+        await self.cache.close()
 
     async def find(self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext) -> CachedAnswer:
         """Return an earlier answer, or a callback that stores the new one. A failing cache is bypassed."""
@@ -60,7 +59,7 @@ class AnswerLookup:
         question = await self._question(call, chosen, context)
         if question is None:
             return _shown(call, AnswerUse.BYPASS, request_log)
-        found = await self._cache.find(question, await self._comparing(call, question))
+        found = await self.cache.find(question, await self._comparing(call, question))
         if found is None:
             return _shown(call, AnswerUse.BYPASS, request_log)
         if isinstance(found, AnswerPlace):
@@ -68,12 +67,6 @@ class AnswerLookup:
             return _shown(call, AnswerUse.MISS, request_log)._replace(keep=keep)
         use = AnswerUse.EXACT if found.similarity is None else AnswerUse.SEMANTIC
         return _shown(call, use, request_log, found.similarity)._replace(held=_held(found, began_s))
-
-    async def clear(self) -> None:
-        await self._cache.clear()
-
-    async def size(self) -> StoreSize | None:
-        return await self._cache.measure()
 
     async def _question(
         self, call: ResolvedRequest, chosen: ChosenModel, context: RequestContext
@@ -83,7 +76,7 @@ class AnswerLookup:
         turn, key = call.prompts[0].turn if has_turn else None, context.identity.key
         if not call.is_cached or (turn is None and not call.is_repeatable):
             return None
-        file, info = await self._files.of(chosen.model), chosen.model.engine.info
+        file, info = await self.files.of(chosen.model), chosen.model.engine.info
         if file is None or info is None:
             return None
         return AnswerKey(
@@ -101,15 +94,15 @@ class AnswerLookup:
         )
 
     async def _comparing(self, call: ResolvedRequest, question: AnswerKey) -> TurnComparison | None:
-        if self._similar is None or question.turn is None:
+        if self.similar is None or question.turn is None:
             return None
-        model = self._models.choose(self._similar.model, None).model
-        file = await self._files.of(model)
+        model = self.models.choose(self.similar.model, None).model
+        file = await self.files.of(model)
         if file is None:
             return None
         request = call.requests[0]
         caller = RouterCaller(call.priority, request.client, group=request.group)
-        return TurnComparison(file, self._similar.least, partial(_vector, model, caller))
+        return TurnComparison(file, self.similar.least, partial(_vector, model, caller))
 
     def _keep(
         self, question: AnswerKey, place: AnswerPlace, chosen: ChosenModel, events: Sequence[TokenEvent]
@@ -118,7 +111,7 @@ class AnswerLookup:
         finishes = [event.finish for event in events if event.finish is not None]
         are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
         if are_good and chosen.adapter_key == question.scope.adapter:
-            self._cache.keep(question, place, events)
+            self.cache.keep(question, place, events)
 
 
 async def _vector(model: ServedModel, caller: RouterCaller, text: str) -> bytes | None:

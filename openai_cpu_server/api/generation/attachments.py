@@ -9,12 +9,12 @@ import contextlib
 import hashlib
 import re
 import urllib.parse
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, Union
+from typing import NamedTuple, TypeVar, Union
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -39,6 +39,7 @@ from openai_cpu_server.http.body import ThreadKind, in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.models.grammars import LruCache
 from openai_cpu_server.models.served import ServedModel
 
 
@@ -74,14 +75,12 @@ class _BudgetUsed(InvalidRequest):
     """A limit for all attachments of a conversation together."""
 
 
-class _PageSource(NamedTuple):
+class _Page(AttachmentSource, frozen=True, kw_only=True):
+    """Page of a document that is a picture."""
+
     data: bytes
     digest: bytes
     number: int
-
-    @property
-    def source(self) -> AttachmentSource:
-        return AttachmentSource(AttachmentKind.PICTURE, f"page {self.number} of {self.digest.hex()}")
 
 
 class _Document(NamedTuple):
@@ -90,44 +89,21 @@ class _Document(NamedTuple):
     data: bytes
     digest: bytes
 
-    @property
-    def num_chars(self) -> int:
-        return _num_chars(self.parts)
-
-    def written(self, attachment: Attachment, *, sees: bool) -> tuple[str, dict[str, _PageSource]]:
-        """Return the text, and its pages that are pictures, by mark."""
-        texts, pages = [attachment.source.label] if attachment.source.label else [], dict[str, _PageSource]()
-        blocks = list[str]()
+    def written(self, attachment: Attachment, *, sees: bool) -> tuple[str, list[Attachment]]:
+        """Return the text, and its pages that are pictures."""
+        blocks, pages = list[str](), list[Attachment]()
         for part in self.parts:
             if isinstance(part, str):
                 blocks.append(part)
             elif sees:
-                page = _PageSource(self.data, self.digest, part)
-                pages[page.source.mark] = page
-                blocks.append(f"[Page {part}]\n{page.source.mark}")
+                url, data, digest = f"page {part} of {self.digest.hex()}", self.data, self.digest
+                page = _Page(AttachmentKind.PICTURE, url, data=data, digest=digest, number=part)
+                pages.append(Attachment(page, attachment.at, f"{attachment.name} page {part}"))
+                blocks.append(f"[Page {part}]\n{page.mark}")
             else:
                 blocks.append(f"[Page {part} is a picture, which this model cannot see.]")
-        return "\n".join([*texts, "\n\n".join(blocks)]), pages
-
-
-class _MediaBudget:
-    def __init__(self, options: MediaOptions, model: ServedModel) -> None:
-        self._options, self._model = options, model
-        self._num_pixels, self._sound_s = 0, 0.0
-
-    def take(self, item: MediaItem) -> None:
-        """Charge for an item, because small files may have many pixels or be long. Raises _BudgetUsed."""
-        most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
-        if isinstance(item, Picture):
-            self._num_pixels += item.size.width * item.size.height
-            if self._num_pixels > most_pixels:
-                message = f"the pictures of a conversation may have {most_pixels} pixels together"
-                raise _BudgetUsed(message, code=_ERRORS[AttachmentKind.PICTURE].too_large)
-        else:
-            self._sound_s += item.size.num_samples / _sound_rate(self._model)
-            if self._sound_s > most_s:
-                message = f"the sounds of a conversation may last {most_s:g} seconds together"
-                raise _BudgetUsed(message, code=_ERRORS[AttachmentKind.SOUND].too_large)
+        title = [attachment.source.label] if attachment.source.label else []
+        return "\n".join([*title, "\n\n".join(blocks)]), pages
 
 
 def _num_chars(parts: tuple[str | int, ...]) -> int:
@@ -140,8 +116,9 @@ class AttachmentFinder:
     def __init__(self, options: MediaOptions, upload: ReadUpload | None) -> None:
         self._options = options
         self._upload = upload
-        self._decoded = _Cache[MediaItem](_PIXEL_BYTES * options.max_pixels, lambda item: len(item.content))
-        self._texts = _Cache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS, _num_chars)
+        # Clients resend the whole conversation in each turn.
+        self._decoded = LruCache[MediaItem](_PIXEL_BYTES * options.max_pixels)
+        self._texts = LruCache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS)
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
         """Items of `_decoded` and of open requests, by digest."""
 
@@ -154,20 +131,31 @@ class AttachmentFinder:
             return params
         info = model.engine.info
         sees, hears = (info.sees, info.hears) if info is not None else (False, False)
-        params, pages = await self._with_documents(params, model, owner, sees=sees)
+        params = await self._with_documents(params, model, owner, sees=sees)
         replacing = partial(without_unsupported, params, sees=sees, hears=hears)
         params = await in_thread(replacing, is_slow=params.is_slow)
         attached = [*{one.mark: one for one in _media(params)}.values()]
-        budget = _MediaBudget(self._options, model)
+        num_pixels, sound_s = 0, 0.0
 
         async def take(one: Attachment) -> TakenMedia:
-            page = pages.get(one.mark)
-            item = await (self._item(one.source, model, owner) if page is None else self._page(page, model))
-            budget.take(item)
+            nonlocal num_pixels, sound_s
+            item = await self._item(one.source, model, owner)
+            # Small files may have many pixels or be long.
+            most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
+            if isinstance(item, Picture):
+                num_pixels += item.size.width * item.size.height
+                if num_pixels > most_pixels:
+                    message = f"the pictures of a conversation may have {most_pixels} pixels together"
+                    raise _BudgetUsed(message, code="image_too_large")
+            else:
+                sound_s += item.size.num_samples / _sound_rate(model)
+                if sound_s > most_s:
+                    message = f"the sounds of a conversation may last {most_s:g} seconds together"
+                    raise _BudgetUsed(message, code="audio_too_large")
             (shape,) = await model.engine.shapes([item.size])
             return TakenMedia(one.mark, item, shape)
 
-        media_by_mark, texts = await self._each(attached, take, "pictures and sounds", pages)
+        media_by_mark, texts = await self._each(attached, take, "pictures and sounds")
         if texts:
             names = [one.name for one in attached if one.mark in texts]
             inserting = partial(_with_texts, params, texts, names)
@@ -180,15 +168,14 @@ class AttachmentFinder:
         attached: Sequence[Attachment],
         take: Callable[[Attachment], Awaitable[_T]],
         noun: str,
-        pages: Container[str] = (),
     ) -> tuple[dict[str, _T], dict[str, str]]:
         """Return what `take` makes of attachments, and texts in place of earlier ones that cannot be had or
-        are too many, both by mark. Raises InvalidRequest for those of the question. `pages`: marks of pages,
-        which go before earlier attachments."""
+        are too many, both by mark. Pages go before earlier attachments. Raises InvalidRequest for those of
+        the question."""
         most = self._options.max_items
         latest = [one for one in attached if one.is_latest]
-        of_documents = [one for one in attached if one.mark in pages]
-        earlier = [one for one in attached if not (one.is_latest or one.mark in pages)]
+        of_documents = [one for one in attached if isinstance(one.source, _Page)]
+        earlier = [one for one in attached if not (one.is_latest or isinstance(one.source, _Page))]
         self._require_few(latest, noun)
         items, texts = dict[str, _T](), dict[str, str]()
 
@@ -254,19 +241,19 @@ class AttachmentFinder:
 
     async def _with_documents(
         self, params: GenerationParams, model: ServedModel, owner: str, *, sees: bool
-    ) -> tuple[GenerationParams, dict[str, _PageSource]]:
+    ) -> GenerationParams:
         """Insert the text of files, or words in place of earlier ones. Pages that are pictures become
         attachments. Raises InvalidRequest for files of the question."""
         files = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
         if not files:
-            return params, {}
+            return params
         attached, copies = {one.mark: one for one in files}, Counter(one.mark for one in files)
         left = self._options.max_document_chars
 
         async def take(one: Attachment) -> _Document:
             nonlocal left
             document = await self._document(one, model, owner, sees=sees)
-            left -= document.num_chars * copies[one.mark]
+            left -= _num_chars(document.parts) * copies[one.mark]
             if left < 0:
                 limit = self._options.max_document_chars
                 message = f"the files of a conversation may have {limit} characters of text together"
@@ -275,17 +262,12 @@ class AttachmentFinder:
 
         documents, texts = await self._each([*attached.values()], take, "files")
         names = [one.name for mark, one in attached.items() if mark in texts]
-        pages, page_media = dict[str, _PageSource](), list[Attachment]()
+        pages = list[Attachment]()
         for mark, document in documents.items():
-            one = attached[mark]
-            texts[mark], shown = document.written(one, sees=sees)
-            pages.update(shown)
-            page_media += [
-                Attachment(page.source, one.at, f"{one.name} page {page.number}") for page in shown.values()
-            ]
-        attached_media = (*page_media, *_media(params))
-        inserting = partial(_with_texts, params, texts, names, attached=attached_media)
-        return await in_thread(inserting, is_slow=params.is_slow), pages
+            texts[mark], shown = document.written(attached[mark], sees=sees)
+            pages += shown
+        inserting = partial(_with_texts, params, texts, names, attached=(*pages, *_media(params)))
+        return await in_thread(inserting, is_slow=params.is_slow)
 
     async def _document(
         self, attachment: Attachment, model: ServedModel, owner: str, *, sees: bool
@@ -294,11 +276,12 @@ class AttachmentFinder:
         data = await self._bytes(source, owner)
         charset = _charset_of(source.url)
         digest = await in_thread(partial(_digest, data), is_slow=True)
-        parts = self._texts.find(digest + charset.encode(errors="replace"))
+        key = digest + charset.encode(errors="replace")
+        parts = self._texts.get(key)
         if parts is None:
             reading = partial(model.read_document, data, self._options.max_document_chars, charset)
-            read = await in_thread(reading, kind=ThreadKind.DOCUMENT)
-            parts = self._texts.add(digest + charset.encode(errors="replace"), read)
+            parts = await in_thread(reading, kind=ThreadKind.DOCUMENT)
+            self._texts.put(key, parts, _num_chars(parts))
         document = _Document(parts, data, digest)
         if not sees and not any(isinstance(part, str) for part in parts):
             raise InvalidRequest(f"the PDF has no text, {_UNSEEN_PAGES}", code="invalid_file")
@@ -308,10 +291,27 @@ class AttachmentFinder:
         if source.kind is AttachmentKind.SOUND:
             (sound,) = await self._sounds(await self._bytes(source, owner), model)
             return sound
+        most_pixels = self._options.max_pixels
+        if isinstance(source, _Page):
+            rendering = partial(model.render_page, source.data, source.number, most_pixels)
+            return await self._picture(
+                source.digest + b"page%d" % source.number, rendering, ThreadKind.DOCUMENT
+            )
         most_side = _MOST_SIDES.get(source.label, 0)
         if most_side == 0 and source.label not in _AS_THEY_ARE:
             raise InvalidRequest(f"its detail may be {', '.join((*_MOST_SIDES, *_AS_THEY_ARE))}")
-        return await self._picture(await self._bytes(source, owner), most_side, model)
+        data = await self._bytes(source, owner)
+        digest = await in_thread(partial(_digest, data), is_slow=True) + most_side.to_bytes(4, "little")
+        opening = partial(model.open_picture, data, most_pixels, most_side)
+        return await self._picture(digest, opening, ThreadKind.SLOW)
+
+    async def _picture(self, digest: bytes, opening: Callable[[], Picture], kind: ThreadKind) -> Picture:
+        if isinstance(cached := self._decoded.get(digest), Picture):
+            return cached
+        self._require_memory()
+        opened = await in_thread(opening, kind=kind)
+        self._keep(digest, opened)
+        return opened
 
     async def _bytes(self, source: AttachmentSource, owner: str) -> bytes:
         data = await self._fetched(source, owner)
@@ -340,32 +340,12 @@ class AttachmentFinder:
                 return await asyncio.to_thread(_of_file, url, options.folder, most_bytes)
         raise InvalidRequest("expected a data URI in base64, or a URL")
 
-    async def _picture(self, data: bytes, most_side: int, model: ServedModel) -> Picture:
-        digest = await in_thread(partial(_digest, data), is_slow=True) + most_side.to_bytes(4, "little")
-        if isinstance(cached := self._decoded.find(digest), Picture):
-            return cached
-        self._require_memory()
-        opening = partial(model.open_picture, data, self._options.max_pixels, most_side)
-        opened = await in_thread(opening, is_slow=True)
-        self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
-        return opened
-
-    async def _page(self, page: _PageSource, model: ServedModel) -> Picture:
-        digest = page.digest + b"page%d" % page.number
-        if isinstance(cached := self._decoded.find(digest), Picture):
-            return cached
-        self._require_memory()
-        rendering = partial(model.render_page, page.data, page.number, self._options.max_pixels)
-        opened = await in_thread(rendering, kind=ThreadKind.DOCUMENT)
-        self._decoded.add(digest, self._held.setdefault(opened.digest, opened))
-        return opened
-
     async def _sounds(
         self, data: bytes, model: ServedModel, piece_s: float | None = None
     ) -> tuple[Sound, ...]:
         rate = _sound_rate(model)
         digest = await in_thread(partial(_digest, data), is_slow=True) + b"sound%d" % rate
-        if piece_s is None and isinstance(cached := self._decoded.find(digest), Sound):
+        if piece_s is None and isinstance(cached := self._decoded.get(digest), Sound):
             return (cached,)
         self._require_memory()
         bounds = int(self._options.max_sound_s * rate), int((piece_s or 0) * rate)
@@ -373,8 +353,12 @@ class AttachmentFinder:
         for one in opened:
             self._held.setdefault(one.digest, one)
         if piece_s is None:
-            self._decoded.add(digest, opened[0])
+            self._keep(digest, opened[0])
         return opened
+
+    def _keep(self, digest: bytes, item: MediaItem) -> None:
+        item = self._held.setdefault(item.digest, item)
+        self._decoded.put(digest, item, len(item.content))
 
     def _require_memory(self) -> None:
         held_bytes = sum(len(item.content) for item in self._held.values())
@@ -399,28 +383,6 @@ def _check_size(kind: AttachmentKind, data: bytes, options: MediaOptions) -> Non
     if len(data) > most_bytes:
         message = f"a {_ERRORS[kind].noun} may have {most_bytes} bytes, and this one has {len(data)}"
         raise InvalidRequest(message, code=_ERRORS[kind].too_large)
-
-
-class _Cache(Generic[_T]):
-    """LRU cache by digest, because clients resend the whole conversation in each turn."""
-
-    def __init__(self, most: int, size: Callable[[_T], int]) -> None:
-        self._values = OrderedDict[bytes, _T]()
-        self._left = most
-        self._size = size
-
-    def find(self, digest: bytes) -> _T | None:
-        if (value := self._values.get(digest)) is not None:
-            self._values.move_to_end(digest)
-        return value
-
-    def add(self, digest: bytes, value: _T) -> _T:
-        if digest not in self._values:
-            self._values[digest] = value
-            self._left -= self._size(value)
-            while self._left < 0:
-                self._left += self._size(self._values.popitem(last=False)[1])
-        return value
 
 
 def _digest(data: bytes) -> bytes:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.answer_lookup import AnswerLookup
 from openai_cpu_server.api.generation.attachments import AttachmentFinder
 from openai_cpu_server.api.generation.call import ResolveContext, ResolvedRequest
@@ -33,16 +34,6 @@ from openai_cpu_server.api.generation.running import (
 )
 from openai_cpu_server.api.generation.sampling import with_defaults
 from openai_cpu_server.contract.messages import Finish
-from openai_cpu_server.errors import (
-    ConstraintFailed,
-    EngineUnavailable,
-    GenerationFailed,
-    InvalidRequest,
-    ModelTooLarge,
-    PromptTooLong,
-    QueueFull,
-    ServerError,
-)
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog
 from openai_cpu_server.http.keys import Client, Identity
@@ -241,7 +232,7 @@ class _GenerationPipeline:
             return RequestedModel(choose_able(models, params.model, allowed, ability, adapter=params.lora))
         if params.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
-            raise InvalidRequest(message, param="lora", code="unsupported_value")
+            raise errors.InvalidRequest(message, param="lora", code="unsupported_value")
         question, router_caller = router_input(params, caller), router_caller_of(params, caller)
         routed = await follow(models, router, question, router_caller, params.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
@@ -290,7 +281,7 @@ class _GenerationPipeline:
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
             generation = model.engine.generate(call.requests)
-        except ServerError:
+        except errors.ServerError:
             await context.refund()
             if not self.service.models.is_current(model):
                 return None
@@ -313,13 +304,19 @@ class _GenerationPipeline:
             cached = await self._with_cached_answer(call, target.chosen)
             first = await self._running(cached, target.chosen)
             if first is None:
-                raise EngineUnavailable("The model is being replaced.")
+                raise errors.EngineUnavailable("The model is being replaced.")
             attempt.submitted(first)
             async with first:
                 events = await attempt.disconnect_guard(first.hold)
-        except PromptTooLong as error:
+        except errors.PromptTooLong as error:
             return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
-        except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:
+        except (
+            errors.EngineUnavailable,
+            errors.ModelTooLarge,
+            errors.QueueFull,
+            errors.GenerationFailed,
+            errors.ConstraintFailed,
+        ) as error:
             return RouteDecision(cascade.large, RouteReason.FAILED, str(error))
         decision = verdict(cascade, judged(call, events))
         if decision.reason is not RouteReason.SURE:

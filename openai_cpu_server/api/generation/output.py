@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -127,63 +127,19 @@ class JoinedSchema:
         return InvalidRequest(message, param=f"{path}.{keyword}", code="invalid_schema")
 
 
-@dataclass
-class SplitParameters:
-    """Grammars of one function's parameters. Additional ones are never written."""
-
-    function: FunctionParam
-    schema: JsonObject
-    grammars: ModelGrammars
-    stem: str
-    can_name: Callable[[str], bool]
-    share: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.parts = dict[str, bytes]()
-        joined = JoinedSchema(self.function, self.schema)
-        self.unenforced = tuple(joined.unenforced)
-        if self.unenforced and self.function.is_strict:
-            path = self.unenforced[0]
-            keyword = path.rpartition(".")[2]
-            message = f"'{keyword}' cannot be enforced: this model writes each parameter by itself."
-            raise InvalidRequest(message, param=path, code="unsupported_schema")
-        names = [name for name in {**joined.properties, **joined.required} if self._is_written(name, joined)]
-        self.parameters = tuple(self._parameter(name, joined, index) for index, name in enumerate(names))
-
-    def _is_written(self, name: str, joined: JoinedSchema) -> bool:
-        if self.can_name(name):
-            return True
-        if name in joined.required:
-            message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
-            path = f"{self.function.schema_path}.required"
-            raise InvalidRequest(message, param=path, code="invalid_function_parameters")
-        return False
-
-    def _parameter(self, name: str, joined: JoinedSchema, index: int) -> Parameter:
-        """Compile a place in the whole schema, so that its references resolve."""
-        pointer = joined.properties.get(name, "")
-        schema = joined.at(pointer) if pointer else {}
-        choices, rule = _choices(schema), f"{self.stem}p{index}"
-        grammar = self.grammars.of_schema(
-            self.schema if pointer else {},
-            self.function.schema_path,
-            strict=self.function.is_strict,
-            pointer=pointer,
-        )
-        self.parts[rule] = grammar.rules
-        self.unenforced += grammar.unenforced
-        self.share += grammar.share
-        is_boolean = (
-            isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
-        )
-        return Parameter(
-            name,
-            is_required=name in joined.required,
-            rule=rule,
-            is_text=choices is not None,
-            choices=choices or (),
-            is_boolean=is_boolean,
-        )
+def _parameter(name: str, rule: str, schema: object, *, is_required: bool) -> Parameter:
+    choices = _choices(schema)
+    is_boolean = (
+        isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
+    )
+    return Parameter(
+        name,
+        is_required=is_required,
+        rule=rule,
+        is_text=choices is not None,
+        choices=choices or (),
+        is_boolean=is_boolean,
+    )
 
 
 def _choices(schema: object) -> tuple[str, ...] | None:
@@ -318,14 +274,46 @@ class ToolOutputs:
             )
         rule, typed = f"f{index}", {**schema, "type": "object"}
         if self._form.splits_parameters:
-            split = SplitParameters(function, typed, self._grammars, rule, self._form.names_parameter)
-            is_free = not function.is_strict and 1 << len(split.parameters) <= most_sets
-            callee = Callee(function.name, rule, split.parameters, in_any_order=is_free)
-            return _OfferedFunction(callee, split.parts, split.unenforced, split.share)
+            return self._split_offer(rule, function, typed, most_sets)
         grammar = self._grammars.of_schema(typed, function.schema_path, strict=function.is_strict)
         return _OfferedFunction(
             Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share
         )
+
+    def _split_offer(
+        self, rule: str, function: FunctionParam, schema: JsonObject, most_sets: int
+    ) -> _OfferedFunction:
+        """Write each parameter by a grammar of its own. Additional ones are never written."""
+        joined = JoinedSchema(function, schema)
+        parameters, parts, share = list[Parameter](), dict[str, bytes](), 0.0
+        unenforced = tuple(joined.unenforced)
+        if unenforced and function.is_strict:
+            keyword = unenforced[0].rpartition(".")[2]
+            message = f"'{keyword}' cannot be enforced: this model writes each parameter by itself."
+            raise InvalidRequest(message, param=unenforced[0], code="unsupported_schema")
+        for name in self._written_names(joined):
+            # A place in the whole schema is compiled, so that its references resolve.
+            pointer, part = joined.properties.get(name, ""), f"{rule}p{len(parameters)}"
+            grammar = self._grammars.of_schema(
+                schema if pointer else {}, joined.path, strict=function.is_strict, pointer=pointer
+            )
+            own = joined.at(pointer) if pointer else {}
+            parameters.append(_parameter(name, part, own, is_required=name in joined.required))
+            parts[part] = grammar.rules
+            unenforced += grammar.unenforced
+            share += grammar.share
+        is_free = not function.is_strict and 1 << len(parameters) <= most_sets
+        callee = Callee(function.name, rule, tuple(parameters), in_any_order=is_free)
+        return _OfferedFunction(callee, parts, unenforced, share)
+
+    def _written_names(self, joined: JoinedSchema) -> list[str]:
+        names = [*{**joined.properties, **joined.required}]
+        for name in names:
+            if name in joined.required and not self._form.names_parameter(name):
+                message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
+                path = f"{joined.path}.required"
+                raise InvalidRequest(message, param=path, code="invalid_function_parameters")
+        return [name for name in names if self._form.names_parameter(name)]
 
     def _custom_offer(self, rule: str, name: str, custom: CustomGrammar) -> _OfferedFunction:
         grammar = self._grammars.of_tool_text(

@@ -70,17 +70,30 @@ class GatheredAnswer:
         return sum(scores) / len(scores) if scores else float("-inf")
 
 
-def shown_answers(
-    call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]
-) -> list[tuple[int, GatheredAnswer]]:
-    """Return the best `n` answers of each prompt, with the indices of their requests."""
-    ranked: list[tuple[int, GatheredAnswer]] = []
-    for start in range(0, len(call.requests), call.best_of):
-        group = [(i, answers[call.requests[i].id]) for i in range(start, start + call.best_of)]
-        if call.best_of > call.n:
-            group.sort(key=lambda pair: -pair[1].score)
-        ranked += group[: call.n]
-    return ranked
+class GatheredCall(NamedTuple):
+    """Call that has ended, with its answers by request id."""
+
+    call: ResolvedRequest
+    pieces: PieceTexts
+    answers: Mapping[str, GatheredAnswer]
+    figures: Figures
+
+    @property
+    def shown(self) -> list[tuple[int, GatheredAnswer]]:
+        """The best `n` answers of each prompt, with the indices of their requests."""
+        call, ranked = self.call, list[tuple[int, GatheredAnswer]]()
+        for start in range(0, len(call.requests), call.best_of):
+            group = [(i, self.answers[call.requests[i].id]) for i in range(start, start + call.best_of)]
+            if call.best_of > call.n:
+                group.sort(key=lambda pair: -pair[1].score)
+            ranked += group[: call.n]
+        return ranked
+
+    @property
+    def only(self) -> GatheredAnswer:
+        """Answer of a call with a single request."""
+        (answer,) = self.answers.values()
+        return answer
 
 
 class Chunk(NamedTuple):
@@ -133,13 +146,7 @@ class Renderer(ABC):
 
 
 class AnswerRenderer(Protocol):
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes: ...
+    def whole(self, gathered: GatheredCall) -> bytes: ...
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> Renderer: ...
 
@@ -353,7 +360,8 @@ class Completion(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     metadata: Union[dict[str, str], UnsetType] = UNSET
 
 
-def completion(kind: type[Completion[C]], call: ResolvedRequest, choices: list[C], figures: Figures) -> bytes:
+def completion(kind: type[Completion[C]], gathered: GatheredCall, choices: list[C]) -> bytes:
+    call, figures = gathered.call, gathered.figures
     whole = kind(
         id=call.id,
         created=call.created,

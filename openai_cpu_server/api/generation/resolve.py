@@ -32,7 +32,6 @@ from openai_cpu_server.api.generation.params import (
     GenerationParams,
     MessageParam,
     PromptsParam,
-    ToolsParam,
 )
 from openai_cpu_server.api.generation.sampling import (
     check_tokens,
@@ -244,9 +243,8 @@ def _of_conversation(
     model, info = context.chosen.model, context.info
     if conversation.template:
         return _of_texts(params, _written(params, conversation, model, info.context_limit), context)
-    tools = usable_tools(params.tools)
-    maker = PromptMaker(params, conversation.path, tools, model, info)
-    template = maker.template
+    maker = PromptMaker(params, conversation, model, info)
+    template, tools = maker.template, maker.tools
     prompt = _behind(conversation.before, maker.prompt(conversation.messages), model.tokenizer)
     if params.last_tokens is None:  # a prompt that is too long is refused before its grammar is made
         output_budget(params, len(prompt.tokens), info, context.options, model.defaults.max_output_tokens)
@@ -326,28 +324,25 @@ def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _
         context_limit = model.engine.info.context_limit if model.engine.info else _MOST_CONTEXT
         (made,) = text_prompts(_written(params, params.prompt, model, context_limit), model.tokenizer, None)
         return made.tokens
-    tools = usable_tools(params.tools)
-    maker = PromptMaker(params, params.prompt.path, tools, model, model.engine.info, ends)
+    maker = PromptMaker(params, params.prompt, model, model.engine.info, ends)
     return maker.prompt(params.prompt.messages).tokens
 
 
 @dataclass
 class PromptMaker:
-    """Renderer of conversations with the parameters of one call. Its creation raises InvalidRequest."""
+    """Renderer of a conversation, whole or in part, for one call. Its creation raises InvalidRequest."""
 
     params: GenerationParams
-    path: str
-    """Field that errors name."""
-    tools: ToolsParam | None
+    conversation: ConversationParam
     model: ServedModel
     info: ModelInfo | None
     """Facts of the model, or None if it is not loaded."""
     ends: PromptEnds = _WHOLE
 
     def __post_init__(self) -> None:
-        prompt = self.params.prompt
-        messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
-        has_tools = self.tools is not None or any(one.fields.get("tool_calls") for one in messages)
+        self.tools = usable_tools(self.params.tools)
+        has_calls = any(one.fields.get("tool_calls") for one in self.conversation.messages)
+        has_tools = self.tools is not None or has_calls
         self.template = self.model.template(self.params.template, has_tools=has_tools)
         self.thinking = thinking_plan(self.params.thinking, self.template.thinking)
 
@@ -356,12 +351,12 @@ class PromptMaker:
             return self._rendered(messages, self.thinking.variables)
         except TemplateFailed as error:
             is_by_variables = self.params.thinking.variables and self._renders_without_variables(messages)
-            path = "chat_template_kwargs" if is_by_variables else self.path
+            path = "chat_template_kwargs" if is_by_variables else self.conversation.path
             raise InvalidRequest(str(error), param=path, code="chat_template_failed") from error
         except InvalidRequest as error:
             if error.param is not None:
                 raise
-            raise InvalidRequest(str(error), param=self.path, code=error.code) from None
+            raise InvalidRequest(str(error), param=self.conversation.path, code=error.code) from None
 
     def _renders_without_variables(self, messages: Sequence[MessageParam]) -> bool:
         variables, sent = self.thinking.variables, self.params.thinking.variables

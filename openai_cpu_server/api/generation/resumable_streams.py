@@ -17,7 +17,7 @@ import msgspec
 from openai_cpu_server.api.generation.renderer import Chunk, Renderer, events
 from openai_cpu_server.api.generation.running import AnswerStream, RunningCall, StreamItem, chunks_of
 from openai_cpu_server.errors import InvalidRequest, RequestNotFound, RequestsLimited, wrong_value
-from openai_cpu_server.http.context import RequestHistory, RequestLog
+from openai_cpu_server.http.context import RequestHistory
 from openai_cpu_server.http.errors import failure_of
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Reservation
@@ -102,13 +102,12 @@ class EventLog:
 
 @dataclass(eq=False)
 class ResumableStream:
-    """Stream of one call, which owns the call's log entry and its reservation."""
+    """Stream of one call, which owns the call's log entry and reservation."""
 
     conversation: str
     owner: str
     running: RunningCall
     renderer: Renderer
-    request_log: RequestLog
     reservation: Reservation | None
     log: EventLog = field(default_factory=lambda: EventLog(_MOST_BYTES))
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -122,11 +121,12 @@ class ResumableStream:
 
     async def run(self) -> None:
         """Run the call to its end, with or without readers. Failures go into the log."""
-        stream = AnswerStream(self._items(), self.renderer, self.request_log)
+        request_log = self.running.request_log
+        stream = AnswerStream(self._items(), self.renderer, request_log)
         async for item in stream:
             for chunk in chunks_of(item, self.renderer):
                 self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
-        self.request_log.status = 200 if stream.error is None else failure_of(stream.error).status
+        request_log.status = 200 if stream.error is None else failure_of(stream.error).status
 
     async def _items(self) -> AsyncIterator[StreamItem]:
         async with self.running as running:
@@ -266,7 +266,7 @@ class ResumableStreams:
         finally:
             if stream.reservation is not None:
                 await stream.reservation.end()
-            self._history.end(stream.request_log)
+            self._history.end(stream.running.request_log)
             stream.ended_at = int(time.time())
             stream.log.end()
             if self._streams.get((stream.owner, stream.conversation)) is stream:

@@ -17,7 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.api.generation.generation import WITHOUT_GUARD, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import GenerationParams
-from openai_cpu_server.api.generation.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
+from openai_cpu_server.api.generation.renderer import (
+    AnswerRenderer,
+    GatheredAnswer,
+    GatheredCall,
+    Renderer,
+    events,
+)
 from openai_cpu_server.api.generation.resumable_streams import (
     CONVERSATION_HEADER,
     ResumableStream,
@@ -36,7 +42,6 @@ from openai_cpu_server.errors import GenerationFailed, InvalidRequest, wrong_val
 from openai_cpu_server.http.body import BodyQuota, off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of, request_log_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
@@ -108,34 +113,29 @@ def event_source(
     )
 
 
+@dataclass(frozen=True)
 class EventStream:
     """Response that owns its call, which ends with it."""
 
-    def __init__(
-        self,
-        running: OpenCall,
-        renderer: Renderer,
-        *,
-        keep_alive_s: float,
-        items: AsyncIterator[StreamItem] | None = None,
-    ) -> None:
-        """`items`: items to send, or None for the call's own."""
-        self._running = running
-        self._items = running.emit(renderer) if items is None else items
-        self._renderer = renderer
-        self._keep_alive_s = keep_alive_s
+    running: OpenCall
+    renderer: Renderer
+    _: KW_ONLY
+    keep_alive_s: float
+    items: AsyncIterator[StreamItem] | None = None
+    """Items to send, or None for the call's own."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = AnswerStream(self._items, self._renderer, request_log_of(scope))
+        items = self.running.emit(self.renderer) if self.items is None else self.items
+        stream = AnswerStream(items, self.renderer, request_log_of(scope))
         response = event_source(
             self._encoded(stream),
-            {**NO_STORE_HEADERS, **self._running.call.headers},
-            keep_alive_s=self._keep_alive_s,
+            {**NO_STORE_HEADERS, **self.running.call.headers},
+            keep_alive_s=self.keep_alive_s,
             ping=self._ping,
             grace_s=_SHUTDOWN_GRACE_S,
         )
         try:
-            async with self._running:
+            async with self.running:
                 await response(scope, receive, send)
         finally:
             if not stream.has_ended:
@@ -143,13 +143,13 @@ class EventStream:
 
     async def _encoded(self, stream: AnswerStream) -> AsyncIterator[bytes]:
         async for item in stream:
-            encoded = events(chunks_of(item, self._renderer))
+            encoded = events(chunks_of(item, self.renderer))
             if isinstance(item, (QueuePlace, ModelLoading)):
                 encoded = encoded or comment(item)
             yield encoded
 
     def _ping(self) -> ServerSentEvent:
-        chunks = self._renderer.keepalive()
+        chunks = self.renderer.keepalive()
         return _Ping(events(chunks)) if chunks else _KEEP_ALIVE
 
 
@@ -233,7 +233,6 @@ def conversation_of(headers: Mapping[str, str]) -> str | None:
 class GenerationRoute:
     family: ApiAdapter[Any]
     service: GenerationService
-    options: ApiOptions
 
     async def create(self, request: Request) -> ASGIApp:
         conversation = conversation_of(request.headers)
@@ -246,7 +245,9 @@ class GenerationRoute:
         running = await self.service.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if running.call.stream:
-            return EventStream(running, self.renderer(running), keep_alive_s=self.options.keep_alive_s)
+            return EventStream(
+                running, self.renderer(running), keep_alive_s=self.service.options.keep_alive_s
+            )
         body = await self.whole(running, disconnect_guard)
         return Response(body, media_type="application/json", headers=dict(running.headers))
 
@@ -260,9 +261,9 @@ class GenerationRoute:
         running = await self.service.begin(params, context)
         outer.body.release()
         owner, renderer = stream_owner(identity), self.renderer(running)
-        stream = ResumableStream(conversation, owner, running, renderer, request_log, outer.reservation)
+        stream = ResumableStream(conversation, owner, running, renderer, outer.reservation)
         streams.begin(stream)
-        keep_alive_s = self.options.keep_alive_s
+        keep_alive_s = self.service.options.keep_alive_s
         return resumable_response(streams, stream, stream.log.read(0), keep_alive_s=keep_alive_s)
 
     async def begin(
@@ -295,7 +296,7 @@ class GenerationRoute:
             raise
 
     async def _read(self, data: bytes) -> GenerationParams:
-        reading = partial(self.family.reader.read, data, lenient=self.options.lenient)
+        reading = partial(self.family.reader.read, data, lenient=self.service.options.lenient)
         return await off_loop(len(data), reading)
 
 
@@ -306,10 +307,10 @@ async def whole_answer(
 ) -> bytes:
     async with running:
         answers = await disconnect_guard(running.gather)
-    call, figures = running.call, running.figures
-    per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
-    rendering = partial(renderer.whole, call, running.model.pieces, answers, figures)
-    return await off_loop(per_token * figures.total_tokens, rendering)
+    gathered = GatheredCall(running.call, running.model.pieces, answers, running.figures)
+    num_alternatives = running.call.shown_logprobs
+    per_token = 4 if num_alternatives is None else 64 * (1 + num_alternatives)
+    return await off_loop(per_token * gathered.figures.total_tokens, partial(renderer.whole, gathered))
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,22 +318,18 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
-@dataclass(frozen=True)
-class CountRoute:
-    """Count of a prompt's tokens, without an engine."""
-
-    reader: BodyReader[Any]
-    service: GenerationService
-    _: KW_ONLY
-    lenient: bool
-    answer: Callable[..., msgspec.Struct] = InputTokens
-
-    async def count(self, request: Request) -> Response:
-        data = await streamed_body(request)
-        params = await off_loop(len(data), partial(self.reader.read, data, lenient=self.lenient))
-        context = context_of(request.scope)
-        allowed = context.identity.allowed_models
-        await ensure_served(self.service.models, params.model, allowed)
-        chosen = choose_able(self.service.models, params.model, allowed, Ability.GENERATE)
-        counted = await self.service.prompt_tokens(params, chosen, context)
-        return json_response(self.answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+async def count_tokens(
+    request: Request,
+    reader: BodyReader[Any],
+    service: GenerationService,
+    answer: Callable[..., msgspec.Struct] = InputTokens,
+) -> Response:
+    """Count a prompt's tokens, without an engine."""
+    data = await streamed_body(request)
+    params = await off_loop(len(data), partial(reader.read, data, lenient=service.options.lenient))
+    context = context_of(request.scope)
+    allowed = context.identity.allowed_models
+    await ensure_served(service.models, params.model, allowed)
+    chosen = choose_able(service.models, params.model, allowed, Ability.GENERATE)
+    counted = await service.prompt_tokens(params, chosen, context)
+    return json_response(answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

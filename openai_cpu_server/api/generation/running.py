@@ -14,20 +14,13 @@ from typing import Any, NamedTuple, Protocol, Union
 
 import msgspec
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import ENDED_BY, REPETITION, Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProgress, QueuePlace, TokenEvent
-from openai_cpu_server.errors import (
-    ConstraintFailed,
-    DeadlineExceeded,
-    NotThinking,
-    RequestEnded,
-    RequestNotFound,
-    ServerError,
-)
 from openai_cpu_server.http.context import RequestLog
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.keys import Client, Identity
@@ -42,7 +35,7 @@ def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s:
     timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
     if timeout_s is not None:
         elapsed_s = time.monotonic() - request_log.started_s
-        work.fail_in(timeout_s - elapsed_s, DeadlineExceeded(timeout_s))
+        work.fail_in(timeout_s - elapsed_s, errors.DeadlineExceeded(timeout_s))
 
 
 _AT_ONCE = 32
@@ -75,7 +68,7 @@ class ReplayedGeneration:
     def progress(self) -> AsyncIterator[TokenEvent]:
         return self.__aiter__()
 
-    def fail_in(self, seconds: float, error: ServerError) -> None: ...
+    def fail_in(self, seconds: float, error: errors.ServerError) -> None: ...
 
 
 _MOST_FACTS = 131_072
@@ -217,9 +210,9 @@ class RunningCalls:
         running = self._running.get(name)
         client = self._ended.get(name) if running is None else running.client
         if client is None or not client.is_owned_by(identity):
-            raise RequestNotFound(name)
+            raise errors.RequestNotFound(name)
         if running is None:
-            raise RequestEnded(name)
+            raise errors.RequestEnded(name)
         return running
 
 
@@ -246,7 +239,7 @@ class GrammarRefusals:
             return
         refusal = self._refusals.get(_grammar_digest(call, model))
         if refusal is not None and _most_tokens(call) >= refusal.num_tokens:
-            raise ConstraintFailed(refusal.message, param=call.grammar_path)
+            raise errors.ConstraintFailed(refusal.message, param=call.grammar_path)
 
     def add(
         self, call: ResolvedRequest, model: str, message: str, *, num_tokens: int, elapsed_s: float
@@ -320,17 +313,17 @@ class RunningCall:
     def stop(self) -> None:
         self.recorder = None  # it is not an answer for others
         if not self.model.engine.stop(self.call.id):
-            raise RequestEnded(self.call.id)
+            raise errors.RequestEnded(self.call.id)
 
     def stop_thinking(self) -> None:
         thinking = self.call.thinking
         if thinking is None or thinking.ending is None or not self._thinking:
-            raise NotThinking(self.call.id)
+            raise errors.NotThinking(self.call.id)
         self.recorder = None
         ended = [self.model.engine.end_thinking(one, thinking.ending) for one in sorted(self._thinking)]
         self._thinking.clear()
         if not any(ended):
-            raise RequestEnded(self.call.id)
+            raise errors.RequestEnded(self.call.id)
 
     @property
     def figures(self) -> Figures:
@@ -342,7 +335,7 @@ class RunningCall:
         """Name the field of a grammar that fails, and remember the refusal."""
         try:
             yield
-        except ConstraintFailed as error:
+        except errors.ConstraintFailed as error:
             num_tokens, elapsed_s = self.figures.output_tokens, self._tally.elapsed_s
             self.refusals.add(
                 self.call, self.model.name, str(error), num_tokens=num_tokens, elapsed_s=elapsed_s

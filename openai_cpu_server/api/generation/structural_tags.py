@@ -129,31 +129,6 @@ class _StructuralTag(Body):
     triggers: _Triggers | None = None
 
 
-class _InResponseFormat(Body):
-    response_format: _StructuralTag
-
-
-class _InTag(Body):
-    structural_tag: _StructuralTag
-
-
-class _InStructuredOutputs(Body):
-    structured_outputs: _InTag
-
-
-def format_tag(fields: JsonObject) -> FormParam:
-    """Build the form of a `response_format`. Raises InvalidRequest."""
-    body, _ = parse_fields(_InResponseFormat, {"response_format": fields}, lenient=False)
-    return _form(body.response_format, "response_format")
-
-
-def outputs_tag(fields: JsonObject) -> FormParam:
-    """Build the form of `structured_outputs`. Raises InvalidRequest."""
-    outputs = {"structured_outputs": {"structural_tag": fields}}
-    body, _ = parse_fields(_InStructuredOutputs, outputs, lenient=False)
-    return _form(body.structured_outputs.structural_tag, "structured_outputs.structural_tag")
-
-
 class _PlacedTag(NamedTuple):
     begin: str
     ends: tuple[str, ...]
@@ -167,7 +142,9 @@ class _PlacedTag(NamedTuple):
         return cls(tag.begin, ends, tag.content, at, f"{at}.content")
 
 
-def _form(wanted: _StructuralTag, at: str) -> FormParam:
+def tag_form(fields: JsonObject, at: str) -> FormParam:
+    """Build the form of a tag at this path. Raises InvalidRequest."""
+    wanted, _ = parse_fields(_StructuralTag, fields, lenient=False, at=at)
     whole, place = wanted.format, f"{at}.format"
     if whole is None:
         return _older_form(wanted, at)

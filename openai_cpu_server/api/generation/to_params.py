@@ -32,7 +32,7 @@ from openai_cpu_server.api.generation.schema import (
     StructuredOutputs,
     Syntax,
 )
-from openai_cpu_server.api.generation.structural_tags import format_tag, outputs_tag
+from openai_cpu_server.api.generation.structural_tags import tag_form
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
@@ -131,7 +131,7 @@ def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
     schema = wanted.json_schema
     tag = {name: value for name in _OF_TAGS if (value := getattr(wanted, name)) is not None}
     if wanted.type == "structural_tag":
-        yield format_tag({"type": wanted.type, **tag})
+        yield tag_form({"type": wanted.type, **tag}, "response_format")
     elif tag:
         path = f"response_format.{next(iter(tag))}"
         raise wrong(f"'{path}' is only allowed with the type 'structural_tag'.", path)
@@ -157,7 +157,8 @@ def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
     if wanted.json_object:
         inner.append(any_object(f"{at}.json_object"))
     if (tag := wanted.structural_tag) is not None:
-        inner.append(outputs_tag(_parsed(tag, f"{at}.structural_tag") if isinstance(tag, str) else tag))
+        path = f"{at}.structural_tag"
+        inner.append(tag_form(_parsed(tag, path) if isinstance(tag, str) else tag, path))
     if not inner:
         kinds = "'json', 'regex', 'choice', 'grammar', 'json_object', 'structural_tag'"
         raise wrong(f"'{at}' needs one of {kinds}.", at)

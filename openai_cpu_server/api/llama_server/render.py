@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Union
 
 import msgspec
@@ -12,13 +12,12 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     EndedBy,
-    GatheredAnswer,
+    GatheredCall,
     ProgressChunk,
     Renderer,
     ended_by,
     escaped_line_ends,
     finish_reason,
-    shown_answers,
     timings,
 )
 from openai_cpu_server.api.generation.sampling import CHAIN
@@ -149,13 +148,8 @@ def settings(
 
 
 class LlamaRenderer:
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
+    def whole(self, gathered: GatheredCall) -> bytes:
+        call, pieces, _, figures = gathered
         completions = [
             _completion(
                 call,
@@ -168,7 +162,7 @@ class LlamaRenderer:
                 tokens=answer.tokens if call.details.tokens else [],
                 scores=UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces),
             )
-            for index, (at, answer) in enumerate(shown_answers(call, answers))
+            for index, (at, answer) in enumerate(gathered.shown)
         ]
         return completions[0] if len(completions) == 1 else b"[" + b",".join(completions) + b"]"
 

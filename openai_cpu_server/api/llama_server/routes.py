@@ -111,8 +111,8 @@ _fact = partial(
 
 class LlamaServerRoutes:
     def __init__(self, state: AppState) -> None:
-        self._completion = GenerationRoute(_COMPLETION, state.generation, state.options)
-        self._infill = GenerationRoute(_INFILL, state.generation, state.options)
+        self._completion = GenerationRoute(_COMPLETION, state.generation)
+        self._infill = GenerationRoute(_INFILL, state.generation)
         self._models = state.models
 
     @_generation("/completion", aliases=("/completions",), body=LlamaCompletionBody)

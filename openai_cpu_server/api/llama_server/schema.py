@@ -9,23 +9,8 @@ from typing import Annotated, ClassVar, NamedTuple, Union
 from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import LogitBiasParam
-from openai_cpu_server.api.generation.schema import (
-    IntegralFloat,
-    JsonObject,
-    LastN,
-    NonEmpty,
-    OpenBody,
-    PositiveCount,
-    Prediction,
-    PredictionBody,
-    Prompts,
-    Seed,
-    SharedBody,
-    Stop,
-    TopK,
-    is_token_id,
-)
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http.ignored_params import (
     LLAMA_SERVER_HINTS,
@@ -70,7 +55,7 @@ def _bias(pair: object) -> LogitBiasParam:
         raise _wrong_bias()
     token, amount = pair
     is_number = isinstance(amount, (int, float)) and amount is not True and not math.isnan(amount)
-    if not (is_token_id(token) or isinstance(token, str)) or not is_number:
+    if not (shared.is_token_id(token) or isinstance(token, str)) or not is_number:
         raise _wrong_bias()
     is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= 10)
     return LogitBiasParam(
@@ -90,7 +75,7 @@ _NonEmptyStops = BeforeValidator(
     lambda value: [each for each in value if each != ""] if isinstance(value, list) else value or None
 )
 """llama-server ignores empty stop strings."""
-WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), IntegralFloat]
+WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 
 
 ANY_SEED = 2**32 - 1
@@ -99,7 +84,7 @@ DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min
 """llama-server's values for fields that neither a request nor the model has."""
 
 
-class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
+class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody):
     """Fields of both bodies. Unknown ones are ignored, as in llama-server."""
 
     most_numbers: ClassVar[int] = MOST_TOKENS
@@ -117,22 +102,22 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
         "echo": UnsupportedParam("the answer always shows the prompt in 'prompt'", (False,)),
     }
 
-    max_tokens: Prediction | None = None
-    max_completion_tokens: Prediction | None = None
-    n_cmpl: Annotated[PositiveCount, IntegralFloat] | None = None
-    n: Annotated[PositiveCount, IntegralFloat] | None = None
-    stop: Annotated[Stop | None, _NonEmptyStops] = None
-    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), IntegralFloat] | None = None
+    max_tokens: shared.Prediction | None = None
+    max_completion_tokens: shared.Prediction | None = None
+    n_cmpl: Annotated[shared.PositiveCount, shared.IntegralFloat] | None = None
+    n: Annotated[shared.PositiveCount, shared.IntegralFloat] | None = None
+    stop: Annotated[shared.Stop | None, _NonEmptyStops] = None
+    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), shared.IntegralFloat] | None = None
     logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
-    seed: Annotated[Seed, IntegralFloat] | None = None
-    top_k: Annotated[TopK, IntegralFloat] | None = None
-    repeat_last_n: Annotated[LastN, IntegralFloat] | None = None
+    seed: Annotated[shared.Seed, shared.IntegralFloat] | None = None
+    top_k: Annotated[shared.TopK, shared.IntegralFloat] | None = None
+    repeat_last_n: Annotated[shared.LastN, shared.IntegralFloat] | None = None
     dry_allowed_length: WholeCount | None = None
-    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), IntegralFloat] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), shared.IntegralFloat] | None = None
     grammar: Annotated[str | None, BeforeValidator(lambda value: value or None)] = None
-    json_schema: JsonObject | None = None
+    json_schema: shared.JsonObject | None = None
     return_tokens: bool | None = None
-    response_fields: Annotated[list[NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
+    response_fields: Annotated[list[shared.NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
     """Only fields of the answer, where `a/b` is the field `b` of `a`."""
 
     @property
@@ -144,10 +129,10 @@ class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
 
 
 class LlamaCompletionBody(LlamaServerBody):
-    prompt: Prompts
+    prompt: shared.Prompts
 
 
-class InputExtra(OpenBody):
+class InputExtra(shared.OpenBody):
     filename: str | None = None
     text: str
 

@@ -6,32 +6,19 @@ import secrets
 
 import msgspec
 
+from openai_cpu_server.api.generation import to_params
 from openai_cpu_server.api.generation.params import FileParam, GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent
-from openai_cpu_server.api.generation.to_params import (
-    any_object,
-    details_param,
-    one_form,
-    schema_form,
-    shared_forms,
-    shared_params,
-)
-from openai_cpu_server.api.llama_server.schema import (
-    ANY_SEED,
-    DEFAULTS,
-    LlamaCompletionBody,
-    LlamaInfillBody,
-    LlamaServerBody,
-)
+from openai_cpu_server.api.llama_server import schema
 from openai_cpu_server.http.parse import Ignored
 
 
-def llama_completion_params(body: LlamaCompletionBody) -> GenerationParams:
+def llama_completion_params(body: schema.LlamaCompletionBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     return llama_server_params(body, PromptsParam(body.prompt, echo=True))
 
 
-def llama_infill_params(body: LlamaInfillBody) -> GenerationParams:
+def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     files = [FileParam(file.filename or "tmp", file.text) for file in body.input_extra or ()]
     limit = body.limit
@@ -47,20 +34,24 @@ def llama_infill_params(body: LlamaInfillBody) -> GenerationParams:
     return llama_server_params(body, prompt)
 
 
-def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
+def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
     """Convert the shared fields. Raises InvalidRequest."""
     biases = body.logit_bias
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
-    seed = None if body.seed == ANY_SEED else body.seed
+    seed = None if body.seed == schema.ANY_SEED else body.seed
     completed = body.model_copy(update={"logit_bias": ids, "seed": seed})
-    forms = list(shared_forms(body))
+    forms = list(to_params.shared_forms(body))
     if body.json_schema is not None:
         path = "json_schema"
-        forms.append(schema_form(body.json_schema, path) if body.json_schema else any_object(path))
-    params = shared_params(completed, prompt, id_prefix="llama-", form=one_form(iter(forms)))
+        forms.append(
+            to_params.schema_form(body.json_schema, path) if body.json_schema else to_params.any_object(path)
+        )
+    params = to_params.shared_params(
+        completed, prompt, id_prefix="llama-", form=to_params.one_form(iter(forms))
+    )
     sampling = params.sampling
     if not params.is_seeded:
-        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
+        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(schema.ANY_SEED))
     limit = body.limit
     max_tokens = None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True)
     if limit is not None and limit[1] < 0:
@@ -69,7 +60,7 @@ def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> Generati
         params,
         sampling=sampling,
         sent=sampling_sent(body),
-        defaults=DEFAULTS,
+        defaults=schema.DEFAULTS,
         samplers=body.samplers,
         ignored=Ignored(ignored_samplers(body.samplers)),
         biases=() if biases is None else biases.texts,
@@ -78,6 +69,8 @@ def llama_server_params(body: LlamaServerBody, prompt: PromptsParam) -> Generati
         max_tokens=max_tokens,
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
-            details_param(body), tokens=bool(body.return_tokens), fields=tuple(body.response_fields or ())
+            to_params.details_param(body),
+            tokens=bool(body.return_tokens),
+            fields=tuple(body.response_fields or ()),
         ),
     )

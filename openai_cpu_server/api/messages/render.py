@@ -16,7 +16,7 @@ from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     EndedBy,
-    GatheredAnswer,
+    GatheredCall,
     NewId,
     Renderer,
     ended_by,
@@ -82,12 +82,6 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: MessagesErrorBody
     request_id: str | None = None
     """Unset in a stream, whose headers have it."""
-
-
-def streamed_error(error: ErrorObject) -> MessagesError:
-    """Convert an error in a stream, which has no status, by the status of its code."""
-    otherwise = 400 if error.error.type == "invalid_request_error" else 500
-    return MessagesError(type="error", error=_body(error, _STATUSES.get(error.error.code or "", otherwise)))
 
 
 def _body(sent: ErrorObject, status: int) -> MessagesErrorBody:
@@ -185,14 +179,8 @@ class MessagesRenderer:
     def __init__(self, new_id: NewId = new_tool_use_id) -> None:
         self._new_id = new_id
 
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
-        (answer,) = answers.values()
+    def whole(self, gathered: GatheredCall) -> bytes:
+        call, answer = gathered.call, gathered.only
         reader = call.reader()
         parts = answer.parts(reader)
         ending = _ending(call, reader, answer.ended)
@@ -203,7 +191,7 @@ class MessagesRenderer:
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
             ended_by=ending.ended_by,
-            usage=MessagesUsage.of(figures),
+            usage=MessagesUsage.of(gathered.figures),
         )
         return msgspec.json.encode(message)
 
@@ -311,7 +299,10 @@ class MessageStream(Renderer):
         return (delta, Chunk(b'{"type":"message_stop"}', "message_stop"))
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(streamed_error(error)), "error"),)
+        # A stream has no status, so that of the error's code counts.
+        otherwise = 400 if error.error.type == "invalid_request_error" else 500
+        body = _body(error, _STATUSES.get(error.error.code or "", otherwise))
+        return (Chunk(msgspec.json.encode(MessagesError(type="error", error=body)), "error"),)
 
     def _part(self, part: Part) -> Iterator[Chunk]:
         if self._block is None or _begins_block(part, self._block):

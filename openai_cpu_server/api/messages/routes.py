@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, CountRoute, GenerationRoute
+from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, count_tokens
 from openai_cpu_server.api.messages.render import (
     COUNT_TOKENS,
     MESSAGES,
@@ -36,10 +36,7 @@ class TokensCounted(msgspec.Struct, frozen=True):
 
 class MessagesRoutes:
     def __init__(self, state: AppState) -> None:
-        self._route = GenerationRoute(MESSAGES_API, state.generation, state.options)
-        self._counting = CountRoute(
-            COUNTED, state.generation, lenient=state.options.lenient, answer=TokensCounted
-        )
+        self._route = GenerationRoute(MESSAGES_API, state.generation)
 
     @ApiRoute(
         "POST",
@@ -69,7 +66,7 @@ class MessagesRoutes:
     )
     async def count(self, request: Request) -> Response:
         """Count the prompt tokens of a conversation in Anthropic's format."""
-        return await self._counting.count(request)
+        return await count_tokens(request, COUNTED, self._route.service, TokensCounted)
 
 
 ROUTER = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)

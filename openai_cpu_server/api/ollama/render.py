@@ -16,7 +16,7 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     EndedBy,
-    GatheredAnswer,
+    GatheredCall,
     ProgressChunk,
     Renderer,
     TokenEntry,
@@ -181,17 +181,11 @@ class OllamaRenderer:
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
 
-    def whole(
-        self,
-        call: ResolvedRequest,
-        pieces: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
-        answer = answers[call.requests[0].id]
+    def whole(self, gathered: GatheredCall) -> bytes:
+        call, answer = gathered.call, gathered.only
         parts, calls = answer.parts(call.reader()), OpenCalls()
         line = self.line(call.model, parts, (*calls.read(parts), *calls.close()))
-        line = _scored(_ended(line, answer.ended, figures), answer.logprobs, pieces)
+        line = _scored(_ended(line, answer.ended, gathered.figures), answer.logprobs, gathered.pieces)
         return msgspec.json.encode(_with_context(line, call, answer.tokens))
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> OllamaStream:

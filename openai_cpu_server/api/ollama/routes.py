@@ -14,41 +14,7 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
-from openai_cpu_server.api.ollama.models import (
-    OllamaProcesses,
-    OllamaShown,
-    OllamaTags,
-    OllamaVersion,
-    listed,
-    listed_file,
-    running,
-    shown_model,
-)
-from openai_cpu_server.api.ollama.render import (
-    DONE,
-    NDJSON,
-    OLLAMA,
-    SHAPE,
-    JsonLines,
-    OllamaError,
-    OllamaLine,
-    OllamaProgress,
-    OllamaRenderer,
-    lines_of,
-    progress_of,
-)
-from openai_cpu_server.api.ollama.schema import (
-    NO_FILES,
-    OllamaBody,
-    OllamaChatBody,
-    OllamaCopyBody,
-    OllamaCreateBody,
-    OllamaGenerateBody,
-    OllamaNamed,
-    OllamaPullBody,
-    OllamaShowBody,
-)
-from openai_cpu_server.api.ollama.to_params import ollama_chat_params, ollama_generate_params, preset_of
+from openai_cpu_server.api.ollama import models, render, schema, to_params
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
@@ -60,23 +26,25 @@ from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Preset, available_models
 
-B = TypeVar("B", bound=OllamaBody)
+B = TypeVar("B", bound=schema.OllamaBody)
 
 
 async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
     async for step in store.pull(name):
-        if (progress := progress_of(step)) is not None:
+        if (progress := render.progress_of(step)) is not None:
             yield msgspec.json.encode(progress) + b"\n"
 
 
 class OllamaGeneration(Generic[B]):
-    def __init__(self, family: ApiAdapter[B], renderer: OllamaRenderer, field: str, state: AppState) -> None:
+    def __init__(
+        self, family: ApiAdapter[B], renderer: render.OllamaRenderer, field: str, state: AppState
+    ) -> None:
         """`field`: field that has the conversation or prompt."""
         self._reader = family.reader
         self._renderer = renderer
         self._field = field
         self._state = state
-        self._route = GenerationRoute(family, state.generation, state.options)
+        self._route = GenerationRoute(family, state.generation)
 
     async def create(self, request: Request) -> ASGIApp:
         data = await streamed_body(request)
@@ -95,8 +63,8 @@ class OllamaGeneration(Generic[B]):
         call = await self._state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if call.call.stream:
-            lines = lines_of(call, self._route.renderer(call))
-            return JsonLines(lines, call.call.headers, call)
+            lines = render.lines_of(call, self._route.renderer(call))
+            return render.JsonLines(lines, call.call.headers, call)
         whole = await self._route.whole(call, disconnect_guard)
         return Response(whole, media_type="application/json", headers=dict(call.headers))
 
@@ -115,21 +83,23 @@ class OllamaGeneration(Generic[B]):
         return json_response(self._renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
 
 
-_CHAT = OllamaRenderer(is_chat=True)
-_GENERATE = OllamaRenderer(is_chat=False)
-OLLAMA_CHAT = ApiAdapter(BodyReader(OllamaChatBody, ollama_chat_params), _CHAT)
-OLLAMA_GENERATE = ApiAdapter(BodyReader(OllamaGenerateBody, ollama_generate_params), _GENERATE)
+_CHAT = render.OllamaRenderer(is_chat=True)
+_GENERATE = render.OllamaRenderer(is_chat=False)
+OLLAMA_CHAT = ApiAdapter(BodyReader(schema.OllamaChatBody, to_params.ollama_chat_params), _CHAT)
+OLLAMA_GENERATE = ApiAdapter(
+    BodyReader(schema.OllamaGenerateBody, to_params.ollama_generate_params), _GENERATE
+)
 
 
-_route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=OllamaError)
+_route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=render.OllamaError)
 _generation = partial(
     _route,
     "POST",
     access=CALLS,
-    answer=OllamaLine,
+    answer=render.OllamaLine,
     streams=True,
     stream_form="Unless `stream` is false: an object on each line; the last one has `done` and the counts.",
-    stream_media=NDJSON,
+    stream_media=render.NDJSON,
     errors=GENERATION_ERRORS,
 )
 
@@ -138,10 +108,10 @@ _admin_route = partial(_route, access=ADMIN)
 _streamed = partial(
     _admin_route,
     "POST",
-    answer=OllamaProgress,
+    answer=render.OllamaProgress,
     streams=True,
     stream_form="Unless `stream` is false: an object on each line; the last one is `success` or an error.",
-    stream_media=NDJSON,
+    stream_media=render.NDJSON,
 )
 
 
@@ -153,94 +123,104 @@ class OllamaRoutes:
         self._store = state.store
         self._lenient = state.options.lenient
 
-    @_generation(f"{OLLAMA}/chat", body=OllamaChatBody)
+    @_generation(f"{render.OLLAMA}/chat", body=schema.OllamaChatBody)
     async def chat(self, request: Request) -> ASGIApp:
         """Answer a conversation, in Ollama's format."""
         return await self._chat.create(request)
 
-    @_generation(f"{OLLAMA}/generate", body=OllamaGenerateBody)
+    @_generation(f"{render.OLLAMA}/generate", body=schema.OllamaGenerateBody)
     async def generate(self, request: Request) -> ASGIApp:
         """Answer a prompt, in Ollama's format."""
         return await self._generate.create(request)
 
-    @_route("GET", f"{OLLAMA}/tags", answer=OllamaTags)
+    @_route("GET", f"{render.OLLAMA}/tags", answer=models.OllamaTags)
     async def tags(self, request: Request) -> Response:
         """List the served models."""
         allowed = context_of(request.scope).identity.allowed_models
         there, names = await available_models(self._models, allowed), self._models.names(allowed)
-        served = [listed(self._models.choose(name, allowed)) for name in names]
-        return json_response(OllamaTags([*served, *map(listed_file, there)]))
+        served = [models.listed(self._models.choose(name, allowed)) for name in names]
+        return json_response(models.OllamaTags([*served, *map(models.listed_file, there)]))
 
-    @_route("GET", f"{OLLAMA}/ps", answer=OllamaProcesses)
+    @_route("GET", f"{render.OLLAMA}/ps", answer=models.OllamaProcesses)
     async def running(self, request: Request) -> Response:
         """List the models in memory, each under one of its names."""
         allowed = context_of(request.scope).identity.allowed_models
         chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         first = {id(each.model): each for each in reversed(chosen) if each.adapter is None}
         ready = [each for each in reversed(first.values()) if each.model.engine.state is EngineState.READY]
-        return json_response(OllamaProcesses([running(each, each.model.loaded()) for each in ready]))
+        return json_response(
+            models.OllamaProcesses([models.running(each, each.model.loaded()) for each in ready])
+        )
 
-    @_route("POST", f"{OLLAMA}/show", body=OllamaShowBody, answer=OllamaShown, errors=(404, 503))
+    @_route(
+        "POST",
+        f"{render.OLLAMA}/show",
+        body=schema.OllamaShowBody,
+        answer=models.OllamaShown,
+        errors=(404, 503),
+    )
     async def show(self, request: Request) -> Response:
         """Describe a model and its capabilities."""
-        body, ignored = parse(OllamaShowBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored = parse(schema.OllamaShowBody, await streamed_body(request), lenient=self._lenient)
         name = body.model or body.name
         if name is None:
             raise missing("model")
         chosen = await chosen_model(self._models, request, name)
-        return json_response(shown_model(chosen), headers=ignored.headers)
+        return json_response(models.shown_model(chosen), headers=ignored.headers)
 
-    @_route("GET", f"{OLLAMA}/version", answer=OllamaVersion)
+    @_route("GET", f"{render.OLLAMA}/version", answer=models.OllamaVersion)
     async def version(self, request: Request) -> Response:
         """Return the version of Ollama whose API this is."""
-        return json_response(OllamaVersion("0.13.0"))  # VS Code requires 0.6.4
+        return json_response(models.OllamaVersion("0.13.0"))  # VS Code requires 0.6.4
 
-    @_streamed(f"{OLLAMA}/pull", body=OllamaPullBody, errors=(404, 503))
+    @_streamed(f"{render.OLLAMA}/pull", body=schema.OllamaPullBody, errors=(404, 503))
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
-        body, ignored = parse(OllamaPullBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored = parse(schema.OllamaPullBody, await streamed_body(request), lenient=self._lenient)
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
-            return JsonLines(_pull_lines(store, body.model_name), ignored.headers)
+            return render.JsonLines(_pull_lines(store, body.model_name), ignored.headers)
         await while_connected(request.receive, partial(pull_to_end, store, body.model_name))
-        return json_response(DONE, headers=ignored.headers)
+        return json_response(render.DONE, headers=ignored.headers)
 
-    @_streamed(f"{OLLAMA}/create", body=OllamaCreateBody, errors=(404,))
+    @_streamed(f"{render.OLLAMA}/create", body=schema.OllamaCreateBody, errors=(404,))
     async def create(self, request: Request) -> Response:
         """Create a name for a model with a system prompt, parameters and messages."""
-        body, ignored = parse(OllamaCreateBody, await streamed_body(request), lenient=self._lenient)
-        preset = preset_of(body)
+        body, ignored = parse(schema.OllamaCreateBody, await streamed_body(request), lenient=self._lenient)
+        preset = to_params.preset_of(body)
         await self._derive(request, body.model_name, preset)
         if body.stream is False:
-            return json_response(DONE, headers=ignored.headers)
-        return Response(msgspec.json.encode(DONE) + b"\n", media_type=NDJSON, headers=ignored.headers)
+            return json_response(render.DONE, headers=ignored.headers)
+        return Response(
+            msgspec.json.encode(render.DONE) + b"\n", media_type=render.NDJSON, headers=ignored.headers
+        )
 
-    @_admin_route("POST", f"{OLLAMA}/copy", body=OllamaCopyBody, errors=(404,))
+    @_admin_route("POST", f"{render.OLLAMA}/copy", body=schema.OllamaCopyBody, errors=(404,))
     async def copy(self, request: Request) -> Response:
         """Give a model another name."""
-        body, _ = parse(OllamaCopyBody, await streamed_body(request), lenient=self._lenient)
+        body, _ = parse(schema.OllamaCopyBody, await streamed_body(request), lenient=self._lenient)
         await self._derive(request, body.destination, Preset(base=body.source))
         return Response()
 
-    @_admin_route("DELETE", f"{OLLAMA}/delete", body=OllamaNamed, errors=(404, 409))
+    @_admin_route("DELETE", f"{render.OLLAMA}/delete", body=schema.OllamaNamed, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
         """Remove a downloaded model and its files, or remove a name."""
-        body, _ = parse(OllamaNamed, await streamed_body(request), lenient=self._lenient)
+        body, _ = parse(schema.OllamaNamed, await streamed_body(request), lenient=self._lenient)
         await store_for(self._store, body.model_name, request).remove(body.model_name)
         return Response()
 
-    @_admin_route("GET", f"{OLLAMA}/blobs/{{digest}}")
+    @_admin_route("GET", f"{render.OLLAMA}/blobs/{{digest}}")
     async def has_blob(self, request: Request) -> Response:
         """Answer 404, because the server stores no blobs."""
         digest = shown(request.path_params["digest"])
-        return json_response(OllamaError(f"There is no blob '{digest}'."), 404)
+        return json_response(render.OllamaError(f"There is no blob '{digest}'."), 404)
 
-    @_admin_route("POST", f"{OLLAMA}/blobs/{{digest}}", errors=(400,))
+    @_admin_route("POST", f"{render.OLLAMA}/blobs/{{digest}}", errors=(400,))
     async def take_blob(self, request: Request) -> NoReturn:
         """Reject uploads of blobs."""
-        raise InvalidRequest(f"{NO_FILES[:1].upper()}{NO_FILES[1:]}.")
+        raise InvalidRequest(f"{schema.NO_FILES[:1].upper()}{schema.NO_FILES[1:]}.")
 
-    @_admin_route("POST", f"{OLLAMA}/push", errors=(400,))
+    @_admin_route("POST", f"{render.OLLAMA}/push", errors=(400,))
     async def push(self, request: Request) -> NoReturn:
         """Reject uploads of models to a hub."""
         raise InvalidRequest("This server sends models nowhere.")
@@ -253,4 +233,4 @@ class OllamaRoutes:
         await store.derive(name, preset)
 
 
-ROUTER = ApiRouter[AppState](OllamaRoutes, shape=SHAPE)
+ROUTER = ApiRouter[AppState](OllamaRoutes, shape=render.SHAPE)

@@ -6,26 +6,7 @@ from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field, Tag
 
-from openai_cpu_server.api.generation.schema import (
-    Bias,
-    IntegralFloat,
-    JsonObject,
-    LastN,
-    ListOf,
-    OpenBody,
-    Penalty,
-    Probability,
-    ProgressBody,
-    RepeatPenalty,
-    SchemaOrText,
-    Seed,
-    Stop,
-    Temperature,
-    ToolSchema,
-    TopK,
-    TopLogprobs,
-    TypicalP,
-)
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
@@ -43,7 +24,7 @@ OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9
 (docs/modelfile)."""
 
 
-class OllamaOptions(OpenBody):
+class OllamaOptions(shared.OpenBody):
     hints: ClassVar[Hints] = dict.fromkeys(
         (
             "num_ctx",
@@ -71,20 +52,20 @@ class OllamaOptions(OpenBody):
         "penalize_newline": UnsupportedParam("line ends are tokens as any other", (True,)),
     }
 
-    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), IntegralFloat] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), shared.IntegralFloat] | None = None
     """Below 1: all that the context leaves."""
-    stop: Stop | None = None
-    seed: Annotated[Seed, IntegralFloat] | None = None
-    temperature: Temperature | None = None
-    top_k: Annotated[TopK, IntegralFloat] | None = None
-    top_p: Probability | None = None
-    min_p: Probability | None = None
-    typical_p: TypicalP | None = None
-    repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: Annotated[LastN, IntegralFloat] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    stop: shared.Stop | None = None
+    seed: Annotated[shared.Seed, shared.IntegralFloat] | None = None
+    temperature: shared.Temperature | None = None
+    top_k: Annotated[shared.TopK, shared.IntegralFloat] | None = None
+    top_p: shared.Probability | None = None
+    min_p: shared.Probability | None = None
+    typical_p: shared.TypicalP | None = None
+    repeat_penalty: shared.RepeatPenalty | None = None
+    repeat_last_n: Annotated[shared.LastN, shared.IntegralFloat] | None = None
+    presence_penalty: shared.Penalty | None = None
+    frequency_penalty: shared.Penalty | None = None
+    logit_bias: dict[str, shared.Bias] | None = None
 
 
 Think = Annotated[
@@ -94,10 +75,10 @@ Think = Annotated[
     Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
 ]
 KeepAlive = Union[str, int, float]
-TokenId = Annotated[int, Field(ge=0, le=COUNT.most), IntegralFloat]
+TokenId = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 
 
-class OllamaBody(ProgressBody, OpenBody):
+class OllamaBody(shared.ProgressBody, shared.OpenBody):
     """Body whose unknown fields are ignored, as in Ollama."""
 
     hints: ClassVar[Hints] = {
@@ -112,13 +93,13 @@ class OllamaBody(ProgressBody, OpenBody):
     model: str
     stream: bool | None = None
     """Streams if absent."""
-    format: SchemaOrText | None = None
+    format: shared.SchemaOrText | None = None
     options: OllamaOptions | None = None
     think: Think | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     """Scores of all tokens, including reasoning and marks."""
-    top_logprobs: Annotated[TopLogprobs, IntegralFloat] | None = None
+    top_logprobs: Annotated[shared.TopLogprobs, shared.IntegralFloat] | None = None
     """Number of alternatives per token, if `logprobs` is set."""
     truncate: bool | None = None
     """False rejects a conversation that is too long. Otherwise its oldest messages are dropped."""
@@ -129,39 +110,39 @@ class OllamaBody(ProgressBody, OpenBody):
         return time == 0 or (isinstance(time, str) and time.rstrip("hmsnu") in ("0", "-0"))
 
 
-class OllamaFunction(OpenBody):
+class OllamaFunction(shared.OpenBody):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: str | None = None
-    parameters: ToolSchema | None = None
+    parameters: shared.ToolSchema | None = None
 
 
-class OllamaTool(OpenBody):
+class OllamaTool(shared.OpenBody):
     type: Literal["function"] | None = None
     function: OllamaFunction
 
 
-class OllamaCalled(OpenBody):
+class OllamaCalled(shared.OpenBody):
     name: str
-    arguments: JsonObject | None = None
+    arguments: shared.JsonObject | None = None
 
 
-class OllamaSentCall(OpenBody):
+class OllamaSentCall(shared.OpenBody):
     id: str | None = None
     function: OllamaCalled
 
 
-class OllamaMessage(OpenBody):
+class OllamaMessage(shared.OpenBody):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: ListOf[str] | None = None
-    tool_calls: ListOf[OllamaSentCall] | None = None
+    images: shared.ListOf[str] | None = None
+    tool_calls: shared.ListOf[OllamaSentCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaChatBody(OllamaBody):
-    messages: ListOf[OllamaMessage] | None = None
+    messages: shared.ListOf[OllamaMessage] | None = None
     """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
@@ -174,13 +155,13 @@ class OllamaGenerateBody(OllamaBody):
     system: str | None = None
     template: str | None = None
     """Replacement of the model's own template, in Go's language."""
-    images: ListOf[str] | None = None
+    images: shared.ListOf[str] | None = None
     raw: bool | None = None
-    context: ListOf[TokenId] | None = None
+    context: shared.ListOf[TokenId] | None = None
     """Value from an earlier answer, which this prompt continues."""
 
 
-class OllamaShowBody(OpenBody):
+class OllamaShowBody(shared.OpenBody):
     model: str | None = None
     name: str | None = None
 
@@ -189,7 +170,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 NO_FILES = "this server takes no files; pull a model of the hub, or name its file with --model"
 
 
-class OllamaNamed(OpenBody):
+class OllamaNamed(shared.OpenBody):
     model: ModelName | None = None
     name: ModelName | None = None
     stream: bool | None = None
@@ -223,9 +204,9 @@ class OllamaCreateBody(OllamaNamed):
     template: str | None = None
     """Ollama template of prompts, or the model's own if absent."""
     parameters: OllamaOptions | None = None
-    messages: ListOf[OllamaMessage] | None = None
+    messages: shared.ListOf[OllamaMessage] | None = None
 
 
-class OllamaCopyBody(OpenBody):
+class OllamaCopyBody(shared.OpenBody):
     source: ModelName
     destination: ModelName

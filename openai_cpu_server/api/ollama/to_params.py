@@ -26,15 +26,7 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, reasoning_param, schema_form
-from openai_cpu_server.api.ollama.schema import (
-    OLLAMA_DEFAULTS,
-    OllamaBody,
-    OllamaChatBody,
-    OllamaCreateBody,
-    OllamaGenerateBody,
-    OllamaMessage,
-    OllamaOptions,
-)
+from openai_cpu_server.api.ollama import schema
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.models.registry import Preset, PresetMessage
 from openai_cpu_server.prompt.template import joined_texts, to_json
@@ -47,7 +39,7 @@ _SOUND = re.compile(
 """First bytes of sounds, which Ollama's clients send as `images`."""
 
 
-def ollama_chat_params(body: OllamaChatBody) -> GenerationParams:
+def ollama_chat_params(body: schema.OllamaChatBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest."""
     messages = body.messages or []
     media = [
@@ -72,7 +64,7 @@ def ollama_chat_params(body: OllamaChatBody) -> GenerationParams:
     return _params(body, conversation, tools=tools, media=media)
 
 
-def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
+def ollama_generate_params(body: schema.OllamaGenerateBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
     prompt = body.prompt or ""
     if body.raw and body.system:
@@ -104,14 +96,14 @@ def ollama_generate_params(body: OllamaGenerateBody) -> GenerationParams:
 
 
 def _params(
-    body: OllamaBody,
+    body: schema.OllamaBody,
     prompt: ConversationParam | PromptsParam,
     *,
     tools: ToolsParam | None = None,
     media: Sequence[Attachment] = (),
     returns_context: bool = False,
 ) -> GenerationParams:
-    options = body.options or OllamaOptions()
+    options = body.options or schema.OllamaOptions()
     messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
     stop, limit, max_tokens = options.stop or (), options.num_predict, None
     if limit is not None:
@@ -129,7 +121,7 @@ def _params(
         prompt=prompt,
         sampling=sampling_of(options),
         sent=sampling_sent(options),
-        defaults=OLLAMA_DEFAULTS,
+        defaults=schema.OLLAMA_DEFAULTS,
         is_seeded=is_seed(options.seed),
         ignored=adapted_names((), messages),
         model=body.model,
@@ -146,7 +138,7 @@ def _params(
     )
 
 
-def _form(body: OllamaBody) -> FormParam | None:
+def _form(body: schema.OllamaBody) -> FormParam | None:
     if body.format is None or body.format == "":
         return None
     if isinstance(body.format, dict):
@@ -156,7 +148,7 @@ def _form(body: OllamaBody) -> FormParam | None:
     return any_object("format")
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> Iterator[MessageParam]:
+def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[MessageParam]:
     """Match results to calls in order, because Ollama's calls need no ids and results only name a
     function."""
     open_calls: list[tuple[str, str]] = []
@@ -197,7 +189,9 @@ def _source(image: str) -> AttachmentSource:
     return AttachmentSource(AttachmentKind.PICTURE, url, AUTO_DETAIL)
 
 
-def _calls(message: OllamaMessage, index: int, open_calls: list[tuple[str, str]]) -> list[dict[str, object]]:
+def _calls(
+    message: schema.OllamaMessage, index: int, open_calls: list[tuple[str, str]]
+) -> list[dict[str, object]]:
     made: list[dict[str, object]] = []
     open_calls.clear()
     for at, call in enumerate(message.tool_calls or ()):
@@ -217,11 +211,11 @@ def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -
     return found[0]
 
 
-def preset_of(body: OllamaCreateBody) -> Preset:
+def preset_of(body: schema.OllamaCreateBody) -> Preset:
     """Convert the body to a preset. Raises InvalidRequest."""
     if body.base is None:
         raise missing("from")
-    options = body.parameters or OllamaOptions()
+    options = body.parameters or schema.OllamaOptions()
     if options.logit_bias:
         raise wrong("'logit_bias' is for requests: it has no place in a model's parameters.", "parameters")
     messages = body.messages or ()

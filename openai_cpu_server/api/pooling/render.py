@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import time
 from collections.abc import Callable, Iterator
-from typing import Union
+from typing import Any, Generic, NamedTuple, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -75,6 +75,16 @@ class InputUsage(msgspec.Struct, frozen=True):
         return cls(tokens, tokens)
 
 
+class AnswerHead(NamedTuple):
+    id: str
+    model: str
+    prompt_tokens: int
+
+    def fields(self, figures: Figures) -> dict[str, Any]:
+        usage, timings = InputUsage.of(self.prompt_tokens), timings_of(figures)
+        return {"id": self.id, "model": self.model, "usage": usage, "timings": timings}
+
+
 class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "embedding"
     index: int
@@ -126,6 +136,7 @@ class Reranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Scores = npt.NDArray[np.float64]
+ScoresOf = Callable[[Rows], Scores]
 
 
 def cosines(rows: Rows, *, num_queries: int = 1) -> Scores:
@@ -144,31 +155,23 @@ def probabilities(rows: Rows) -> Scores:
 
 
 def ranking(
+    head: AnswerHead,
+    scores_of: ScoresOf,
     rows: Rows,
     figures: Figures,
     *,
-    id: str,
-    model: str,
-    prompt_tokens: int,
     top_n: int | None,
     documents: tuple[str, ...] | None,
-    scores_of: Callable[[Rows], Scores],
 ) -> bytes:
-    answer = Reranked(
-        id=id,
-        model=model,
-        results=[
-            RankedResult(
-                index=index,
-                relevance_score=score,
-                document=UNSET if documents is None else RankedDocument(documents[index]),
-            )
-            for index, score in _best_first(scores_of(checked(rows)))[:top_n]
-        ],
-        usage=InputUsage.of(prompt_tokens),
-        timings=timings_of(figures),
-    )
-    return msgspec.json.encode(answer)
+    results = [
+        RankedResult(
+            index=index,
+            relevance_score=score,
+            document=UNSET if documents is None else RankedDocument(documents[index]),
+        )
+        for index, score in _best_first(scores_of(checked(rows)))[:top_n]
+    ]
+    return msgspec.json.encode(Reranked(results=results, **head.fields(figures)))
 
 
 def _best_first(scores: Scores) -> list[tuple[int, float]]:
@@ -182,12 +185,7 @@ class RankedText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_ranking(
-    rows: Rows,
-    figures: Figures,
-    *,
-    top_n: int | None,
-    texts: tuple[str, ...] | None,
-    scores_of: Callable[[Rows], Scores],
+    scores_of: ScoresOf, rows: Rows, figures: Figures, *, top_n: int | None, texts: tuple[str, ...] | None
 ) -> bytes:
     return msgspec.json.encode(
         [
@@ -197,6 +195,19 @@ def text_ranking(
     )
 
 
+T = TypeVar("T")
+
+
+class PooledList(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[T]
+    usage: InputUsage
+    timings: dict[str, float]
+
+
 class Classified(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     label: str
@@ -204,25 +215,12 @@ class Classified(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class ClassList(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Classified]
-    usage: InputUsage
-    timings: dict[str, float]
+class ClassList(PooledList[Classified], frozen=True, kw_only=True):
+    pass
 
 
 def class_list(
-    rows: Rows,
-    figures: Figures,
-    *,
-    id: str,
-    model: str,
-    prompt_tokens: int,
-    labels: tuple[str, ...],
-    activates: bool,
+    head: AnswerHead, rows: Rows, figures: Figures, *, labels: tuple[str, ...], activates: bool
 ) -> bytes:
     numbers = checked(rows).astype(np.float64)
     data = []
@@ -231,15 +229,7 @@ def class_list(
         best = probs.index(max(probs))
         label = labels[best] if best < len(labels) else f"LABEL_{best}"
         data.append(Classified(index=index, label=label, probs=probs, num_classes=len(probs)))
-    answer = ClassList(
-        id=id,
-        created=int(time.time()),
-        model=model,
-        data=data,
-        usage=InputUsage.of(prompt_tokens),
-        timings=timings_of(figures),
-    )
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(ClassList(created=int(time.time()), data=data, **head.fields(figures)))
 
 
 def _class_probabilities(numbers: Scores) -> Scores:
@@ -256,35 +246,14 @@ class ScoredPair(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[ScoredPair]
-    usage: InputUsage
-    timings: dict[str, float]
+class ScoreList(PooledList[ScoredPair], frozen=True, kw_only=True):
+    pass
 
 
-def score_list(
-    rows: Rows,
-    figures: Figures,
-    *,
-    id: str,
-    model: str,
-    prompt_tokens: int,
-    scores_of: Callable[[Rows], Scores],
-) -> bytes:
+def score_list(head: AnswerHead, scores_of: ScoresOf, rows: Rows, figures: Figures) -> bytes:
     scores: list[float] = scores_of(checked(rows)).tolist()
-    answer = ScoreList(
-        id=id,
-        created=int(time.time()),
-        model=model,
-        data=[ScoredPair(index=index, score=score) for index, score in enumerate(scores)],
-        usage=InputUsage.of(prompt_tokens),
-        timings=timings_of(figures),
-    )
-    return msgspec.json.encode(answer)
+    data = [ScoredPair(index=index, score=score) for index, score in enumerate(scores)]
+    return msgspec.json.encode(ScoreList(created=int(time.time()), data=data, **head.fields(figures)))
 
 
 class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,38 +17,7 @@ from openai_cpu_server.api.generation.call import ResolveContext
 from openai_cpu_server.api.generation.params import LONG_BODY
 from openai_cpu_server.api.generation.route import while_connected
 from openai_cpu_server.api.generation.running import limit_time
-from openai_cpu_server.api.pooling.render import (
-    ClassList,
-    EmbeddingList,
-    LlamaVector,
-    OllamaVector,
-    OllamaVectors,
-    RankedText,
-    Reranked,
-    ScoreList,
-)
-from openai_cpu_server.api.pooling.schema import (
-    ClassifyBody,
-    EmbeddingBody,
-    LlamaEmbedBody,
-    OllamaEmbedBody,
-    OllamaOldEmbedBody,
-    PoolingBody,
-    PoolingCall,
-    RerankBody,
-    Rows,
-    ScoreBody,
-    submit,
-)
-from openai_cpu_server.api.pooling.to_params import (
-    resolve_classes,
-    resolve_embeddings,
-    resolve_llama_embedding,
-    resolve_ollama_embedding,
-    resolve_ollama_embeddings,
-    resolve_ranking,
-    resolve_scores,
-)
+from openai_cpu_server.api.pooling import render, schema, to_params
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
@@ -62,7 +31,7 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, ensure_served
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
-B = TypeVar("B", bound=PoolingBody)
+B = TypeVar("B", bound=schema.PoolingBody)
 _CHEAPER = 16
 """Speed of formatting bytes of a vector against parsing a body: 32 KiB of vectors take a millisecond."""
 
@@ -70,9 +39,9 @@ _CHEAPER = 16
 @dataclass(frozen=True)
 class PoolingRoute(Generic[B]):
     state: AppState
-    schema: type[B]
+    body: type[B]
     ability: Ability
-    resolve: Callable[[B, ResolveContext], PoolingCall]
+    resolve: Callable[[B, ResolveContext], schema.PoolingCall]
     """Runs in any thread. Raises errors of `http/errors.py`."""
 
     async def create(self, request: Request) -> Response:
@@ -100,8 +69,8 @@ class PoolingRoute(Generic[B]):
             raise
         return await _written(call, rows, working.figures)
 
-    async def _resolved(self, data: bytes, caller: Caller) -> tuple[PoolingCall, ChosenModel]:
-        reading = partial(parse, self.schema, data, lenient=self.state.options.lenient)
+    async def _resolved(self, data: bytes, caller: Caller) -> tuple[schema.PoolingCall, ChosenModel]:
+        reading = partial(parse, self.body, data, lenient=self.state.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = caller.identity.allowed_models
         await ensure_served(self.state.models, body.model, allowed)
@@ -115,20 +84,22 @@ class PoolingRoute(Generic[B]):
 
     async def _started(
         self, data: bytes, context: RequestContext
-    ) -> tuple[PoolingCall, Embedding, ChosenModel]:
+    ) -> tuple[schema.PoolingCall, Embedding, ChosenModel]:
         """A model may be replaced between choosing and submitting, so it is chosen again."""
         while True:
             call, chosen = await self._resolved(data, context.caller)
             await context.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
             try:
-                return call, submit(call, chosen.model.engine), chosen
+                return call, schema.submit(call, chosen.model.engine), chosen
             except ServerError:
                 await context.refund()
                 if self.state.models.is_current(chosen.model):
                     raise
 
 
-async def _rows(call: PoolingCall, working: Embedding, model: str, request_log: RequestLog) -> Rows:
+async def _rows(
+    call: schema.PoolingCall, working: Embedding, model: str, request_log: RequestLog
+) -> schema.Rows:
     num_inputs, num_done = len(call.work.inputs), 0
     try:
         async with working:
@@ -147,7 +118,7 @@ async def _rows(call: PoolingCall, working: Embedding, model: str, request_log: 
     return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1 if num_inputs else 0)
 
 
-async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
+async def _written(call: schema.PoolingCall, rows: schema.Rows, figures: Figures) -> bytes:
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
@@ -164,16 +135,25 @@ _ollama_route = partial(_route, tag="Ollama", error=OllamaEmbedError)
 class PoolingRoutes:
     def __init__(self, state: AppState) -> None:
         embed, rank = Ability.EMBED, Ability.RERANK
-        self.embedding = PoolingRoute(state, EmbeddingBody, embed, resolve_embeddings)
-        self.reranking = PoolingRoute(state, RerankBody, rank, resolve_ranking)
-        self._scoring = PoolingRoute(state, ScoreBody, rank, resolve_scores)
-        self._classifying = PoolingRoute(state, ClassifyBody, Ability.CLASSIFY, resolve_classes)
-        self._llama_server = PoolingRoute(state, LlamaEmbedBody, embed, resolve_llama_embedding)
-        self._ollama = PoolingRoute(state, OllamaEmbedBody, embed, resolve_ollama_embeddings)
-        self._ollama_old = PoolingRoute(state, OllamaOldEmbedBody, embed, resolve_ollama_embedding)
+        self.embedding = PoolingRoute(state, schema.EmbeddingBody, embed, to_params.resolve_embeddings)
+        self.reranking = PoolingRoute(state, schema.RerankBody, rank, to_params.resolve_ranking)
+        self._scoring = PoolingRoute(state, schema.ScoreBody, rank, to_params.resolve_scores)
+        self._classifying = PoolingRoute(
+            state, schema.ClassifyBody, Ability.CLASSIFY, to_params.resolve_classes
+        )
+        self._llama_server = PoolingRoute(
+            state, schema.LlamaEmbedBody, embed, to_params.resolve_llama_embedding
+        )
+        self._ollama = PoolingRoute(state, schema.OllamaEmbedBody, embed, to_params.resolve_ollama_embeddings)
+        self._ollama_old = PoolingRoute(
+            state, schema.OllamaOldEmbedBody, embed, to_params.resolve_ollama_embedding
+        )
 
     @_route(
-        "/v1/embeddings", body=EmbeddingBody, answer=EmbeddingList, batched=lambda at: at.embedding.answer
+        "/v1/embeddings",
+        body=schema.EmbeddingBody,
+        answer=render.EmbeddingList,
+        batched=lambda at: at.embedding.answer,
     )
     async def embed(self, request: Request) -> Response:
         """Embed texts."""
@@ -182,21 +162,21 @@ class PoolingRoutes:
     @_route(
         "/v1/rerank",
         aliases=("/v2/rerank", "/rerank", "/reranking", "/v1/reranking"),  # of Cohere, Jina, llama-server
-        body=RerankBody,
-        answer=Reranked,
-        or_list_of=RankedText,
+        body=schema.RerankBody,
+        answer=render.Reranked,
+        or_list_of=render.RankedText,
         batched=lambda at: at.reranking.answer,
     )
     async def rerank(self, request: Request) -> Response:
         """Sort documents by their relevance to a query."""
         return await self.reranking.create(request)
 
-    @_route("/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList)
+    @_route("/score", aliases=("/v1/score",), body=schema.ScoreBody, answer=render.ScoreList)
     async def score(self, request: Request) -> Response:
         """Score the similarity of pairs of texts."""
         return await self._scoring.create(request)
 
-    @_route("/classify", aliases=("/v1/classify",), body=ClassifyBody, answer=ClassList)
+    @_route("/classify", aliases=("/v1/classify",), body=schema.ClassifyBody, answer=render.ClassList)
     async def classify(self, request: Request) -> Response:
         """Classify texts, with a model that has classes."""
         return await self._classifying.create(request)
@@ -205,21 +185,21 @@ class PoolingRoutes:
         "/embedding",
         tag="llama-server",
         aliases=("/embeddings",),
-        body=LlamaEmbedBody,
+        body=schema.LlamaEmbedBody,
         error=NumberedErrorObject,
-        answer=LlamaVector,
+        answer=render.LlamaVector,
         lists=(True,),
     )
     async def embed_as_llama_server(self, request: Request) -> Response:
         """Embed texts, in llama-server's format."""
         return await self._llama_server.create(request)
 
-    @_ollama_route("/api/embed", body=OllamaEmbedBody, answer=OllamaVectors)
+    @_ollama_route("/api/embed", body=schema.OllamaEmbedBody, answer=render.OllamaVectors)
     async def embed_as_ollama(self, request: Request) -> Response:
         """Embed texts, in Ollama's format."""
         return await self._ollama.create(request)
 
-    @_ollama_route("/api/embeddings", body=OllamaOldEmbedBody, answer=OllamaVector)
+    @_ollama_route("/api/embeddings", body=schema.OllamaOldEmbedBody, answer=render.OllamaVector)
     async def embed_one_as_ollama(self, request: Request) -> Response:
         """Embed a text, in Ollama's older format."""
         return await self._ollama_old.create(request)

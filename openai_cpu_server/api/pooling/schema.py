@@ -45,14 +45,13 @@ from openai_cpu_server.json_size import MOST_TOKENS
 MAX_INPUTS = 2048
 """OpenAI's limit for one call."""
 
+_SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Input = Annotated[
     Union[
         Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")],
+        Annotated[list[NonEmpty], _SOME, Tag("<texts>")],
         Annotated[Tokens, Tag("<tokens>")],
-        Annotated[
-            list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<token lists>")
-        ],
+        Annotated[list[Tokens], _SOME, Tag("<token lists>")],
     ],
     PROMPT_KIND,
 ]
@@ -133,9 +132,6 @@ class LlamaEmbedBody(PoolingBody):
     """-1 for the model's own length, 2 or absent for length 1."""
 
 
-_SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
-
-
 class TextDocument(OpenBody):
     text: str
 
@@ -175,11 +171,7 @@ class RerankBody(PoolingBody):
 
 
 TextOrTexts = Annotated[
-    Union[
-        Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
+    Union[Annotated[NonEmpty, Tag("<text>")], Annotated[list[NonEmpty], _SOME, Tag("<list>")]], TEXT_OR_LIST
 ]
 
 

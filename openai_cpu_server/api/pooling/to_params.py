@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Union
 
 import msgspec
 
 from openai_cpu_server.api.generation.call import ResolveContext
 from openai_cpu_server.api.generation.schema import MixedText
-from openai_cpu_server.api.pooling.render import (
-    Scores,
-    class_list,
-    cosines,
-    embedding_list,
-    first_numbers,
-    llama_vectors,
-    ollama_vector,
-    ollama_vectors,
-    probabilities,
-    ranking,
-    score_list,
-    text_ranking,
-)
-from openai_cpu_server.api.pooling.schema import (
-    MAX_INPUTS,
-    ClassifyBody,
-    Cut,
-    EmbeddingBody,
-    Input,
-    LlamaEmbedBody,
-    OllamaEmbedBody,
-    OllamaOldEmbedBody,
-    PoolingBody,
-    PoolingCall,
-    RerankBody,
-    Rows,
-    ScoreBody,
-    Writer,
-    YesOrNo,
-)
+from openai_cpu_server.api.pooling import render, schema
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace
@@ -65,7 +35,7 @@ class InputReader(msgspec.Struct, frozen=True):
     keeps_end: bool = False
 
     @classmethod
-    def of(cls, context: ResolveContext, cut: Cut | None, *, room: int = 0) -> InputReader:
+    def of(cls, context: ResolveContext, cut: schema.Cut | None, *, room: int = 0) -> InputReader:
         """`room`: tokens reserved for an answer."""
         most_tokens = None if cut is None else cut.most_tokens
         limits = (context.info.context_limit - room, context.options.max_prompt_tokens, most_tokens)
@@ -173,68 +143,71 @@ def _foreign(param: str, tokenizer: Tokenizer) -> str:
     )
 
 
-def resolve_embeddings(body: EmbeddingBody, context: ResolveContext) -> PoolingCall:
+def resolve_embeddings(body: schema.EmbeddingBody, context: ResolveContext) -> schema.PoolingCall:
     dimensions = dimensions_of(body.dimensions, context.info.embedding_size)
     inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
     request = embed_request(inputs, body, context, id_prefix="embd-")
     writer = partial(
-        embedding_list,
+        render.embedding_list,
         model=context.chosen.name,
         prompt_tokens=request.num_tokens,
         is_base64=body.encoding_format == "base64",
         dimensions=dimensions,
     )
-    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+    return schema.PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def resolve_llama_embedding(body: LlamaEmbedBody, context: ResolveContext) -> PoolingCall:
+def resolve_llama_embedding(body: schema.LlamaEmbedBody, context: ResolveContext) -> schema.PoolingCall:
     if (body.content is None) == (body.input is None):
         raise wrong("Give exactly one of 'content' and 'input'.", "content")
     content, name = (body.input, "input") if body.content is None else (body.content, "content")
     assert content is not None, "one of them is set"
-    if len(content) > MAX_INPUTS:
-        raise wrong(f"Invalid value for '{name}': expected at most {MAX_INPUTS} inputs.", name)
+    if len(content) > schema.MAX_INPUTS:
+        raise wrong(f"Invalid value for '{name}': expected at most {schema.MAX_INPUTS} inputs.", name)
     reader = InputReader.of(context, body.cut)
-    params = [name] if len(content) == 1 else [f"{name}[{index}]" for index in range(len(content))]
+    params = [name] if len(content) == 1 else _numbered(name, content)
     inputs = tuple(reader.mixed(*each) for each in zip(content, params, strict=True))
     request = embed_request(inputs, body, context, id_prefix="llama-")
-    render = partial(llama_vectors, is_normalised=body.embd_normalize != -1)
-    return PoolingCall(work=request, timeout_s=body.timeout, render=render)
+    writer = partial(render.llama_vectors, is_normalised=body.embd_normalize != -1)
+    return schema.PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-_OLLAMA_CUT = Cut(None, keeps_end=False)
+_OLLAMA_CUT = schema.Cut(None, keeps_end=False)
 
 
-def resolve_ollama_embeddings(body: OllamaEmbedBody, context: ResolveContext) -> PoolingCall:
+def resolve_ollama_embeddings(body: schema.OllamaEmbedBody, context: ResolveContext) -> schema.PoolingCall:
     dimensions = dimensions_of(body.dimensions, context.info.embedding_size)
     if isinstance(body.input, str):
         texts = [body.input] if body.input else []
         params = ["input"] * len(texts)
     else:
-        texts, params = body.input, [f"input[{index}]" for index in range(len(body.input))]
+        texts, params = body.input, _numbered("input", body.input)
     reader = InputReader.of(context, None if body.truncate is False else _OLLAMA_CUT)
     request = embed_request(reader.texts(texts, params), body, context, id_prefix="ollama-")
     writer = partial(
-        ollama_vectors, model=context.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions
+        render.ollama_vectors,
+        model=context.chosen.name,
+        prompt_tokens=request.num_tokens,
+        dimensions=dimensions,
     )
-    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+    return schema.PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def resolve_ollama_embedding(body: OllamaOldEmbedBody, context: ResolveContext) -> PoolingCall:
+def resolve_ollama_embedding(body: schema.OllamaOldEmbedBody, context: ResolveContext) -> schema.PoolingCall:
     texts = [body.prompt] if body.prompt else []
     inputs = InputReader.of(context, _OLLAMA_CUT).texts(texts, ["prompt"] * len(texts))
     request = embed_request(inputs, body, context, id_prefix="ollama-")
-    return PoolingCall(work=request, timeout_s=body.timeout, render=ollama_vector)
+    return schema.PoolingCall(work=request, timeout_s=body.timeout, render=render.ollama_vector)
 
 
 def embed_request(
-    inputs: tuple[Tokens, ...], body: PoolingBody, context: ResolveContext, *, id_prefix: str
+    inputs: tuple[Tokens, ...], body: schema.PoolingBody, context: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
     return EmbedRequest(id=call_id, inputs=inputs, **request_origin(body, context.caller, id_prefix))
 
 
-def request_origin(body: PoolingBody, caller: Caller, id_prefix: str) -> dict[str, Any]:
+def request_origin(body: schema.PoolingBody, caller: Caller, id_prefix: str) -> dict[str, Any]:
     return {
         "priority": caller.priority(field=body.priority, tier=body.service_tier),
         "client": Client.of(caller.identity, body.user or body.safety_identifier).label,
@@ -244,16 +217,20 @@ def request_origin(body: PoolingBody, caller: Caller, id_prefix: str) -> dict[st
     }
 
 
-def read_inputs(content: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
+def read_inputs(content: schema.Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
     if isinstance(content, str):
         return reader.texts([content], [name])
     if isinstance(content[0], int):
         return (reader.ids([token for token in content if isinstance(token, int)], name),)
-    params = [f"{name}[{index}]" for index in range(len(content))]
+    params = _numbered(name, content)
     if isinstance(content[0], str):
         return reader.texts([item for item in content if isinstance(item, str)], params)
     ids = [item for item in content if isinstance(item, list)]
     return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
+
+
+def _numbered(name: str, items: Sequence[object]) -> list[str]:
+    return [f"{name}[{index}]" for index in range(len(items))]
 
 
 def dimensions_of(number: int | None, size: int) -> int | None:
@@ -282,13 +259,11 @@ class _Pairs(NamedTuple):
 
     @property
     def params(self) -> list[str]:
-        return [f"{self.texts_at}[{index}]" for index in range(len(self.texts))]
+        return _numbered(self.texts_at, self.texts)
 
     @property
     def query_params(self) -> list[str]:
-        if len(self.queries) == 1:
-            return [self.query_at]
-        return [f"{self.query_at}[{index}]" for index in range(len(self.queries))]
+        return [self.query_at] if len(self.queries) == 1 else _numbered(self.query_at, self.queries)
 
     def by_query(self) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
         if len(self.queries) == 1:
@@ -298,35 +273,26 @@ class _Pairs(NamedTuple):
             yield query, [text], [param]
 
 
-class _Scoring(NamedTuple):
-    work: EmbedRequest | YesOrNo
-    scores_of: Callable[[Rows], Scores]
+_ScoredBody = Union[schema.RerankBody, schema.ScoreBody]
+_Scoring = tuple[Union[EmbedRequest, schema.YesOrNo], render.ScoresOf]
 
 
-def resolve_ranking(body: RerankBody, context: ResolveContext) -> PoolingCall:
+def resolve_ranking(body: schema.RerankBody, context: ResolveContext) -> schema.PoolingCall:
     """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
     name, documents = _documents(body)
     pairs = _Pairs((body.query,), documents, "query", name)
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
-    writer: Writer
+    writer: schema.Writer
     if body.texts is not None:
-        writer = partial(
-            text_ranking, top_n=body.top_n, texts=documents if body.return_text else None, scores_of=scores_of
-        )
+        texts = documents if body.return_text else None
+        writer = partial(render.text_ranking, scores_of, top_n=body.top_n, texts=texts)
     else:
-        writer = partial(
-            ranking,
-            id=work.id,
-            model=context.chosen.name,
-            prompt_tokens=work.num_tokens,
-            top_n=body.top_n,
-            documents=None if body.return_documents is False else documents,
-            scores_of=scores_of,
-        )
-    return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+        shown = None if body.return_documents is False else documents
+        writer = partial(render.ranking, _head(work, context), scores_of, top_n=body.top_n, documents=shown)
+    return schema.PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
-def _documents(body: RerankBody) -> tuple[str, tuple[str, ...]]:
+def _documents(body: schema.RerankBody) -> tuple[str, tuple[str, ...]]:
     if body.documents is None and body.texts is None:
         raise missing("documents")
     if body.documents is not None and body.texts is not None:
@@ -339,7 +305,7 @@ def _documents(body: RerankBody) -> tuple[str, tuple[str, ...]]:
     return name, tuple(item if isinstance(item, str) else item.text for item in body.documents or ())
 
 
-def resolve_scores(body: ScoreBody, context: ResolveContext) -> PoolingCall:
+def resolve_scores(body: schema.ScoreBody, context: ResolveContext) -> schema.PoolingCall:
     """Return the call. Raises as `resolve_ranking`."""
     first, second = (
         (texts,) if isinstance(texts, str) else tuple(texts) for texts in (body.text_1, body.text_2)
@@ -348,46 +314,46 @@ def resolve_scores(body: ScoreBody, context: ResolveContext) -> PoolingCall:
         raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
     pairs = _Pairs(first, second, "text_1", "text_2")
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
-    writer = partial(
-        score_list, id=work.id, model=context.chosen.name, prompt_tokens=work.num_tokens, scores_of=scores_of
-    )
-    return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+    writer = partial(render.score_list, _head(work, context), scores_of)
+    return schema.PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
-def resolve_classes(body: ClassifyBody, context: ResolveContext) -> PoolingCall:
+def _head(work: EmbedRequest | schema.YesOrNo, context: ResolveContext) -> render.AnswerHead:
+    return render.AnswerHead(work.id, context.chosen.name, work.num_tokens)
+
+
+def resolve_classes(body: schema.ClassifyBody, context: ResolveContext) -> schema.PoolingCall:
     """Return the call. Raises as `resolve_ranking`."""
     inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
     request = embed_request(inputs, body, context, id_prefix="classify-")
     writer = partial(
-        class_list,
-        id=request.id,
-        model=context.chosen.name,
-        prompt_tokens=request.num_tokens,
+        render.class_list,
+        _head(request, context),
         labels=context.info.labels,
         # llama.cpp has made them probabilities already.
         activates=body.use_activation is not False and context.info.architecture not in _SOFTMAX,
     )
-    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+    return schema.PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
-def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+def _by_cosine(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> _Scoring:
     reader = InputReader.of(context, body.cut)
     read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     request = embed_request(read, body, context, id_prefix=_PREFIX)
-    return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
+    return request, partial(render.cosines, num_queries=len(pairs.queries))
 
 
-def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+def _by_scores(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> _Scoring:
     request = embed_request(_joined(pairs, body, context), body, context, id_prefix=_PREFIX)
     num_classes = context.info.embedding_size
     if num_classes > 1 and context.info.architecture not in _SOFTMAX:
         message = f"This model distinguishes {num_classes} classes and cannot score pairs. Use /classify."
         raise InvalidRequest(message, param="model", code="wrong_model_kind")
     squeezes = body.activates and context.info.architecture not in _SOFTMAX
-    return _Scoring(request, probabilities if squeezes else first_numbers)
+    return request, render.probabilities if squeezes else render.first_numbers
 
 
-def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> _Scoring:
+def _by_yes_or_no(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> _Scoring:
     """The prompts of a query share a prefix, which is computed once."""
     model = context.chosen.model
     assert model.rerank is not None, "a model without one cannot rerank"
@@ -397,7 +363,7 @@ def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveC
     reader = InputReader.of(context, body.cut, room=1)
     prompts = _Prompts(reader, model.rerank).prompts_of(pairs)
     work = _questions(prompts, _answers(reader, model.rerank), body, context)
-    return _Scoring(work, probabilities if body.activates else first_numbers)
+    return work, render.probabilities if body.activates else render.first_numbers
 
 
 class _Prompts(NamedTuple):
@@ -438,8 +404,11 @@ def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
 
 
 def _questions(
-    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, context: ResolveContext
-) -> YesOrNo:
+    prompts: list[Tokens],
+    answers: tuple[int, int],
+    body: _ScoredBody,
+    context: ResolveContext,
+) -> schema.YesOrNo:
     caller, call_id = context.caller, _PREFIX + secrets.token_hex(12)
     key = caller.identity.digest if context.options.isolate_by_key else None
     yes, no = answers
@@ -459,10 +428,10 @@ def _questions(
         )
         for index, tokens in enumerate(prompts)
     )
-    return YesOrNo(requests=requests, yes=yes, no=no)
+    return schema.YesOrNo(requests=requests, yes=yes, no=no)
 
 
-def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, context: ResolveContext) -> tuple[Tokens, ...]:
+def _joined(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> tuple[Tokens, ...]:
     reader = InputReader.of(context, body.cut)
     template = context.chosen.model.rerank
     if template is not None:

@@ -23,11 +23,15 @@ OWN_SUMMARY = "openai-cpu-server:"
 """Prefix of our `encrypted_content`. The rest is plain text, because it belongs to the client."""
 
 
-class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+class _Typed(msgspec.Struct, frozen=True, tag_field="type"):
+    pass
+
+
+class InputText(_Typed, frozen=True, tag="input_text"):
     text: str
 
 
-class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_image"):
+class InputImage(_Typed, frozen=True, omit_defaults=True, tag="input_image"):
     """Shown in a form that can be sent again, as audio and files are."""
 
     image_url: Union[str, None] = None
@@ -47,7 +51,7 @@ class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
         return AttachmentSource(AttachmentKind.PICTURE, url, self.detail or AUTO_DETAIL)
 
 
-class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+class InputAudio(_Typed, frozen=True, tag="input_audio"):
     input_audio: dict[str, str]
     """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
@@ -63,7 +67,7 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
         return found
 
 
-class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
+class InputFile(_Typed, frozen=True, omit_defaults=True, tag="input_file"):
     filename: str = ""
     file_data: Union[str, None] = None
     file_id: Union[str, None] = None
@@ -84,98 +88,89 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type
         return AttachmentSource(AttachmentKind.DOCUMENT, source, self.filename)
 
 
-class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+class OutputText(_Typed, frozen=True, tag="output_text"):
     text: str
     annotations: tuple[()] = ()
     logprobs: tuple[TokenEntry, ...] = ()
 
 
-class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+class RefusalText(_Typed, frozen=True, tag="refusal"):
     refusal: str
 
 
-class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+class ReasoningText(_Typed, frozen=True, tag="reasoning_text"):
     text: str
 
 
-class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
+class SummaryText(_Typed, frozen=True, tag="summary_text"):
     text: str
 
 
 Part = Union[InputText, InputImage, InputAudio, InputFile, OutputText, RefusalText]
 
 
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+class _Identified(_Typed, frozen=True, kw_only=True):
     id: str
+
+
+class _EndedItem(_Identified, frozen=True, kw_only=True):
     status: str = "completed"
+
+
+class _ToolCall(_EndedItem, frozen=True, kw_only=True):
+    call_id: str
+    name: str
+    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
+
+
+class _ToolOutput(_EndedItem, frozen=True, kw_only=True):
+    call_id: str
+    output: Union[str, tuple[Part, ...]]
+
+
+class MessageItem(_EndedItem, frozen=True, kw_only=True, tag="message"):
     role: str
     content: tuple[Part, ...]
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    id: str
-    status: str = "completed"
-    call_id: str
-    name: str
-    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
+class FunctionCallItem(_ToolCall, frozen=True, kw_only=True, tag="function_call"):
     arguments: str
     """JSON text."""
 
 
-class FunctionCallOutputItem(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
-):
-    id: str
-    status: str = "completed"
-    call_id: str
-    output: Union[str, tuple[Part, ...]]
+class FunctionCallOutputItem(_ToolOutput, frozen=True, kw_only=True, tag="function_call_output"):
+    pass
 
 
-class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    id: str
-    status: str = "completed"
-    call_id: str
-    name: str
-    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
+class CustomCallItem(_ToolCall, frozen=True, kw_only=True, tag="custom_tool_call"):
     input: str
 
 
-class CustomCallOutputItem(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"
-):
-    id: str
-    status: str = "completed"
-    call_id: str
-    output: Union[str, tuple[Part, ...]]
+class CustomCallOutputItem(_ToolOutput, frozen=True, kw_only=True, tag="custom_tool_call_output"):
+    pass
 
 
-class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    id: str
-    status: str = "completed"
+class ReasoningItem(_EndedItem, frozen=True, kw_only=True, tag="reasoning"):
     summary: tuple[SummaryText, ...] = ()
     content: tuple[ReasoningText, ...] = ()
     encrypted_content: None = None
 
 
-class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+class CompactionItem(_Identified, frozen=True, kw_only=True, tag="compaction"):
     """Summary that replaces everything before it."""
 
-    id: str
     encrypted_content: str
 
 
-class McpListItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_list_tools"):
-    id: str
+class McpListItem(_Identified, frozen=True, kw_only=True, tag="mcp_list_tools"):
     server_label: str
     tools: tuple[dict[str, Any], ...]
     error: Union[str, None] = None
 
 
-class McpCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_call"):
+class McpCallItem(_EndedItem, frozen=True, kw_only=True, tag="mcp_call"):
     """Call that this server has made itself, with the result."""
 
-    id: str
-    status: str = "completed"
     server_label: str
     name: str
     arguments: str
@@ -185,17 +180,13 @@ class McpCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     approval_request_id: Union[str, None] = None
 
 
-class ApprovalRequestItem(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
-):
-    id: str
+class ApprovalRequestItem(_Identified, frozen=True, kw_only=True, tag="mcp_approval_request"):
     server_label: str
     name: str
     arguments: str
 
 
-class ApprovalItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_response"):
-    id: str
+class ApprovalItem(_Identified, frozen=True, kw_only=True, tag="mcp_approval_response"):
     approval_request_id: str
     approve: bool
     reason: Union[str, None] = None

@@ -10,14 +10,8 @@ from typing import NamedTuple
 
 from openai_cpu_server.api.generation.params import FunctionParam
 from openai_cpu_server.api.generation.schema import MAX_TOOLS
+from openai_cpu_server.api.responses import schema
 from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
-from openai_cpu_server.api.responses.schema import (
-    ApprovalRule,
-    McpServerTool,
-    RequiredApproval,
-    ResponsesBody,
-    ToolFilter,
-)
 from openai_cpu_server.contract.mcp import McpLimits, McpServer, McpServers, McpTool, McpUnavailable
 from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.http.keys import Identity
@@ -57,12 +51,12 @@ class McpTools:
         await asyncio.gather(*(server.close() for server in self.own_servers))
 
 
-async def open_tools(servers: McpServers, body: ResponsesBody, identity: Identity) -> McpTools | None:
+async def open_tools(servers: McpServers, body: schema.ResponsesBody, identity: Identity) -> McpTools | None:
     """Return the tools, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
     wanted = [
         (f"tools[{index}]", tool)
         for index, tool in enumerate(body.tools or ())
-        if isinstance(tool, McpServerTool)
+        if isinstance(tool, schema.McpServerTool)
     ]
     if not wanted:
         return None
@@ -107,7 +101,7 @@ async def _listed(server: McpServer) -> Sequence[McpTool] | McpUnavailable:
         return error
 
 
-def _server(servers: McpServers, at: str, tool: McpServerTool, identity: Identity) -> McpServer:
+def _server(servers: McpServers, at: str, tool: schema.McpServerTool, identity: Identity) -> McpServer:
     _check_form(at, tool)
     if tool.server_url is not None:
         return _server_at_url(servers, f"{at}.server_url", tool, tool.server_url, identity)
@@ -120,7 +114,7 @@ def _server(servers: McpServers, at: str, tool: McpServerTool, identity: Identit
 
 
 def _server_at_url(
-    servers: McpServers, param: str, tool: McpServerTool, url: str, identity: Identity
+    servers: McpServers, param: str, tool: schema.McpServerTool, url: str, identity: Identity
 ) -> McpServer:
     headers = dict(tool.headers or {})
     if tool.authorization is not None:
@@ -135,7 +129,7 @@ def _server_at_url(
     return server
 
 
-def _check_labels(wanted: Sequence[tuple[str, McpServerTool]]) -> None:
+def _check_labels(wanted: Sequence[tuple[str, schema.McpServerTool]]) -> None:
     if len(wanted) > _MOST_SERVERS:
         raise wrong(f"A response may use {_MOST_SERVERS} MCP servers.", "tools")
     seen: set[str] = set()
@@ -150,7 +144,7 @@ _ELSEWHERE = "there are no services of OpenAI's here: name a server of the confi
 _CONFIGURED = "how it is reached stands in this server's configuration"
 
 
-def _check_form(at: str, tool: McpServerTool) -> None:
+def _check_form(at: str, tool: schema.McpServerTool) -> None:
     callers, is_configured = tool.allowed_callers, tool.server_url is None
     refusals = (
         ("connector_id", tool.connector_id is not None, _ELSEWHERE),
@@ -179,16 +173,16 @@ def _free_name(label: str, tool: str, taken: Collection[str]) -> str:
     return name
 
 
-def is_allowed(wanted: McpServerTool, tool: McpTool) -> bool:
+def is_allowed(wanted: schema.McpServerTool, tool: McpTool) -> bool:
     allowed = wanted.allowed_tools
-    if isinstance(allowed, ToolFilter):
+    if isinstance(allowed, schema.ToolFilter):
         return _matches(allowed, tool)
     return allowed is None or tool.name in allowed
 
 
-def needs_approval(rule: RequiredApproval | None, tool: McpTool) -> bool:
+def needs_approval(rule: schema.RequiredApproval | None, tool: McpTool) -> bool:
     """Return True if both filters match, or neither of two. A filter for `always` alone frees other tools."""
-    if not isinstance(rule, ApprovalRule):
+    if not isinstance(rule, schema.ApprovalRule):
         return rule != "never"
     if rule.always is not None and _matches(rule.always, tool):
         return True
@@ -197,7 +191,7 @@ def needs_approval(rule: RequiredApproval | None, tool: McpTool) -> bool:
     return rule.always is None
 
 
-def _matches(wanted: ToolFilter, tool: McpTool) -> bool:
+def _matches(wanted: schema.ToolFilter, tool: McpTool) -> bool:
     if wanted.tool_names is not None and tool.name not in wanted.tool_names:
         return False
     return wanted.read_only is None or wanted.read_only == tool.is_read_only

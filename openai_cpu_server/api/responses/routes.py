@@ -1,50 +1,75 @@
-"""Routes of responses, with a WebSocket."""
+"""Routes of responses: made, streamed, stored, or over a WebSocket."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
+import anyio
+import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.generation import CascadeAttempt
-from openai_cpu_server.api.generation.renderer import ENDED_BY
-from openai_cpu_server.api.generation.route import EventStream, InputTokens, not_in_batches, while_connected
-from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
-from openai_cpu_server.api.responses.objects import (
-    CompactedResponse,
-    ItemList,
-    ResponseDeleted,
-    ResponseObject,
+from openai_cpu_server.api.generation.renderer import ENDED_BY, events
+from openai_cpu_server.api.generation.route import (
+    NO_STORE_HEADERS,
+    EventStream,
+    InputTokens,
+    event_source,
+    not_in_batches,
+    while_connected,
 )
-from openai_cpu_server.api.responses.reader import ResponseParams, ResponseReader
+from openai_cpu_server.api.responses import objects
+from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
+from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseParams, ResponseReader
 from openai_cpu_server.api.responses.running import Background, LiveResponse, ResponseMaker
 from openai_cpu_server.api.responses.schema import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.socket import ResponsesExchange
-from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
-from openai_cpu_server.api.responses.stream import encoded
-from openai_cpu_server.api.state import AppState
-from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.api.responses.stream import EventNumbers, encoded
+from openai_cpu_server.api.state import AppState, check_query_names, page_ends, read_body
 from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of
-from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
+from openai_cpu_server.http.errors import (
+    ORDERS,
+    PAGE_QUERY,
+    ErrorBody,
+    ErrorObject,
+    json_response,
+    page_of,
+)
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
-from openai_cpu_server.jobs.records import ResponseStatus
+from openai_cpu_server.jobs.records import (
+    ConversationItem,
+    ItemRecord,
+    PageQuery,
+    ResponseRecord,
+    ResponseStatus,
+)
+from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
 
+_LISTED, _MAX_LISTED = 20, 100
+_POLL_S = 1.0
+"""Interval for polling a response of another server."""
+_IGNORED = ("include", "include[]", "include_obfuscation")
+"""OpenAI's parameters without an effect, because everything is shown."""
+_LEFT_BEHIND = "The server that made this response has ended."
 _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 
 class ResponsesRoutes:
     def __init__(self, state: AppState) -> None:
         self._service, self._options = state.generation, state.options
-        repository = state.jobs.responses if state.jobs else None
+        self._repository = repository = state.jobs.responses if state.jobs else None
         self._background = Background(repository, state.history) if repository else None
         if self._background is not None:
             state.at_end.append(self._background.close)
@@ -52,7 +77,6 @@ class ResponsesRoutes:
         self._maker = ResponseMaker(
             state.generation, self._options, repository, state.history, state.mcp, state.telemetry.metrics
         )
-        self._stored = StoredResponses(repository, self._background, self._options)
         self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), state.sockets)
 
     @_route(
@@ -61,7 +85,7 @@ class ResponsesRoutes:
         access=CALLS,
         aliases=("/responses",),  # of llama-server
         body=ResponsesBody,
-        answer=ResponseObject,
+        answer=objects.ResponseObject,
         streams=True,
         errors=GENERATION_ERRORS,
         batched=lambda at: at.answer,
@@ -95,7 +119,7 @@ class ResponsesRoutes:
         "/v1/responses/compact",
         access=CALLS,
         body=ResponsesBody,
-        answer=CompactedResponse,
+        answer=objects.CompactedResponse,
         errors=GENERATION_ERRORS,
     )
     async def compact(self, request: Request) -> Response:
@@ -108,7 +132,7 @@ class ResponsesRoutes:
         response, (*items, _) = running.response, (one.item for one in (*params.earlier, *params.items))
         messages = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
         summary = [item for item in response.output if isinstance(item, CompactionItem)]
-        compacted = CompactedResponse(
+        compacted = objects.CompactedResponse(
             id=response.id, created_at=response.created_at, output=(*messages, *summary), usage=response.usage
         )
         return json_response(compacted, headers=dict(running.call.call.headers))
@@ -122,7 +146,7 @@ class ResponsesRoutes:
         running = await self._maker.begin(params, context)
         try:
             return await running.whole()
-        except GenerationFailed:
+        except errors.GenerationFailed:
             running.call.model.loaded()  # an engine that is gone takes its requests with it
             raise
 
@@ -136,11 +160,9 @@ class ResponsesRoutes:
     )
     async def input_tokens(self, request: Request) -> Response:
         """Count the prompt tokens of a response."""
-        data = await streamed_body(request)
-        reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
-        counted_body, ignored = await off_loop(len(data), reading)
+        counted_body, ignored, size = await read_body(InputTokensBody, request, lenient=self._options.lenient)
         body, context = counted_body.as_response(), context_of(request.scope)
-        params = await self._reader.of_body(body, ignored, context.owner, size=len(data))
+        params = await self._reader.of_body(body, ignored, context.owner, size=size)
         allowed = context.identity.allowed_models
         await ensure_served(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
@@ -160,33 +182,61 @@ class ResponsesRoutes:
             "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
             "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
         },
-        answer=ResponseObject,
+        answer=objects.ResponseObject,
         streams=True,
         errors=(400,),
     )
     async def one(self, request: Request) -> ASGIApp:
         """Return a stored response, or the events of a background response."""
-        return await self._stored.one(request)
+        check_query_names(request, "stream", "starting_after", *_IGNORED)
+        first, (owner, response_id) = _first_event(request.query_params), owner_and_id(request)
+        if first is None:
+            return _json(await self._shown(owner, response_id))
+        return self._logged_stream(await self._events(owner, response_id, first), {})
 
-    @_route("DELETE", "/v1/responses/{id}", answer=ResponseDeleted)
+    @_route("DELETE", "/v1/responses/{id}", answer=objects.ResponseDeleted)
     async def delete(self, request: Request) -> Response:
         """Delete a stored response."""
-        return await self._stored.delete(request)
+        repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
+        if (live := self._live(owner, response_id)) is not None:
+            await live.cancelled()
+        await repository.delete(owner, response_id)
+        return json_response(objects.ResponseDeleted(response_id))
 
-    @_route("POST", "/v1/responses/{id}/cancel", access=INFERENCE, answer=ResponseObject, errors=(400,))
+    @_route(
+        "POST", "/v1/responses/{id}/cancel", access=INFERENCE, answer=objects.ResponseObject, errors=(400,)
+    )
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response."""
-        return await self._stored.cancel(request)
+        repository, (owner, response_id) = self._require_repository(), owner_and_id(request)
+        record = await self._record(owner, response_id)
+        if not record.is_background:
+            raise errors.wrong("Cannot cancel a response that was not created with 'background'.", "id")
+        if record.status is ResponseStatus.CANCELLED:  # repeating this is allowed
+            return _json(record.response)
+        if record.status.has_ended:
+            raise _has_ended(record.status)
+        if (live := self._live(owner, response_id)) is not None:
+            await live.cancelled()
+            status = ResponseStatus(live.response.status)
+            if status is not ResponseStatus.CANCELLED:  # its own end was faster
+                raise _has_ended(status)
+            return _json(encoded(live.response))
+        ended = objects.cancelled(_object(record), _object(record).output)
+        if not await repository.end(_with(record, ended)):
+            return _json(await self._shown(owner, response_id))
+        return _json(encoded(ended))
 
     @_route(
         "GET",
         "/v1/responses/{id}/input_items",
         query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
-        answer=ItemList,
+        answer=objects.ItemList,
     )
     async def input_items(self, request: Request) -> Response:
         """List the input items of a response."""
-        return await self._stored.input_items(request)
+        items, has_more = await self._require_repository().inputs(*owner_and_id(request), item_page(request))
+        return await listed_items(items, has_more=has_more)
 
     async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
         """The response outlives this request, except while approved calls are made: a client that leaves
@@ -204,8 +254,112 @@ class ResponsesRoutes:
         headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
         if running.call.call.stream:
-            return logged_stream(live.log.read(0), headers, keep_alive_s=self._options.keep_alive_s)
+            return self._logged_stream(live.log.read(0), headers)
         return Response(first, media_type="application/json", headers=headers)
+
+    def _logged_stream(self, stored: AsyncIterator[bytes], headers: Mapping[str, str]) -> ASGIApp:
+        return event_source(stored, {**NO_STORE_HEADERS, **headers}, keep_alive_s=self._options.keep_alive_s)
+
+    def _require_repository(self) -> ResponseRepository:
+        if self._repository is None:
+            raise errors.JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
+        return self._repository
+
+    def _live(self, owner: str, response_id: str) -> LiveResponse | None:
+        return self._background.find(owner, response_id) if self._background else None
+
+    async def _shown(self, owner: str, response_id: str) -> bytes:
+        if (live := self._live(owner, response_id)) is not None:
+            if not ResponseStatus(live.response.status).has_ended:
+                return encoded(live.response)
+            await live.log.ended()  # a client that sees the end may continue it, so it must be stored
+        return (await self._record(owner, response_id)).response
+
+    async def _record(self, owner: str, response_id: str) -> ResponseRecord:
+        """A response whose server has died has failed."""
+        repository = self._require_repository()
+        record = await repository.get(owner, response_id)
+        if not repository.is_left_behind(record):
+            return record
+        error = ErrorObject(ErrorBody(_LEFT_BEHIND, objects.SERVER_ERROR, None, objects.SERVER_ERROR))
+        ended = _with(record, objects.failed(_object(record), _object(record).output, error))
+        return ended if await repository.end(ended) else await repository.get(owner, response_id)
+
+    async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
+        if (live := self._live(owner, response_id)) is not None:
+            return live.log.read(first)
+        record = await self._record(owner, response_id)
+        if not record.is_background:
+            raise errors.wrong(
+                "Only a response that was created with 'background' can be streamed again.", "stream"
+            )
+        return self._replayed(record, first)
+
+    async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
+        """A response of another server is replayed once it has ended."""
+        repository = self._require_repository()
+        while not record.status.has_ended:
+            await anyio.sleep(_POLL_S)
+            record = await self._record(record.owner, record.id)
+        stored = await repository.events(record.id)
+        if stored is None:  # its server could not write the end
+            yield events([EventNumbers(first).event("response.failed", {"response": _object(record)})])
+            return
+        for event in stored[first:]:
+            yield event
+
+
+def owner_and_id(request: Request) -> tuple[str, str]:
+    return context_of(request.scope).owner, request.path_params["id"]
+
+
+def item_page(request: Request) -> PageQuery:
+    fields = frozenset({"limit", "after", "order", "include", "include[]"})
+    return page_of(request.query_params, names=fields, default=_LISTED, most=_MAX_LISTED)
+
+
+async def listed_items(
+    items: Sequence[ItemRecord | ConversationItem],
+    headers: Mapping[str, str] = MappingProxyType({}),
+    *,
+    has_more: bool,
+) -> Response:
+    content = [msgspec.Raw(item.content) for item in items]
+    page = objects.ItemList(data=content, **page_ends(items), has_more=has_more)
+    body = await off_loop(sum(map(len, content)), partial(msgspec.json.encode, page))
+    return Response(body, media_type="application/json", headers=dict(headers))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+_response_decoder = msgspec.json.Decoder(objects.ResponseObject)
+
+
+def _object(record: ResponseRecord) -> objects.ResponseObject:
+    return _response_decoder.decode(record.response)
+
+
+def _with(record: ResponseRecord, response: objects.ResponseObject) -> ResponseRecord:
+    status = ResponseStatus(response.status)
+    return msgspec.structs.replace(record, status=status, response=encoded(response))
+
+
+def _has_ended(status: ResponseStatus) -> errors.InvalidRequest:
+    return errors.wrong(f"Cannot cancel a response that is {status.value}.", "id")
+
+
+def _first_event(query: QueryParams) -> int | None:
+    """Return the number of the first event to stream, or None for the object."""
+    after, stream = query.get("starting_after"), query.get("stream", "false")
+    if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 10):
+        raise errors.wrong_value("starting_after", "the number of an event")
+    if stream not in ("true", "false"):
+        raise errors.wrong_value("stream", "'true' or 'false'")
+    if stream == "false":
+        return None
+    return 0 if after is None else int(after) + 1
 
 
 ROUTER = ApiRouter[AppState](ResponsesRoutes)

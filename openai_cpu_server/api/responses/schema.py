@@ -7,28 +7,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.schema import (
-    CUSTOM_FORMAT,
-    MAX_TOOLS,
-    AdapterName,
-    AnyText,
-    Budget,
-    Effort,
-    ForeignKind,
-    JsonObject,
-    ListOf,
-    Name,
-    NonEmpty,
-    OutputLimit,
-    PositiveCount,
-    SharedBody,
-    Syntax,
-    TextOrList,
-    ToolSchema,
-    TopLogprobs,
-    by_type,
-    by_value,
-)
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.responses.items import BY_TYPE, OWN_SUMMARY
 from openai_cpu_server.http.ignored_params import (
     REASONING_REFUSALS,
@@ -71,11 +50,11 @@ SentPart = Annotated[
     Union[
         Annotated[ItemTextPart, Tag("<text>")],
         Annotated[RefusalPart, Tag("<refusal>")],
-        Annotated[ForeignKind, Tag("<other>")],
+        Annotated[shared.ForeignKind, Tag("<other>")],
     ],
     Discriminator(_part_kind),
 ]
-Content = TextOrList[ListOf[SentPart]]
+Content = shared.TextOrList[shared.ListOf[SentPart]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 """NUL is excluded, because some databases cannot store it."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -131,8 +110,8 @@ class ReasoningPart(EchoedBody):
 class SentReasoning(EchoedBody):
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: ListOf[ReasoningPart] | None = None
-    content: ListOf[ReasoningPart] | None = None
+    summary: shared.ListOf[ReasoningPart] | None = None
+    content: shared.ListOf[ReasoningPart] | None = None
     encrypted_content: str | None = None
     """Thoughts of other servers, which are unreadable here."""
 
@@ -160,7 +139,7 @@ class SentMcpList(EchoedBody):
     type: Literal["mcp_list_tools"]
     id: ItemId | None = None
     server_label: str = ""
-    tools: ListOf[JsonObject] | None = None
+    tools: shared.ListOf[shared.JsonObject] | None = None
     error: JsonValue = None
 
 
@@ -217,33 +196,33 @@ InputItem = Annotated[
         Annotated[SentMcpCall, Tag("<mcp_call>")],
         Annotated[SentApprovalRequest, Tag("<mcp_approval_request>")],
         Annotated[SentApproval, Tag("<mcp_approval_response>")],
-        Annotated[ForeignKind, Tag("<other>")],
+        Annotated[shared.ForeignKind, Tag("<other>")],
     ],
     Discriminator(_item_kind),
 ]
-Input = TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
+Input = shared.TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
 
 
 class FunctionTool(EchoedBody):
     type: Literal["function"]
-    name: Name
+    name: shared.Name
     description: str | None = None
-    parameters: ToolSchema | None = None
+    parameters: shared.ToolSchema | None = None
     strict: bool | None = None
 
 
-class GrammarFormat(Syntax):
+class GrammarFormat(shared.Syntax):
     type: Literal["grammar"]
 
 
 class TextTool(EchoedBody):
     type: Literal["custom"]
-    name: Name
+    name: shared.Name
     description: str | None = None
     format: (
         Annotated[
-            Union[Annotated[GrammarFormat, Tag("<grammar>")], Annotated[AnyText, Tag("<text>")]],
-            CUSTOM_FORMAT,
+            Union[Annotated[GrammarFormat, Tag("<grammar>")], Annotated[shared.AnyText, Tag("<text>")]],
+            shared.CUSTOM_FORMAT,
         ]
         | None
     ) = None
@@ -253,23 +232,23 @@ InNamespace = Annotated[
     Union[
         Annotated[FunctionTool, Tag("<function>")],
         Annotated[TextTool, Tag("<custom>")],
-        Annotated[ForeignKind, Tag("<other>")],
+        Annotated[shared.ForeignKind, Tag("<other>")],
     ],
-    by_type("function", "custom"),
+    shared.by_type("function", "custom"),
 ]
 
 
 class NamespaceTool(EchoedBody):
     type: Literal["namespace"]
-    name: Name
+    name: shared.Name
     description: str | None = None
-    tools: Annotated[list[InNamespace], Field(max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[list[InNamespace], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 
 
 class ToolFilter(EchoedBody):
     """Both conditions must hold if both are given."""
 
-    tool_names: ListOf[ToolName] | None = None
+    tool_names: shared.ListOf[ToolName] | None = None
     read_only: bool | None = None
 
 
@@ -279,7 +258,7 @@ class ApprovalRule(EchoedBody):
 
 
 AllowedMcpTools = Annotated[
-    Union[Annotated[ListOf[ToolName], Tag("<list>")], Annotated[ToolFilter, Tag("<object>")]],
+    Union[Annotated[shared.ListOf[ToolName], Tag("<list>")], Annotated[ToolFilter, Tag("<object>")]],
     Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
 ]
 RequiredApproval = Annotated[
@@ -292,7 +271,7 @@ class McpServerTool(EchoedBody):
     """Tools of an MCP server, which this server calls itself."""
 
     type: Literal["mcp"]
-    server_label: Name
+    server_label: shared.Name
     """Name in the configuration, or any name with `server_url`."""
     server_url: Annotated[str, Field(max_length=2048)] | None = None
     headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
@@ -305,7 +284,7 @@ class McpServerTool(EchoedBody):
     connector_id: str | None = None
     tunnel_id: str | None = None
     defer_loading: bool | None = None
-    allowed_callers: ListOf[str] | None = None
+    allowed_callers: shared.ListOf[str] | None = None
 
 
 Tool = Annotated[
@@ -314,9 +293,9 @@ Tool = Annotated[
         Annotated[TextTool, Tag("<custom>")],
         Annotated[NamespaceTool, Tag("<namespace>")],
         Annotated[McpServerTool, Tag("<mcp>")],
-        Annotated[ForeignKind, Tag("<other>")],
+        Annotated[shared.ForeignKind, Tag("<other>")],
     ],
-    by_type("function", "custom", "namespace", "mcp"),
+    shared.by_type("function", "custom", "namespace", "mcp"),
 ]
 """Tools that OpenAI runs itself and unknown forms are left out."""
 
@@ -337,7 +316,9 @@ class NamedMcpTool(EchoedBody):
 class AllowedToolsChoice(EchoedBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[
+        list[dict[str, JsonValue]], Field(min_length=1, max_length=shared.MAX_TOOLS, fail_fast=True)
+    ]
 
 
 def _refuse_choice(kind: object) -> object:
@@ -382,11 +363,11 @@ ToolChoice = Annotated[
 
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
-    name: Name | None = None
+    name: shared.Name | None = None
     description: str | None = None
     """Not shown to the model."""
     strict: bool | None = None
-    json_schema: Annotated[JsonObject | None, Field(alias="schema")] = None
+    json_schema: Annotated[shared.JsonObject | None, Field(alias="schema")] = None
 
 
 class TextOptions(Body):
@@ -397,7 +378,7 @@ class TextOptions(Body):
 class ReasoningOptions(Body):
     refusals: ClassVar[Refusals] = REASONING_REFUSALS
 
-    effort: Effort | None = None
+    effort: shared.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """No effect, because thoughts are shown in full."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -410,12 +391,12 @@ class ResponsesStreamOptions(Body):
 
 
 class ConversationName(Body):
-    id: NonEmpty
+    id: shared.NonEmpty
 
 
 NamedConversation = Annotated[
-    Union[Annotated[NonEmpty, Tag("<text>")], Annotated[ConversationName, Tag("<object>")]],
-    by_value(
+    Union[Annotated[shared.NonEmpty, Tag("<text>")], Annotated[ConversationName, Tag("<object>")]],
+    shared.by_value(
         "text_or_object",
         "Input should be the id of a conversation, or an object with 'id'",
         text=str,
@@ -426,7 +407,7 @@ NamedConversation = Annotated[
 
 class ContextManagement(Body):
     type: Literal["compaction"]
-    compact_threshold: PositiveCount | None = None
+    compact_threshold: shared.PositiveCount | None = None
     """Tokens of the longest prompt that is not summarized. None for three quarters of the context."""
 
 
@@ -440,17 +421,17 @@ class TurnFields(Body):
     previous_response_id: str | None = None
     conversation: NamedConversation | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: ReasoningOptions | None = None
-    lora: AdapterName | None = None
+    lora: shared.AdapterName | None = None
     enable_thinking: bool | None = None
-    thinking_budget: Budget | None = None
+    thinking_budget: shared.Budget | None = None
     chat_template: str | None = None
     """Name of one of the model's templates, such as `tool_use`."""
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+    chat_template_kwargs: Annotated[shared.JsonObject, Field(max_length=64)] | None = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -471,16 +452,16 @@ class InputTokensBody(TurnFields):
         )
 
 
-class ResponsesBody(SharedBody, TurnFields):
+class ResponsesBody(shared.SharedBody, TurnFields):
     store: bool | None = None
     background: bool | None = None
     context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     stream_options: ResponsesStreamOptions | None = None
-    max_tool_calls: PositiveCount | None = None
+    max_tool_calls: shared.PositiveCount | None = None
     """Limit for calls of MCP tools, which the server makes itself."""
-    max_output_tokens: OutputLimit = None
+    max_output_tokens: shared.OutputLimit = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: shared.TopLogprobs | None = None
     prompt_cache_key: str | None = None
 
     def compacting(self) -> ResponsesBody:

@@ -9,18 +9,11 @@ from functools import partial
 
 import msgspec
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.route import BufferedBody
 from openai_cpu_server.api.generation.running import chunks_of
 from openai_cpu_server.api.responses.reader import LastResponse, ResponseReader
 from openai_cpu_server.api.responses.running import ResponseMaker, RunningResponse
-from openai_cpu_server.errors import (
-    BodiesFull,
-    BodyTooLarge,
-    InvalidRequest,
-    RequestsLimited,
-    wrong,
-    wrong_value,
-)
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import RequestLog, ServedRequest
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
@@ -57,7 +50,7 @@ class ResponsesExchange:
             if self._waiting and sum(len(one.data) for one in self._waiting) + len(data) > most_bytes:
                 raise too_many("bytes of requests that wait", most_bytes)
             self._waiting.append(BufferedBody(data, self._socket.held(len(data))))
-        except (RequestsLimited, BodiesFull) as error:
+        except (errors.RequestsLimited, errors.BodiesFull) as error:
             await self._refuse(error, self._socket.id)
             return
         if not self._is_serving:
@@ -88,7 +81,7 @@ class ResponsesExchange:
         context, most_bytes = self._socket.context(request_log), self._socket.options.max_body_bytes
         data = message.take()
         if len(data) > most_bytes:
-            raise BodyTooLarge(most_bytes)
+            raise errors.BodyTooLarge(most_bytes)
         body, is_to_generate = await off_loop(len(data), partial(_body, data))
         del data
         await served.hold(context)
@@ -136,12 +129,12 @@ def _body(data: bytes) -> tuple[bytes, bool]:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise wrong(f"A message is a JSON object with the type '{_CREATE}'.", "type") from None
+        raise errors.wrong(f"A message is a JSON object with the type '{_CREATE}'.", "type") from None
     if kind != _CREATE:
-        raise wrong_value("type", f"'{_CREATE}'")
+        raise errors.wrong_value("type", f"'{_CREATE}'")
     if "background" in fields and bytes(fields["background"]).strip() == b"true":
         message = "'background' is not possible over a WebSocket."
-        raise InvalidRequest(message, param="background", code="unsupported_value")
+        raise errors.InvalidRequest(message, param="background", code="unsupported_value")
     fields["stream"] = msgspec.Raw(b"true")
     is_to_generate = bytes(fields.pop("generate", b"true")).strip() != b"false"
     return msgspec.json.encode(fields), is_to_generate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from pydantic import Field
@@ -15,25 +15,24 @@ from starlette.responses import Response
 from openai_cpu_server.api.generation.schema import Notes
 from openai_cpu_server.api.responses.objects import ItemList
 from openai_cpu_server.api.responses.reader import NO_DATABASE, ResponseReader
+from openai_cpu_server.api.responses.routes import item_page, listed_items, owner_and_id
 from openai_cpu_server.api.responses.schema import CompactionTrigger, InputItem
-from openai_cpu_server.api.responses.stored import item_page, listed_items, owner_and_id
 from openai_cpu_server.api.responses.to_params import new_items, references, unsupported_names
-from openai_cpu_server.api.state import AppState
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
-from openai_cpu_server.http.body import off_loop, streamed_body
+from openai_cpu_server.api.state import AppState, check_query_names, read_body, response_of
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, wrong
+from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import REQUESTS, WORK
-from openai_cpu_server.http.parse import Body, Ignored, parse
+from openai_cpu_server.http.parse import Body, Ignored
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
-from openai_cpu_server.jobs.records import ConversationItem, ConversationRecord, StoredAmount
+from openai_cpu_server.jobs.records import ConversationItem, StoredAmount
 from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
 
-B = TypeVar("B", bound=Body)
 _MAX_ITEMS = 20
 """Items that can be added at once, as at OpenAI."""
-_INCLUDES = frozenset({"include", "include[]"})
+_INCLUDES = ("include", "include[]")
 """No effect, because everything is shown."""
 
 
@@ -56,10 +55,6 @@ class ConversationObject(msgspec.Struct, frozen=True):
     metadata: dict[str, str]
     object: str = "conversation"
 
-    @classmethod
-    def of(cls, record: ConversationRecord) -> ConversationObject:
-        return cls(record.id, record.created_at, record.metadata)
-
 
 class ConversationDeleted(msgspec.Struct, frozen=True):
     id: str
@@ -75,7 +70,7 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 class ConversationRoutes:
     def __init__(self, state: AppState) -> None:
-        self._options = state.options
+        self._lenient = state.options.lenient
         self._repository = state.jobs.responses if state.jobs else None
         self._reader = ResponseReader(self._repository, state.options)
 
@@ -90,27 +85,27 @@ class ConversationRoutes:
     async def create(self, request: Request) -> Response:
         """Create a stored conversation, with or without items."""
         repository, context = self._require_repository(), context_of(request.scope)
-        body, ignored, size = await self._read(request, ConversationBody)
+        body, ignored, size = await read_body(ConversationBody, request, lenient=self._lenient)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items or (), context.owner, size)
         await repository.purge()
         new_id, metadata = "conv_" + secrets.token_hex(24), body.metadata or {}
         record = await repository.conversations.create(context.owner, new_id, metadata, items)
-        return json_response(ConversationObject.of(record), headers=_headers(ignored, names))
+        return json_response(response_of(ConversationObject, record), headers=_headers(ignored, names))
 
     @_route("GET", "/v1/conversations/{id}", answer=ConversationObject)
     async def one(self, request: Request) -> Response:
         """Return a conversation."""
         record = await self._require_repository().conversations.get(*owner_and_id(request))
-        return json_response(ConversationObject.of(record))
+        return json_response(response_of(ConversationObject, record))
 
     @_route("POST", "/v1/conversations/{id}", body=ConversationChange, answer=ConversationObject)
     async def change(self, request: Request) -> Response:
         """Replace the metadata of a conversation."""
         repository = self._require_repository()
-        body, ignored, _ = await self._read(request, ConversationChange)
+        body, ignored, _ = await read_body(ConversationChange, request, lenient=self._lenient)
         record = await repository.conversations.change(*owner_and_id(request), body.metadata or {})
-        return json_response(ConversationObject.of(record), headers=ignored.headers)
+        return json_response(response_of(ConversationObject, record), headers=ignored.headers)
 
     @_route("DELETE", "/v1/conversations/{id}", answer=ConversationDeleted)
     async def delete(self, request: Request) -> Response:
@@ -142,8 +137,8 @@ class ConversationRoutes:
     async def add_items(self, request: Request) -> Response:
         """Add items to a conversation."""
         repository, context = self._require_repository(), context_of(request.scope)
-        _check_includes(request)
-        body, ignored, size = await self._read(request, NewItemsBody)
+        check_query_names(request, *_INCLUDES)
+        body, ignored, size = await read_body(NewItemsBody, request, lenient=self._lenient)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items, context.owner, size)
         owner, conversation_id = owner_and_id(request)
@@ -153,7 +148,7 @@ class ConversationRoutes:
     @_route("GET", "/v1/conversations/{id}/items/{item_id}", query=_INCLUDE, errors=(400,))
     async def item(self, request: Request) -> Response:
         """Return an item of a conversation."""
-        _check_includes(request)
+        check_query_names(request, *_INCLUDES)
         found = await self._require_repository().conversations.item(
             *owner_and_id(request), request.path_params["item_id"]
         )
@@ -164,17 +159,12 @@ class ConversationRoutes:
         """Delete an item of a conversation."""
         item_id = request.path_params["item_id"]
         record = await self._require_repository().conversations.delete_item(*owner_and_id(request), item_id)
-        return json_response(ConversationObject.of(record))
+        return json_response(response_of(ConversationObject, record))
 
     def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
             raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
         return self._repository
-
-    async def _read(self, request: Request, schema: type[B]) -> tuple[B, Ignored, int]:
-        data = await streamed_body(request)
-        body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._options.lenient))
-        return body, ignored, len(data)
 
     async def _items(
         self, sent: Sequence[InputItem], owner: str, size: int
@@ -216,12 +206,6 @@ def _headers(ignored: Ignored, names: Sequence[str]) -> dict[str, str]:
 async def _check_room(repository: ResponseRepository, context: RequestContext, num_bytes: int) -> None:
     amount = StoredAmount(num_bytes=num_bytes + CONVERSATION_BYTES)
     await repository.storage.check(context.owner, context.identity.storage, amount)
-
-
-def _check_includes(request: Request) -> None:
-    for name in request.query_params:
-        if name not in _INCLUDES:
-            raise unknown_parameter(name)
 
 
 ROUTER = ApiRouter[AppState](ConversationRoutes)

@@ -6,6 +6,7 @@ import enum
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ from openai_cpu_server.api.generation.renderer import (
     new_tool_call_id,
     progress_field,
 )
+from openai_cpu_server.api.responses import objects
 from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
     OWN_SUMMARY,
@@ -45,14 +47,6 @@ from openai_cpu_server.api.responses.items import (
     new_item_id,
 )
 from openai_cpu_server.api.responses.mcp_tools import McpTools, OfferedTool, ToolListing
-from openai_cpu_server.api.responses.objects import (
-    ResponseObject,
-    ResponseUsage,
-    WrittenSummary,
-    cancelled,
-    ended,
-    failed,
-)
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer
 from openai_cpu_server.contract.messages import (
@@ -79,9 +73,9 @@ _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 _PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.done"
 
 
+@dataclass
 class EventNumbers:
-    def __init__(self, first: int = 0) -> None:
-        self._next = first
+    next: int = 0
 
     def event(self, kind: str, fields: Mapping[str, object]) -> Chunk:
         body = {"type": kind, "sequence_number": self._take(), **fields}
@@ -93,9 +87,8 @@ class EventNumbers:
         return Chunk(head + place + b',"delta":' + json_text(text) + tail, kind)
 
     def _take(self) -> int:
-        number = self._next
-        self._next += 1
-        return number
+        self.next += 1
+        return self.next - 1
 
 
 class _ItemPlace:
@@ -118,18 +111,17 @@ class _ItemPlace:
         return self._numbers.delta(kind, self._fields + b',"content_index":0', text, tail)
 
 
+@dataclass
 class _OpenItem(ABC):
     """Item that the model is writing. Without `delta_event` it is sent without deltas."""
 
     delta_event: ClassVar[str] = ""
-
-    def __init__(self, place: _ItemPlace) -> None:
-        self.place = place
-        self._texts: list[str] = []
+    place: _ItemPlace
+    texts: list[str] = field(default_factory=list, init=False)
 
     @property
     def text(self) -> str:
-        return "".join(self._texts)
+        return "".join(self.texts)
 
     @abstractmethod
     def item(self, status: str) -> OutputItem: ...
@@ -138,24 +130,22 @@ class _OpenItem(ABC):
         return [self.place.item(_ADDED, self.item("in_progress"))]
 
     def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
-        self._texts.append(text)
+        self.texts.append(text)
         return [self.place.delta(self.delta_event, text)] if self.delta_event else []
 
     def end(self, status: str) -> list[Chunk]:
         return [self.place.item(_DONE, self.item(status))]
 
 
+@dataclass
 class _OpenMessage(_OpenItem):
     """Message with one part."""
 
     text_event: ClassVar[str] = "response.output_text"
-
-    def __init__(self, place: _ItemPlace) -> None:
-        super().__init__(place)
-        self._scores: list[TokenEntry] = []
+    scores: list[TokenEntry] = field(default_factory=list, init=False)
 
     def part(self) -> OutputText | ReasoningText:
-        return OutputText(self.text, logprobs=tuple(self._scores))
+        return OutputText(self.text, logprobs=tuple(self.scores))
 
     def item(self, status: str) -> OutputItem:
         part = self.part()
@@ -168,8 +158,8 @@ class _OpenMessage(_OpenItem):
         return [added, self.place.event(_PART_ADDED, content_index=0, part=self.part())]
 
     def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
-        self._texts.append(text)
-        self._scores += scores
+        self.texts.append(text)
+        self.scores += scores
         tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}"
         return [self.place.part_delta(f"{self.text_event}.delta", text, tail)]
 
@@ -193,7 +183,7 @@ class _OpenReasoning(_OpenMessage):
         return ReasoningItem(id=self.place.id, status=status, content=(self.part(),))
 
     def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
-        self._texts.append(text)
+        self.texts.append(text)
         return [self.place.part_delta(f"{self.text_event}.delta", text)]
 
 
@@ -202,43 +192,44 @@ class _OpenSummary(_OpenItem):
         return CompactionItem(id=self.place.id, encrypted_content=OWN_SUMMARY + self.text)
 
 
+@dataclass
 class _OpenFunctionCall(_OpenItem):
     delta_event = "response.function_call_arguments.delta"
+    call_id: str
+    name: str
 
-    def __init__(self, place: _ItemPlace, call_id: str, name: str) -> None:
-        super().__init__(place)
-        namespace, _, own_name = name.rpartition(IN_NAMESPACE)
-        self._fields: dict[str, Any] = {"call_id": call_id, "name": own_name, "namespace": namespace or UNSET}
+    def fields(self, status: str) -> dict[str, Any]:
+        namespace, _, name = self.name.rpartition(IN_NAMESPACE)
+        names = {"name": name, "namespace": namespace or UNSET}
+        return {"id": self.place.id, "status": status, "call_id": self.call_id, **names}
 
     def item(self, status: str) -> CallItem:
-        return FunctionCallItem(id=self.place.id, status=status, arguments=self.text, **self._fields)
+        return FunctionCallItem(arguments=self.text, **self.fields(status))
 
     def end(self, status: str) -> list[Chunk]:
-        fields = {"name": self._fields["name"], "arguments": self.text}
-        done = self.place.event("response.function_call_arguments.done", **fields)
-        return [done, *super().end(status)]
+        item = self.item(status)
+        done = self.place.event("response.function_call_arguments.done", name=item.name, arguments=self.text)
+        return [done, self.place.item(_DONE, item)]
 
 
 class _OpenCustomCall(_OpenFunctionCall):
     delta_event = "response.custom_tool_call_input.delta"
 
     def item(self, status: str) -> CallItem:
-        return CustomCallItem(id=self.place.id, status=status, input=self.text, **self._fields)
+        return CustomCallItem(input=self.text, **self.fields(status))
 
     def end(self, status: str) -> list[Chunk]:
         done = self.place.event("response.custom_tool_call_input.done", input=self.text)
         return [done, self.place.item(_DONE, self.item(status))]
 
 
+@dataclass
 class _OpenMcpCall(_OpenItem):
     """Call that this server makes, done once it has a result."""
 
     delta_event = "response.mcp_call_arguments.delta"
-
-    def __init__(self, place: _ItemPlace, tool: OfferedTool, approval_id: str | None = None) -> None:
-        super().__init__(place)
-        self.tool = tool
-        self._approval_id = approval_id
+    tool: OfferedTool
+    approval_id: str | None = None
 
     def begin(self) -> list[Chunk]:
         return [*super().begin(), self.place.event("response.mcp_call.in_progress")]
@@ -262,14 +253,13 @@ class _OpenMcpCall(_OpenItem):
             server_label=self.tool.label,
             name=self.tool.tool.name,
             arguments=self.text,
-            approval_request_id=self._approval_id,
+            approval_request_id=self.approval_id,
         )
 
 
+@dataclass
 class _OpenApproval(_OpenItem):
-    def __init__(self, place: _ItemPlace, tool: OfferedTool) -> None:
-        super().__init__(place)
-        self._tool = tool
+    tool: OfferedTool
 
     def begin(self) -> list[Chunk]:
         return []
@@ -278,7 +268,7 @@ class _OpenApproval(_OpenItem):
         return [self.place.item(_ADDED, self.item(status)), *super().end(status)]
 
     def item(self, status: str) -> OutputItem:
-        label, name = self._tool.label, self._tool.tool.name
+        label, name = self.tool.label, self.tool.tool.name
         return ApprovalRequestItem(id=self.place.id, server_label=label, name=name, arguments=self.text)
 
 
@@ -290,24 +280,19 @@ class PendingCall(NamedTuple):
 _FOR_CLIENTS = (FunctionCallItem, CustomCallItem, ApprovalRequestItem)
 
 
+@dataclass
 class OutputWriter:
     """Writes items in order; one is open at a time."""
 
-    def __init__(
-        self,
-        numbers: EventNumbers,
-        new_call_id: Callable[[], str],
-        new_id: NewItemId,
-        *,
-        offered: Mapping[str, OfferedTool],
-        is_compacting: bool,
-    ):
-        """`offered`: MCP tools by the names that the model sees. `is_compacting`: thoughts are dropped."""
-        self._offered = offered
-        self._is_compacting = is_compacting
-        self._numbers = numbers
-        self._new_call_id = new_call_id
-        self._new_id = new_id
+    numbers: EventNumbers
+    new_call_id: NewId
+    new_id: NewItemId
+    offered: Mapping[str, OfferedTool]
+    """MCP tools by the names that the model sees."""
+    is_compacting: bool
+    """True to drop thoughts."""
+
+    def __post_init__(self) -> None:
         self._open: _OpenItem | None = None
         self._done: list[OutputItem] = []
         self._num_earlier = 0
@@ -331,7 +316,7 @@ class OutputWriter:
         self._round_start = len(self._done)
 
     def write_summary(self, item: CompactionItem) -> list[Chunk]:
-        place = _ItemPlace(self._numbers, item.id, len(self._done))
+        place = _ItemPlace(self.numbers, item.id, len(self._done))
         self._done.append(item)
         self._num_earlier += 1
         return [place.item(_ADDED, item), place.item(_DONE, item)]
@@ -339,15 +324,7 @@ class OutputWriter:
     def write_listing(self, listing: ToolListing) -> list[Chunk]:
         place = self._place(McpListItem)
         empty = McpListItem(id=place.id, server_label=listing.label, tools=())
-        tools = tuple(
-            {
-                "name": tool.name,
-                "description": tool.description,
-                "input_schema": tool.input_schema,
-                "annotations": tool.annotations,
-            }
-            for tool in listing.tools
-        )
+        tools = tuple(map(msgspec.structs.asdict, listing.tools))
         item = msgspec.structs.replace(empty, tools=tools, error=listing.error)
         self._done.append(item)
         self._num_earlier += 1
@@ -371,7 +348,7 @@ class OutputWriter:
         return chunks
 
     def write(self, part: Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
-        if self._is_compacting:
+        if self.is_compacting:
             text = part.text if isinstance(part, Content) else ""
             return [*self._opened(_OpenSummary, CompactionItem), *self._more(text)]
         match part:
@@ -399,7 +376,7 @@ class OutputWriter:
         """End the last item. A response without output has an empty message."""
         chunks: list[Chunk] = []
         if self._open is None and len(self._done) == self._num_earlier:
-            is_summary = self._is_compacting
+            is_summary = self.is_compacting
             opening, kind = (_OpenSummary, CompactionItem) if is_summary else (_OpenMessage, MessageItem)
             chunks = self._begun(opening(self._place(kind)))
         return chunks + self.close(status)
@@ -420,18 +397,18 @@ class OutputWriter:
         return self._open.more(text, scores)
 
     def _open_call(self, name: str, *, takes_text: bool) -> _OpenItem:
-        tool = self._offered.get(name)
+        tool = self.offered.get(name)
         if tool is None and takes_text:
-            return _OpenCustomCall(self._place(CustomCallItem), self._new_call_id(), name)
+            return _OpenCustomCall(self._place(CustomCallItem), self.new_call_id(), name)
         if tool is None:
-            return _OpenFunctionCall(self._place(FunctionCallItem), self._new_call_id(), name)
+            return _OpenFunctionCall(self._place(FunctionCallItem), self.new_call_id(), name)
         if tool.needs_approval:
             return _OpenApproval(self._place(ApprovalRequestItem), tool)
         return _OpenMcpCall(self._place(McpCallItem), tool)
 
     def _place(self, kind: type) -> _ItemPlace:
         index = len(self._done) + (self._open is not None)
-        return _ItemPlace(self._numbers, self._new_id(kind), index)
+        return _ItemPlace(self.numbers, self.new_id(kind), index)
 
 
 class StreamStage(enum.Enum):
@@ -450,13 +427,13 @@ class ResponseStream(Renderer):
         self,
         call: ResolvedRequest,
         pieces: PieceTexts,
-        response: ResponseObject,
+        response: objects.ResponseObject,
         *,
         now: Callable[[], float] = time.time,
         new_call_id: NewId = new_tool_call_id,
         new_item_id: NewItemId = new_item_id,
         is_compacting: bool = False,
-        summary: WrittenSummary | None = None,
+        summary: objects.WrittenSummary | None = None,
         tools: McpTools | None = None,
     ) -> None:
         self.response = response
@@ -465,9 +442,7 @@ class ResponseStream(Renderer):
         self._reader = call.reader()
         self._numbers = EventNumbers()
         offered = tools.offered if tools else {}
-        self.output = OutputWriter(
-            self._numbers, new_call_id, new_item_id, offered=offered, is_compacting=is_compacting
-        )
+        self.output = OutputWriter(self._numbers, new_call_id, new_item_id, offered, is_compacting)
         self._summary = summary
         self._now = now
         self._content_scores = ContentScores()
@@ -561,20 +536,20 @@ class ResponseStream(Renderer):
         items, now_s = self.output.items(self._end_status), int(self._now())
         if self._summary is not None:
             figures = of_rounds([self._summary.figures, figures])
-        usage = ResponseUsage.of(figures)
-        self.response = ended(
+        usage = objects.ResponseUsage.of(figures)
+        self.response = objects.ended(
             self.response, items, usage, is_whole=self.is_whole, now_s=now_s, ended_by=self._ended_by
         )
         return [*chunks, self._about(f"response.{self.response.status}")]
 
     def warmed(self, figures: Figures) -> Sequence[Chunk]:
         chunks = [*self.begin(), *self._started()]
-        usage = ResponseUsage.of(figures)
-        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
+        usage = objects.ResponseUsage.of(figures)
+        self.response = objects.ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
-    def failed(self, error: ErrorObject) -> ResponseObject:
-        return failed(self.response, self.output.items(), error)
+    def failed(self, error: ErrorObject) -> objects.ResponseObject:
+        return objects.failed(self.response, self.output.items(), error)
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         self.response = self.failed(error)
@@ -584,7 +559,7 @@ class ResponseStream(Renderer):
 
     def cancel(self) -> Sequence[Chunk]:
         """Return the last event of a cancelled response. OpenAI has no event for this."""
-        self.response = cancelled(self.response, self.output.items())
+        self.response = objects.cancelled(self.response, self.output.items())
         return [self._about("response.failed")]
 
     def _started(self) -> Sequence[Chunk]:
@@ -600,5 +575,5 @@ class ResponseStream(Renderer):
         return self._numbers.event(kind, {"response": self.response})
 
 
-def encoded(response: ResponseObject) -> bytes:
+def encoded(response: objects.ResponseObject) -> bytes:
     return msgspec.json.encode(response)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 
+from openai_cpu_server import errors
 from openai_cpu_server.api.generation.call import ResolvedRequest, fingerprint
 from openai_cpu_server.api.generation.generation import GenerationService
 from openai_cpu_server.api.generation.params import (
@@ -31,14 +32,6 @@ from openai_cpu_server.api.responses.stream import PendingCall, ResponseStream
 from openai_cpu_server.contract.figures import Figures, of_rounds
 from openai_cpu_server.contract.mcp import McpAnswer, McpObserver
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
-from openai_cpu_server.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    NotThinking,
-    PromptTooLong,
-    RequestCancelled,
-    RequestEnded,
-)
 from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.http.keys import Client
 from openai_cpu_server.models.served import ServedModel
@@ -51,10 +44,10 @@ _LEFT = "the answer was stopped while this call was made"
 _CALLS_ENOUGH = "'max_tool_calls' is reached, so this call was not made"
 
 
-def not_offered(call: ApprovedCall) -> InvalidRequest:
+def not_offered(call: ApprovedCall) -> errors.InvalidRequest:
     request = call.request
     message = f"'{request.name}' of '{request.server_label}' is none of the tools that this request offers."
-    return InvalidRequest(message, param=call.param, code="unknown_mcp_tool")
+    return errors.InvalidRequest(message, param=call.param, code="unknown_mcp_tool")
 
 
 class AnsweredCall(NamedTuple):
@@ -194,14 +187,14 @@ class ToolLoop:
 
     def stop(self) -> None:
         self._is_stopped = True
-        with contextlib.suppress(RequestEnded):  # this generation, but not all
+        with contextlib.suppress(errors.RequestEnded):  # this generation, but not all
             self.running.stop()
         if self._scope is not None:
             self._scope.cancel()
 
     def stop_thinking(self) -> None:
         if not self._is_open:
-            raise NotThinking(self.call.id)
+            raise errors.NotThinking(self.call.id)
         self.running.stop_thinking()
 
     async def gather(self) -> dict[str, GatheredAnswer]:
@@ -267,9 +260,9 @@ class ToolLoop:
             answers = await self.caller.call_all([(one.call.tool, one.call.text) for one in calls[:room]])
         if self._scope.cancelled_caught:
             if self._is_cancelled:
-                raise RequestCancelled("The request was cancelled on the server.")
+                raise errors.RequestCancelled("The request was cancelled on the server.")
             if not self._is_stopped:
-                raise DeadlineExceeded(min(limits_s))
+                raise errors.DeadlineExceeded(min(limits_s))
             return [McpAnswer(_LEFT, is_error=True)] * len(calls)
         return answers + [McpAnswer(_CALLS_ENOUGH, is_error=True)] * (len(calls) - len(answers))
 
@@ -284,8 +277,8 @@ class ToolLoop:
         items = stream.output.of_round
         try:
             await self._begin(self._following(stream, items))
-        except (PromptTooLong, InvalidRequest) as error:
-            if not (isinstance(error, PromptTooLong) or error.code == _TOO_LONG):
+        except (errors.PromptTooLong, errors.InvalidRequest) as error:
+            if not (isinstance(error, errors.PromptTooLong) or error.code == _TOO_LONG):
                 raise
             short = [
                 msgspec.structs.replace(item, output=None, error=_NO_ROOM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Union
@@ -16,7 +16,7 @@ from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     ContentScores,
-    GatheredAnswer,
+    GatheredCall,
     Renderer,
     content_of,
     escaped_line_ends,
@@ -155,10 +155,11 @@ class _Piece(NamedTuple):
     logprobs: Sequence[TokenLogprob]
 
 
-def _pieces(call: ResolvedRequest, answers: Mapping[str, GatheredAnswer]) -> Iterator[_Piece]:
+def _pieces(gathered: GatheredCall) -> Iterator[_Piece]:
+    call = gathered.call
     ends_s = [*accumulate(prompt.sound_s for prompt in call.prompts)]
     for request, start_s, end_s in zip(call.requests, [0.0, *ends_s], ends_s, strict=False):
-        answer = answers[request.id]
+        answer = gathered.answers[request.id]
         finish_reason(answer.ended)
         text = content_of(answer.parts(call.reader())).strip()
         first = answer.answer_start
@@ -184,14 +185,8 @@ class TranscriptRenderer:
         texts = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
         return texts.get(self.form, "application/json")
 
-    def whole(
-        self,
-        call: ResolvedRequest,
-        shown: PieceTexts,
-        answers: Mapping[str, GatheredAnswer],
-        figures: Figures,
-    ) -> bytes:
-        pieces, joined = list(_pieces(call, answers)), JoinedText()
+    def whole(self, gathered: GatheredCall) -> bytes:
+        pieces, joined = list(_pieces(gathered)), JoinedText()
         for piece in pieces:
             joined.begin_piece()
             joined.add(piece.text)
@@ -203,10 +198,10 @@ class TranscriptRenderer:
             case "vtt":
                 return f"WEBVTT\n\n{_subtitles(pieces, '.', is_numbered=False)}".encode()
             case "verbose_json":
-                return msgspec.json.encode(self._verbose(pieces, joined.text, figures))
+                return msgspec.json.encode(self._verbose(pieces, joined.text, gathered.figures))
         entries = [entry for piece in pieces for entry in piece.logprobs]
-        logprobs = _scored(entries, shown) if self.shows_logprobs else UNSET
-        usage = TranscriptTokens.of(figures)
+        logprobs = _scored(entries, gathered.pieces) if self.shows_logprobs else UNSET
+        usage = TranscriptTokens.of(gathered.figures)
         return msgspec.json.encode(Transcript(text=joined.text, logprobs=logprobs, usage=usage))
 
     def _verbose(self, pieces: Sequence[_Piece], text: str, figures: Figures) -> VerboseTranscript:

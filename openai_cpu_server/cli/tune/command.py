@@ -89,9 +89,9 @@ def _gain(row: TuneRow, first: TuneRow) -> str:
 
 _COMMAND = (sys.executable, *("-m", "openai_cpu_server.kernels.front"), "openai_cpu_server.cli.tune.trial")
 _PATIENCE = 3.0
-"""Most time of a setting, in times of the first."""
+"""Time limit of a setting, as a multiple of the first one's time."""
 _GRACE_S = 20.0
-"""Most time of the last setting beyond the end."""
+"""Time that the last setting may exceed the budget."""
 
 
 class TuneProcesses:

@@ -26,6 +26,7 @@ from openai_cpu_server.jobs.records import (
     RowResult,
 )
 from openai_cpu_server.jobs.store.database import (
+    OwnedRepository,
     OwnedTable,
     Repository,
     batches,
@@ -80,8 +81,10 @@ def _node() -> str:
 _BATCHES = OwnedTable(batches, BatchRecord, "No batch found with id '{id}'.", id_chars=128)
 
 
-class BatchStore(Repository):
-    """Batches as their owners see them. Methods raise JobObjectNotFound for objects of other owners."""
+class BatchStore(OwnedRepository[BatchRecord]):
+    """Batches as their owners see them."""
+
+    table = _BATCHES
 
     @writes
     def create(self, connection: Connection, batch: BatchRecord) -> BatchRecord:
@@ -96,10 +99,6 @@ class BatchStore(Repository):
         return batch
 
     @reads
-    def get(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
-        return _BATCHES.get(connection, owner, batch_id, self.clock())
-
-    @reads
     def page(self, connection: Connection, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and True if there are more."""
         return _BATCHES.page(connection, owner, page)
@@ -107,7 +106,7 @@ class BatchStore(Repository):
     @writes
     def cancel(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
         """Ask the runner to cancel. Raises BatchConflict if it is too late."""
-        batch = _BATCHES.get(connection, owner, batch_id, self.clock(), lock=True)
+        batch = self.own(connection, owner, batch_id, lock=True)
         if batch.status is BatchStatus.CANCELLING:
             return batch
         if not batch.status.may_become(BatchStatus.CANCELLING):

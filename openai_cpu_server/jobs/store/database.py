@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import NoneType, UnionType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import sqlalchemy as sa
@@ -339,6 +339,21 @@ class ItemTable(RecordTable[R]):
         ]
         if rows:
             connection.execute(sa.insert(self.table), rows)
+
+
+@dataclass(eq=False)
+class OwnedRepository(Repository, Generic[R]):
+    """Objects that only their owner sees. Methods raise JobObjectNotFound for those of others."""
+
+    table: ClassVar[OwnedTable[Any]]
+
+    @reads
+    def get(self, connection: sa.Connection, owner: str, object_id: str) -> R:
+        return self.own(connection, owner, object_id)
+
+    def own(self, connection: sa.Connection, owner: str, object_id: str, *, lock: bool = False) -> R:
+        found: R = self.table.get(connection, owner, object_id, self.clock(), lock=lock)
+        return found
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")

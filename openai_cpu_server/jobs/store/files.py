@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, sel
 from openai_cpu_server.errors import FileInUse, JobsUnavailable
 from openai_cpu_server.jobs.records import ACTIVE, FilePurpose, FileRecord, PageQuery
 from openai_cpu_server.jobs.store.database import (
+    OwnedRepository,
     OwnedTable,
-    Repository,
     batches,
     files,
     parts,
@@ -44,8 +44,8 @@ def is_there(now_s: float) -> ColumnElement[bool]:
 FILES = OwnedTable(files, FileRecord, "No such File object: {id}", id_chars=128, is_live=is_there)
 
 
-class FileStore(Repository):
-    """Files. Methods raise JobObjectNotFound for objects of other owners."""
+class FileStore(OwnedRepository[FileRecord]):
+    table = FILES
 
     async def upload(self, record: FileRecord, content: UploadSource) -> FileRecord:
         """Return the record with the size. A failed upload leaves nothing."""
@@ -88,10 +88,6 @@ class FileStore(Repository):
             raise FILES.not_found(record.id)
 
     @reads
-    def get(self, connection: Connection, owner: str, file_id: str) -> FileRecord:
-        return FILES.get(connection, owner, file_id, self.clock())
-
-    @reads
     def page(
         self, connection: Connection, owner: str, page: PageQuery, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
@@ -116,7 +112,7 @@ class FileStore(Repository):
     @writes
     def delete(self, connection: Connection, owner: str, file_id: str) -> None:
         """Hide a file until `prune`. Raises FileInUse for the input of an unfinished batch."""
-        record = FILES.get(connection, owner, file_id, self.clock(), lock=True)
+        record = self.own(connection, owner, file_id, lock=True)
         uses = (batches.c.input_file_id == record.id, batches.c.status.in_(ACTIVE))
         user = connection.execute(select(batches.c.id).where(*uses)).scalar()
         if user is not None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
 from openai_cpu_server.jobs.store.database import (
+    ItemTable,
+    OwnedRepository,
+    R,
     Repository,
     batches,
     conversation_items,
@@ -26,6 +29,8 @@ from openai_cpu_server.jobs.store.database import (
     response_events,
     response_items,
     responses,
+    storable,
+    writes,
 )
 from openai_cpu_server.jobs.store.files import is_there
 
@@ -159,15 +164,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(eq=False, kw_only=True)
-class StoringRepository(Repository):
-    """Repository whose objects count for their owner's limits, and expire."""
-
-    storage: StorageQuotas
-    lifetime_s: int
-
-
-Storing = TypeVar("Storing", bound=StoringRepository)
+Storing = TypeVar("Storing", bound="StoringRepository[Any]")
 OwnersMethod = Callable[Concatenate[Storing, str, P], Coroutine[Any, Any, T]]
 
 
@@ -181,3 +178,29 @@ def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
         return result
 
     return method
+
+
+@dataclass(eq=False, kw_only=True)
+class StoringRepository(OwnedRepository[R]):
+    """Objects with items, which count for their owner's limits, and expire."""
+
+    item_table: ClassVar[ItemTable[Any]]
+    storage: StorageQuotas
+    lifetime_s: int
+
+    @recounted
+    @writes
+    def delete(self, connection: Connection, owner: str, object_id: str) -> None:
+        """Delete an object and its items."""
+        self.own(connection, owner, object_id)
+        self.table.delete(connection, [storable(object_id)])
+
+    @reads
+    def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return the items that exist in any object of this owner."""
+        return self.item_table.content_by_id(connection, owner, ids, self.clock())
+
+    @writes
+    def purge_some(self, connection: Connection) -> int:
+        """Delete some expired objects. Returns their number; call again while it is positive."""
+        return self.table.purge(connection, self.clock())

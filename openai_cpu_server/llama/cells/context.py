@@ -1,5 +1,4 @@
-"""Batches in llama.cpp's layout, and the owner of a `llama_context` that computes them: the KV pool, decoding
-and interruption."""
+"""Batches in llama.cpp's layout, and the owner of a `llama_context` that decodes them in its KV pool."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import enum
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -265,8 +264,15 @@ class AbortSwitch:
 
 Logits = npt.NDArray[np.float32]
 
-_STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _NO_POSITION = 2**31 - 2
+
+
+class SlotContent(enum.IntEnum):
+    """Part of a slot's memory, as llama.cpp's flags."""
+
+    CELLS = 0
+    """Cells with their positions, and the state."""
+    STATE = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class DecodeFailed(ServerError):
@@ -407,18 +413,11 @@ class Context(OwnedContext):
     def logits(self, rows: int) -> Logits:
         """View of the last decode's logits, (rows, vocabulary), which the next one overwrites."""
         assert 0 < rows <= self.max_outputs
-        pointer = llama_cpp.llama_get_logits(self.handle)
-        address = ctypes.addressof(pointer.contents)
-        values = (ctypes.c_float * (rows * self._vocab_size)).from_address(address)
-        return np.ctypeslib.as_array(values).reshape(rows, self._vocab_size)
+        return _view(llama_cpp.llama_get_logits(self.handle), rows, self._vocab_size)
 
-    def give_hidden_rows(self, *, of_outputs: bool) -> None:
+    def give_hidden_rows(self, *, of_outputs: bool, is_on: bool = True) -> None:
         """Compute hidden rows from the next decode on: of its outputs, or of all tokens."""
-        head_library().llama_set_embeddings_nextn(self.handle, True, of_outputs)
-
-    def give_no_hidden_rows(self) -> None:
-        """Let the last layer compute only the rows of outputs."""
-        head_library().llama_set_embeddings_nextn(self.handle, False, True)
+        head_library().llama_set_embeddings_nextn(self.handle, is_on, of_outputs)
 
     def use_head(self, number: int) -> None:
         """Draft with this head of a chain."""
@@ -426,14 +425,10 @@ class Context(OwnedContext):
 
     def hidden_rows(self, count: int) -> npt.NDArray[np.float32]:
         """View of the last decode's hidden rows, (count, width), which the next one overwrites."""
-        pointer = head_library().llama_get_embeddings_nextn(self.handle)
-        address = ctypes.addressof(pointer.contents)
-        values = (ctypes.c_float * (count * self._row_width)).from_address(address)
-        return np.ctypeslib.as_array(values).reshape(count, self._row_width)
+        return _view(head_library().llama_get_embeddings_nextn(self.handle), count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address, or without one if None, from the next
-        decode on."""
+        """Compute with the `llama_adapter_lora` at this address, or without one, from the next decode."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -473,39 +468,27 @@ class Context(OwnedContext):
         """Give `slot` the state of `source`, or none if that has none."""
         self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
 
-    def cells_bytes(self, slot: int) -> int:
-        return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
+    def saved_bytes(self, slot: int, content: SlotContent) -> int:
+        return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, content))
 
-    def state_bytes(self, slot: int) -> int:
-        return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, _STATE_ONLY))
+    def save(self, slot: int, data: Bytes, content: SlotContent) -> None:
+        """Copy the content into `data` of `saved_bytes`. A slot whose state is copied must have no cells of
+        windows, which llama.cpp would include."""
+        copy = llama_cpp.llama_state_seq_get_data_ext
+        self._transfer(copy, slot, data, content, failure="Saved {} bytes instead of {}")
 
-    def read_state(self, slot: int, data: Bytes) -> None:
-        """Copy the state into `data` of `state_bytes`. The slot must have no cells of windows, which
-        llama.cpp would include."""
-        read = llama_cpp.llama_state_seq_get_data_ext
-        self._transfer(read, slot, data, _STATE_ONLY, failure="Saved {} bytes instead of {}")
-
-    def write_state(self, slot: int, data: Bytes) -> None:
+    def restore(self, slot: int, data: Bytes, content: SlotContent) -> None:
+        """Replace the content. Cells need as many free ones."""
         write = llama_cpp.llama_state_seq_set_data_ext
-        self._transfer(write, slot, data, _STATE_ONLY, failure="Restored {} of {} bytes")
-
-    def read_cells(self, slot: int, data: Bytes) -> None:
-        """Copy the cells and their positions into `data` of `cells_bytes`."""
-        read = llama_cpp.llama_state_seq_get_data
-        self._transfer(read, slot, data, failure="Saved {} bytes instead of {}")
-
-    def write_cells(self, slot: int, data: Bytes) -> None:
-        """Replace the slot's cells by saved ones, which need as many free cells."""
-        write = llama_cpp.llama_state_seq_set_data
-        self._transfer(write, slot, data, failure="Restored {} of {} bytes")
+        self._transfer(write, slot, data, content, failure="Restored {} of {} bytes")
 
     def _transfer(
-        self, function: Callable[..., int], slot: int, data: Bytes, *flags: int, failure: str
+        self, function: Callable[..., int], slot: int, data: Bytes, content: SlotContent, *, failure: str
     ) -> None:
         assert data.flags.c_contiguous
         log = native_log().cleared()
         pointer = ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-        count = function(self.handle, pointer, len(data), slot, *flags)
+        count = function(self.handle, pointer, len(data), slot, content)
         if count != len(data):
             raise DecodeFailed(f"{failure.format(count, len(data))}: {log.cause() or 'no reason'}.")
 
@@ -519,6 +502,11 @@ class Context(OwnedContext):
     def _live_memory(self) -> object:
         assert self._handle is not None, "the context is closed"
         return self._memory
+
+
+def _view(pointer: Any, rows: int, width: int) -> npt.NDArray[np.float32]:
+    values = (ctypes.c_float * (rows * width)).from_address(ctypes.addressof(pointer.contents))
+    return np.ctypeslib.as_array(values).reshape(rows, width)
 
 
 def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:

@@ -41,10 +41,6 @@ class SkippedArray(msgspec.Struct, frozen=True):
     start: int
     """Byte of the file at which the elements begin."""
 
-    @property
-    def holds_strings(self) -> bool:
-        return self.kind == _STRING
-
 
 Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
 
@@ -69,8 +65,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader of GGUF's basic types through a window of the file. Raises `StartupError` on
-    damage."""
+    """Sequential reader of GGUF's types through a window of the file. Raises `StartupError` on damage."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -248,6 +243,13 @@ class GgufHeader:
         value = self._values.get(key)
         return value if isinstance(value, int) else None
 
+    def arch_int(self, key: str) -> int | None:
+        """Return the number under this key of the architecture."""
+        return self.get_int(self.for_architecture(key))
+
+    def arch_ints(self, key: str, length: int) -> list[int] | None:
+        return self.get_ints(self.for_architecture(key), length)
+
     def get_float(self, key: str) -> float | None:
         value = self._values.get(key)
         return float(value) if isinstance(value, (int, float)) else None
@@ -281,7 +283,7 @@ class GgufHeader:
         `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
         """
         array = self._values.get(key)
-        if not isinstance(array, SkippedArray) or not array.holds_strings:
+        if not isinstance(array, SkippedArray) or array.kind != _STRING:
             return {}
         wanted = set(range(array.length) if indices is None else indices)
         with opened(self.path) as file:
@@ -299,8 +301,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """Return the files of the model. Raises `StartupError` if one is missing, or `header` is not the first
-    file's."""
+    """Return the model's files. Raises `StartupError` if one is missing or `header` is not the first."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -446,8 +447,7 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """Return the kind by the pooling type, else by the architecture or non-causal attention. Raises
-    `StartupError`."""
+    """Return the kind by pooling type, else architecture or non-causal attention. Raises `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS

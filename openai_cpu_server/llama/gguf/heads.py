@@ -73,7 +73,7 @@ class PredictionHead(NamedTuple):
 
 
 def head_count(header: GgufHeader) -> int:
-    return header.get_int(header.for_architecture("nextn_predict_layers")) or 0
+    return header.arch_int("nextn_predict_layers") or 0
 
 
 def may_have_head(header: GgufHeader) -> bool:
@@ -106,7 +106,7 @@ def head_in(header: GgufHeader) -> PredictionHead | None:
 
 def _require_tensors(head: PredictionHead) -> None:
     header = head.header
-    end = header.get_int(header.for_architecture("block_count")) or 0
+    end = layer_count(header)
     names = _by_layer(model_tensors(header))
     for layer in range(end - head.num_heads, end):
         found = names.get(layer, set())
@@ -155,8 +155,8 @@ def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
     if model.architecture != wanted:
         return f"it is for {wanted} models, and the model is one of {model.architecture}"
     is_shared = head.kind is HeadKind.SHARED
-    width = own.get_int(own.for_architecture("embedding_length_out" if is_shared else "embedding_length"))
-    if width != model.get_int(model.for_architecture("embedding_length")):
+    width = own.arch_int("embedding_length_out" if is_shared else "embedding_length")
+    if width != model.arch_int("embedding_length"):
         return "it is for a model of another width"
     if own.array_length("tokenizer.ggml.tokens") != model.array_length("tokenizer.ggml.tokens"):
         return "it is for a model with another vocabulary"
@@ -170,28 +170,25 @@ def _reads_cells(assistant: GgufHeader, model: GgufHeader) -> bool:
     the last."""
     names = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sliding_window")
     keys = [f"attention.{name}" for name in names]
-    if any(
-        assistant.get_int(assistant.for_architecture(key)) != model.get_int(model.for_architecture(key))
-        for key in keys
-    ):
+    if any(assistant.arch_int(key) != model.arch_int(key) for key in keys):
         return False
-    num_layers = (model.get_int(model.for_architecture("block_count")) or 0) - head_count(model)
-    windows = model.get_ints(model.for_architecture("attention.sliding_window_pattern"), num_layers) or []
-    kv_heads = model.get_ints(model.for_architecture("attention.head_count_kv"), num_layers) or [0]
-    heads = assistant.get_ints(assistant.for_architecture("attention.head_count"), layer_count(assistant))
+    num_layers = layer_count(model) - head_count(model)
+    windows = model.arch_ints("attention.sliding_window_pattern", num_layers) or []
+    kv_heads = model.arch_ints("attention.head_count_kv", num_layers) or [0]
+    heads = assistant.arch_ints("attention.head_count", layer_count(assistant))
     return [bool(window) for window in windows[-2:]] == [True, False] and all(
         count > 0 and head % count == 0 for head in heads or [1] for count in kv_heads[-2:]
     )
 
 
 def layer_count(header: GgufHeader) -> int:
-    return header.get_int(header.for_architecture("block_count")) or 0
+    return header.arch_int("block_count") or 0
 
 
 def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
     """Bytes of the weights that one token of these layers reads, and of the output matrix."""
-    used = header.get_int(header.for_architecture("expert_used_count")) or 1
-    share = used / max(used, header.get_int(header.for_architecture("expert_count")) or 1)
+    used = header.arch_int("expert_used_count") or 1
+    share = used / max(used, header.arch_int("expert_count") or 1)
     tensors = model_tensors(header)
     sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
     total = float(sizes.get("output.weight", sizes.get("token_embd.weight", 0)))

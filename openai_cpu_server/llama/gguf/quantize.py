@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import re
 import struct
@@ -50,10 +51,8 @@ def read_importance(path: Path) -> Importance:
     if data.startswith(_MAGIC):
         importance = _from_gguf(path, data)
     else:
-        reader = _LegacyReader(data)
         try:
-            columns = dict(reader.entry() for _ in range(reader.number()))
-            importance = Importance(path, columns, reader.number() if reader.has_more else None)
+            importance = _from_legacy(path, data)
         except (struct.error, ValueError):
             raise StartupError(f"{path} is not an importance matrix, or is damaged") from None
     if not importance.columns:
@@ -96,36 +95,23 @@ def _means(sums: Floats, counts: Floats) -> Floats:
     return means.astype(np.float32).ravel()
 
 
-class _LegacyReader:
-    """Reader of the old format. Raises `struct.error` or `ValueError` on other data."""
+def _from_legacy(path: Path, data: bytes) -> Importance:
+    """Read the old format. Raises `struct.error` or `ValueError` on other data."""
+    file = io.BytesIO(data)
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    @property
-    def has_more(self) -> bool:
-        return self._at < len(self._data)
-
-    def number(self) -> int:
-        (value,) = struct.unpack_from("<i", self._data, self._at)
-        self._at += 4
+    def number() -> int:
+        (value,) = struct.unpack("<i", file.read(4))
         if value < 0:
             raise ValueError("negative")
         return int(value)
 
-    def entry(self) -> tuple[str, Floats]:
-        length = self.number()
-        name = self._bytes(length).decode("utf-8")
-        calls, num_values = self.number(), self.number()
-        values = np.frombuffer(self._bytes(4 * num_values), dtype="<f4")
-        return name, (values / calls if calls else values).astype(np.float32)
-
-    def _bytes(self, num_bytes: int) -> bytes:
-        start, self._at = self._at, self._at + num_bytes
-        if self._at > len(self._data):
-            raise ValueError("end of file")
-        return self._data[start : self._at]
+    columns: dict[str, Floats] = {}
+    for _ in range(number()):
+        name = file.read(number()).decode("utf-8")
+        calls, num_values = number(), number()
+        values = np.frombuffer(file.read(4 * num_values), "<f4", num_values)
+        columns[name] = (values / calls if calls else values).astype(np.float32)
+    return Importance(path, columns, number() if file.tell() < len(data) else None)
 
 
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] (\S+) +- \[[^\]]*\], type = *(\S+), ")

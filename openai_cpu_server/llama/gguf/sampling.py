@@ -29,8 +29,7 @@ _ALL = {"top_k": 0, "repeat_last_n": COUNT.most}
 
 
 def sampling_in_file(header: GgufHeader, *, but: Collection[str] = ()) -> dict[str, int | float]:
-    """Return the values by the contract's names, but those that are set elsewhere. Raises StartupError for a
-    value out of range."""
+    """Return the values by the contract's names, except those in `but`. Raises StartupError."""
     values: dict[str, int | float] = {}
     for key, (name, bounds) in _NUMBERS.items():
         if name not in but and (number := header.get_float(_PREFIX + key)) is not None:

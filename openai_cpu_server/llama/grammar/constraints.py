@@ -1,5 +1,4 @@
-"""Engine's side of grammars: compiled for a vocabulary, cached, followed by outputs, and computed by threads
-beside a step."""
+"""Engine's side of grammars: compiled, cached, followed by outputs, computed by threads beside a step."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -286,33 +286,32 @@ class ConstrainedOutput:
             raise ConstraintFailed("The grammar is too ambiguous: to follow it takes too much time.")
 
 
+@dataclass(eq=False)
 class MaskedDraft:
     """Follows a draft behind an output with the output's matcher, which `undo` takes back."""
 
-    def __init__(self, output: ConstrainedOutput, matcher: LLMatcher) -> None:
-        self._output = output
-        self._matcher = matcher
-        self._num_tokens = 0
+    output: ConstrainedOutput
+    matcher: LLMatcher
+    _num_tokens: int = 0
 
     def allowed(self) -> Allowed | None:
         """Return the mask of the next token. Raises `ConstraintFailed`."""
-        return self._output.allowed() if not self._num_tokens else self._output.mask_of(self._matcher)
+        return self.output.mask_of(self.matcher) if self._num_tokens else self.output.allowed()
 
     def accept(self, token: int) -> None:
         """Follow an allowed token. Raises `ConstraintFailed`."""
-        if not self._matcher.consume_token(token):
-            raise _failure(self._matcher)
+        if not self.matcher.consume_token(token):
+            raise _failure(self.matcher)
         self._num_tokens += 1
 
     def undo(self) -> None:
         if self._num_tokens:
-            self._matcher.rollback(self._num_tokens)
+            self.matcher.rollback(self._num_tokens)
             self._num_tokens = 0
 
 
 def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
-    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning would be
-    ambiguous."""
+    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning is ambiguous."""
     thinking = constraint.thinking
     if thinking is None:
         return None
@@ -327,16 +326,16 @@ def _failure(matcher: LLMatcher) -> ConstraintFailed:
     return ConstraintFailed("The grammar could not be followed further: it is too complex here.")
 
 
+@dataclass(eq=False)
 class CompiledGrammars:
     """LRU cache by text. Any thread may use it."""
 
-    def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
-        """`max_bytes`: limit of all texts."""
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._num_bytes = 0
+    max_entries: int = 128
+    max_bytes: int = 8 * 2**20
+    """Limit of all texts."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _entries: OrderedDict[str, Future[LLMatcher]] = field(default_factory=OrderedDict)
+    _num_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -353,7 +352,7 @@ class CompiledGrammars:
             else:
                 self._entries.move_to_end(lark)
             while len(self._entries) > 1 and (
-                len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes
+                len(self._entries) > self.max_entries or self._num_bytes > self.max_bytes
             ):
                 self._remove(next(iter(self._entries)))
         if is_new:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from openai_cpu_server.contract.messages import EngineOptions
@@ -104,8 +103,10 @@ def cost_curve(
 class Calibrator:
     """Measures the cost of a backend's steps once, and stores it in a folder.
 
-    A measurement disturbed by other processes is used but not stored. Costs learned while serving are
-    not stored, because it only reflects recent steps and is soon learned again.
+    It measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
+    again. Small sizes come first, because they get the remaining time. A measurement disturbed by other
+    processes is used but not stored. Costs learned while serving are not stored, because they only reflect
+    recent steps and are soon learned again.
     """
 
     def __init__(
@@ -118,14 +119,24 @@ class Calibrator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
-        self._key = CurveKey.of(backend.info, options)
+        self._info = info = backend.info
+        self._key = CurveKey.of(info, options)
         self._curves = curves(cache_dir)
         self._neighbours = neighbours or OtherProcesses()
         self._seconds = 0.0
         self._others_s = 0.0
         """Seconds of the machine that other processes took meanwhile."""
-        watch = Stopwatch(_budget_s(backend.info), on_progress, clock)
-        self._calibration = _Calibration(backend.info, watch)
+        self._watch = Stopwatch(_budget_s(info), on_progress, clock)
+        self._best: dict[int, float] = {}
+        self._attended_ms: float | None = None
+        self._state_ms: float | None = None if info.state_bytes else 0.0
+        self._context = CONTEXT
+        """Most cells of the next attempt to price attention."""
+        self._on_device = info.placement is not None and info.placement.split is not None
+        largest = min(info.max_step_tokens, info.kv_tokens)
+        self._pending = deque(n for n in (_DEVICE_SIZES if self._on_device else _SIZES) if n <= largest)
+        """Sizes still to be timed in this round."""
+        self._rounds_left = _ROUNDS - 1
 
     def known(self) -> CostCurve | None:
         return self._curves.get(self._key)
@@ -138,15 +149,21 @@ class Calibrator:
         if not self._seconds:
             logger.info(
                 "measuring what steps cost (once for a model and its options, about %.0f s)",
-                _budget_s(self._backend.info),
+                _budget_s(self._info),
             )
+        started_s = time.monotonic()
+        self._neighbours.share()
         try:
-            with self._neighbours_watched(), Probe(self._backend, is_wanted) as probe:
-                while not self._calibration.is_done:
-                    self._calibration.go_on(probe)
+            with Probe(self._backend, is_wanted) as probe:
+                while not self._is_done:
+                    self._measure_next(probe)
         except Disturbed:
             return None
-        curve = self._calibration.curve()
+        finally:
+            seconds = time.monotonic() - started_s
+            self._seconds += seconds
+            self._others_s += seconds * self._neighbours.share()
+        curve = self._curve()
         logger.info("timed steps of up to %d tokens in %.1f s", curve.step_ms[-1][0], self._seconds)
         others = self._others_s / self._seconds
         if others < NOISY:
@@ -158,65 +175,12 @@ class Calibrator:
             )
         return curve
 
-    @contextlib.contextmanager
-    def _neighbours_watched(self) -> Iterator[None]:
-        started = time.monotonic()
-        self._neighbours.share()
-        try:
-            yield
-        finally:
-            seconds = time.monotonic() - started
-            self._seconds += seconds
-            self._others_s += seconds * self._neighbours.share()
-
-
-def curves(folder: Path) -> Measured[CurveKey, CostCurve]:
-    return Measured(folder, CurveKey, CostCurve, is_sane)
-
-
-def is_sane(curve: CostCurve) -> bool:
-    """Return True if a curve from a file is possible."""
-    sizes = [n for n, _ in curve.step_ms]
-    return (
-        bool(sizes)
-        and sizes[0] >= 1
-        and sizes == sorted(set(sizes))
-        and all(math.isfinite(ms) and ms > 0 for _, ms in curve.step_ms)
-        and math.isfinite(curve.attended_ms)
-        and curve.attended_ms >= 0
-    )
-
-
-def _budget_s(info: ModelInfo) -> float:
-    return min(1.0 + 9.0 * info.num_parameters / 10**9, 40.0)
-
-
-class _Calibration:
-    """Measurement in pieces, which are repeated if disturbed: each size, the price of attention, each size
-    again. Small sizes come first, because they get the remaining time."""
-
-    def __init__(self, info: ModelInfo, watch: Stopwatch) -> None:
-        self._info = info
-        self._watch = watch
-        self._best: dict[int, float] = {}
-        self._attended_ms: float | None = None
-        self._state_ms: float | None = None if info.state_bytes else 0.0
-        self._context = CONTEXT
-        """Most cells of the next attempt to price attention."""
-        largest = min(info.max_step_tokens, info.kv_tokens)
-        self._on_device = info.placement is not None and info.placement.split is not None
-        sizes = _DEVICE_SIZES if self._on_device else _SIZES
-        self._pending = deque(n for n in sizes if n <= largest)
-        """Sizes still to be timed in this round."""
-        self._rounds_left = _ROUNDS - 1
-
     @property
-    def is_done(self) -> bool:
+    def _is_done(self) -> bool:
         is_priced = self._attended_ms is not None and self._state_ms is not None
         return is_priced and not self._pending and not self._rounds_left
 
-    def go_on(self, probe: Probe) -> None:
-        """Measure the next piece. Raises `Disturbed`."""
+    def _measure_next(self, probe: Probe) -> None:
         with self._watch.running():
             if self._pending:
                 self._time_next(probe)
@@ -228,7 +192,7 @@ class _Calibration:
                 self._pending.extend(self._best)
                 self._rounds_left -= 1
 
-    def curve(self) -> CostCurve:
+    def _curve(self) -> CostCurve:
         assert self._attended_ms is not None
         assert self._state_ms is not None
         points = {}
@@ -242,8 +206,8 @@ class _Calibration:
     def _price_attention(self, probe: Probe) -> float:
         """Attempts halve in length, because this piece is the longest."""
         chunk = max(*self._best, TILE_TOKENS)
-        least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
-        context, self._context = self._context, max(self._context // 2, least)
+        context = self._context
+        self._context = max(context // 2, min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk))
         return attention_price_ms(probe, self._info, self._watch, chunk=chunk, context=context)
 
     def _price_state(self, probe: Probe) -> float:
@@ -279,6 +243,27 @@ class _Calibration:
             return {0: size}
         decodes = min(size, _DECODES, self._info.max_seqs)
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
+
+
+def curves(folder: Path) -> Measured[CurveKey, CostCurve]:
+    return Measured(folder, CurveKey, CostCurve, is_sane)
+
+
+def is_sane(curve: CostCurve) -> bool:
+    """Return True if a curve from a file is possible."""
+    sizes = [n for n, _ in curve.step_ms]
+    return (
+        bool(sizes)
+        and sizes[0] >= 1
+        and sizes == sorted(set(sizes))
+        and all(math.isfinite(ms) and ms > 0 for _, ms in curve.step_ms)
+        and math.isfinite(curve.attended_ms)
+        and curve.attended_ms >= 0
+    )
+
+
+def _budget_s(info: ModelInfo) -> float:
+    return min(1.0 + 9.0 * info.num_parameters / 10**9, 40.0)
 
 
 def _without_peaks(points: dict[int, float]) -> tuple[tuple[int, float], ...]:

@@ -65,9 +65,7 @@ def chosen_layout(
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
         key = LayoutKey.here(
-            header.path,
-            products=kernels.products.instruction_set,
-            tiles=kernels.tiles.instruction_set,
+            header.path, products=kernels.products.instruction_set, tiles=kernels.tiles.instruction_set
         )
         layout = layouts.get(key)
         if layout is None:
@@ -112,20 +110,17 @@ class _Group(NamedTuple):
 
     type: TensorType
     num_values: int
-    num_experts: int | None
+    num_experts: int
+    """Experts of a layer, or 1 for matrices that all tokens use."""
     num_used: int
     sample: StoredWeights
 
     def rows(self, tokens: int) -> int:
         """Rows that a matrix is multiplied with."""
-        if self.num_experts is None:
-            return tokens
         return max(1, tokens * self.num_used // self.num_experts)
 
     def values(self, tokens: int) -> float:
         """Weights that a step multiplies, of experts those that its tokens select."""
-        if self.num_experts is None:
-            return self.num_values
         return self.num_values * min(1.0, tokens * self.num_used / self.num_experts)
 
 
@@ -254,13 +249,13 @@ def _raced(
         found.get("ours"),
         found["ggml"],
         found.get("repacked"),
-        are_experts=group.num_experts is not None,
+        are_experts=group.sample.num_experts is not None,
         tile_speeds=tile_speeds,
     )
 
 
 def _groups(header: GgufHeader) -> Iterator[_Group]:
-    num_used = header.get_int(header.for_architecture("expert_used_count")) or 1
+    num_used = header.arch_int("expert_used_count") or 1
     tensors = [
         (path, tensor)
         for path in model_files(header)
@@ -283,8 +278,8 @@ def _groups(header: GgufHeader) -> Iterator[_Group]:
         yield _Group(
             type=first.type,
             num_values=sum(values.values()),
-            num_experts=shape[2] if is_of_experts else None,
-            num_used=num_used,
+            num_experts=shape[2] if is_of_experts else 1,
+            num_used=num_used if is_of_experts else 1,
             sample=_sample(path, first),
         )
 

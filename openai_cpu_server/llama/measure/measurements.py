@@ -6,6 +6,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -108,26 +109,23 @@ class _Entry(msgspec.Struct):
 _DAMAGE = (OSError, msgspec.MsgspecError, UnicodeDecodeError)
 
 
+@dataclass(frozen=True)
 class Measured(Generic[K, V]):
     """Measurements of one kind in a folder. A file that is damaged, has another key, or holds an impossible
     value counts as absent."""
 
-    def __init__(
-        self,
-        folder: Path,
-        key_type: type[K],
-        value_type: type[V],
-        is_sane: Callable[[V], bool] = lambda value: True,
-    ) -> None:
-        self._folder = folder
-        self._key_type = key_type
-        self._value_type = value_type
-        self._is_sane = is_sane
-        self._kind = key_type.__name__.removesuffix("Key").lower()
+    folder: Path
+    key_type: type[K]
+    value_type: type[V]
+    is_sane: Callable[[V], bool] = lambda value: True
+
+    @property
+    def _kind(self) -> str:
+        return self.key_type.__name__.removesuffix("Key").lower()
 
     def path(self, key: K) -> Path:
         digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
-        return self._folder / f"{self._kind}-{digest}.json"
+        return self.folder / f"{self._kind}-{digest}.json"
 
     def get(self, key: K) -> V | None:
         path = self.path(key)
@@ -138,20 +136,20 @@ class Measured(Generic[K, V]):
         except _DAMAGE as error:
             logger.warning("ignoring %s: %s", path, error)
             return None
-        return value if stored_key == key and self._is_sane(value) else None
+        return value if stored_key == key and self.is_sane(value) else None
 
     def of_model(self, model: Path) -> list[tuple[K, V]]:
         """Return all measurements of this model on this machine, newest first. Raises `StartupError` for a
         file that is not a model."""
-        conditions = self._key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
+        conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
-        for path in sorted(self._folder.glob(f"{self._kind}-*.json"), key=_age):
+        for path in sorted(self.folder.glob(f"{self._kind}-*.json"), key=_age):
             try:
                 key, value = self._read(path)
             except _DAMAGE as error:
                 logger.debug("passing over %s: %s", path, error)
                 continue
-            if (key.version, key.model, key.machine) == conditions and self._is_sane(value):
+            if (key.version, key.model, key.machine) == conditions and self.is_sane(value):
                 found.append((key, value))
         return found
 
@@ -174,8 +172,8 @@ class Measured(Generic[K, V]):
             claim(path, file.fileno())
             entry = msgspec.json.decode(file.read(), type=_Entry)
         return (
-            msgspec.json.decode(entry.key, type=self._key_type),
-            msgspec.json.decode(entry.value, type=self._value_type),
+            msgspec.json.decode(entry.key, type=self.key_type),
+            msgspec.json.decode(entry.value, type=self.value_type),
         )
 
 

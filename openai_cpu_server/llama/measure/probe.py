@@ -6,8 +6,8 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS, ModelInfo
 from openai_cpu_server.contract.request import Sampling
@@ -51,8 +51,7 @@ class Probe:
         return self._held.get(slot, 0)
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Return the milliseconds of a step that adds `sizes[slot]` tokens to each slot and samples.
-        Raises `Disturbed`."""
+        """Time a step that adds `sizes[slot]` tokens to each slot and samples. Raises `Disturbed`."""
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
@@ -113,9 +112,7 @@ class Probe:
     def __enter__(self) -> Probe:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None or issubclass(kind, Disturbed):
             self.close()
             if self._saved:
@@ -133,33 +130,30 @@ _RESERVE = _REPEATS * _STEP
 """Cells for the timed steps."""
 
 
+@dataclass(eq=False)
 class Stopwatch:
     """Time budget and its progress."""
 
-    def __init__(
-        self,
-        budget_s: float,
-        on_progress: Callable[[float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._used_s = 0.0
-        self._clock = clock
-        self._since = clock()
-        self._budget_s = budget_s
-        self._on_progress = on_progress
+    budget_s: float
+    on_progress: Callable[[float], None]
+    clock: Callable[[], float] = time.monotonic
+    _used_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Count the time of the block, unless it ends with an exception."""
-        self._since = self._clock()
+        self._since = self.clock()
         yield
-        self._used_s += self._clock() - self._since
+        self._used_s += self.clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
         """Return True if `ms` more fit into this share of the budget."""
-        used_s = self._used_s + self._clock() - self._since
-        self._on_progress(min(used_s / self._budget_s, 1.0))
-        return used_s + ms / 1000 <= share * self._budget_s
+        used_s = self._used_s + self.clock() - self._since
+        self.on_progress(min(used_s / self.budget_s, 1.0))
+        return used_s + ms / 1000 <= share * self.budget_s
 
 
 def attention_price_ms(

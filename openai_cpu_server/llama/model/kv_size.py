@@ -14,6 +14,7 @@ from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader, model_file
 from openai_cpu_server.llama.gguf.heads import (
     HeadKind,
     PredictionHead,
+    head_count,
     head_in,
     layer_count,
     only_drafts,
@@ -82,15 +83,14 @@ def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
 
 def _kv_heads(header: GgufHeader) -> list[int]:
     """0 for layers without a cache of their own."""
-    key = header.for_architecture
-    num_all = header.get_int(key("block_count")) or 0
+    num_all = layer_count(header)
     if header.architecture in ENCODERS:
         return [0] * num_all
-    num_layers = max(0, num_all - (header.get_int(key("nextn_predict_layers")) or 0))
-    heads = header.get_ints(key("attention.head_count"), num_layers) or [0] * num_layers
-    kv_heads = header.get_ints(key("attention.head_count_kv"), num_layers) or heads
-    own = max(0, num_layers - (header.get_int(key("attention.shared_kv_layers")) or 0))
-    interval = header.get_int(key("full_attention_interval")) or 1
+    num_layers = max(0, num_all - head_count(header))
+    heads = header.arch_ints("attention.head_count", num_layers) or [0] * num_layers
+    kv_heads = header.arch_ints("attention.head_count_kv", num_layers) or heads
+    own = max(0, num_layers - (header.arch_int("attention.shared_kv_layers") or 0))
+    interval = header.arch_int("full_attention_interval") or 1
     cached = [count if layer % interval == 0 else 0 for layer, count in enumerate(kv_heads[:own], 1)]
     return [max(0, count) for count in cached] + [0] * (num_all - len(cached))
 
@@ -114,9 +114,9 @@ class DraftSource(NamedTuple):
         """Bytes of one token. Raises `StartupError`."""
         if self.head is None:
             return bytes_per_cell(self.header, DRAFT_KV_TYPE)
-        key, num_layers = self.header.for_architecture, layer_count(self.header)
-        names = ("attention.head_count_kv", "attention.head_count")
-        counts = next((found for name in names if (found := self.header.get_ints(key(name), num_layers))), [])
+        header, num_layers = self.header, layer_count(self.header)
+        heads = header.arch_ints("attention.head_count", num_layers)
+        counts = header.arch_ints("attention.head_count_kv", num_layers) or heads or []
         values = sum(_head_sizes(self.header))
         # Each head of a chain has cells for all layers of heads.
         contexts = self.head.num_heads if self.head.kind is HeadKind.CHAINED else 1
@@ -149,18 +149,17 @@ def planned_drafts(header: GgufHeader, options: EngineOptions) -> tuple[DraftSou
 
 def _head_sizes(header: GgufHeader) -> tuple[int, int]:
     """Latent attention (MLA) keeps no values beside the keys."""
-    key = header.for_architecture
-    heads = header.get_ints(key("attention.head_count"), 1) or [0]
-    default = (header.get_int(key("embedding_length")) or 0) // max(1, heads[0])
+    heads = header.arch_ints("attention.head_count", 1) or [0]
+    default = (header.arch_int("embedding_length") or 0) // max(1, heads[0])
     key_values = _largest(header, "attention.key_length", default)
     value_values = _largest(header, "attention.value_length", default)
-    is_latent = bool(header.get_int(key("attention.key_length_mla")))
+    is_latent = bool(header.arch_int("attention.key_length_mla"))
     return key_values, 0 if is_latent else value_values
 
 
 def _largest(header: GgufHeader, name: str, default: int) -> int:
-    full = header.get_int(header.for_architecture(name)) or default
-    return max(full, header.get_int(header.for_architecture(name + "_swa")) or full)
+    full = header.arch_int(name) or default
+    return max(full, header.arch_int(name + "_swa") or full)
 
 
 SLOTS_MAX = 256
@@ -270,8 +269,7 @@ def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Return the requested cells, or as many as half of `free_bytes` holds, within a limit. Raises
-    `StartupError`."""
+    """Requested cells, or what half of `free_bytes` holds, within a limit. Raises `StartupError`."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -448,6 +446,5 @@ def embedding_tokens(longest: int) -> int:
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """Return the longest input whose logits leave most of the memory free. llama.cpp reserves them for
-    encoders too."""
+    """Return the longest input whose logits, which encoders reserve too, leave most of the memory free."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

@@ -167,14 +167,14 @@ class Model(NativeObject):
         params.load_mtp = heads is HeadUse.LOADED
         if heads is HeadUse.HIDDEN:
             params.kv_overrides = _without_heads(header)
-        return cls._load(header, params, on_progress, places or NativeSplit.cpu_alone())
+        return cls._load(header, params, on_progress, places or NativeSplit())
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
         """Load metadata and tokens only. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
-        return cls._load(header, params, lambda fraction: None, NativeSplit.cpu_alone())
+        return cls._load(header, params, lambda fraction: None, NativeSplit())
 
     @classmethod
     def _load(
@@ -186,11 +186,21 @@ class Model(NativeObject):
     ) -> Model:
         files = model_files(header)
         log = native_log().cleared()
-        progress = _Progress(on_progress)
-        params.progress_callback = progress.callback
+        failures: list[BaseException] = []
+
+        def report(fraction: float, _user_data: object) -> bool:
+            try:
+                on_progress(fraction)
+            except BaseException as failure:  # it ends the load, and is raised again
+                failures.append(failure)
+            return not failures
+
+        callback = llama_cpp.llama_progress_callback(report)
+        params.progress_callback = callback
         places.apply_to(params)
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
-        progress.raise_failure()
+        if failures:
+            raise failures[0]
         if handle is None:
             path, cause = header.path, log.cause()
             if cause is None:
@@ -259,8 +269,7 @@ class Model(NativeObject):
 
     @property
     def is_copied_whole(self) -> bool:
-        """True if llama.cpp copies only whole sequences, and dies of parts (GGML_ASSERT in
-        llama-kv-cache-dsv4.cpp)."""
+        """True if llama.cpp dies of copying parts of a sequence (llama-kv-cache-dsv4.cpp)."""
         return self.header.architecture in _COPIED_WHOLE
 
     @property
@@ -275,7 +284,7 @@ class Model(NativeObject):
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
             and not llama_cpp.llama_model_has_encoder(model)
-            and self.header.get_int(self.header.for_architecture("attention.causal")) != 0
+            and self.header.arch_int("attention.causal") != 0
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
@@ -296,26 +305,6 @@ def _without_heads(header: GgufHeader) -> object:
     return overrides
 
 
-class _Progress:
-    """Forwards progress. An exception of the listener ends the load and is raised again."""
-
-    def __init__(self, listener: Callable[[float], None]) -> None:
-        self._listener = listener
-        self._failure: BaseException | None = None
-        self.callback = llama_cpp.llama_progress_callback(self._report)
-
-    def raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _report(self, fraction: float, _user_data: object) -> bool:
-        try:
-            self._listener(fraction)
-        except BaseException as failure:
-            self._failure = failure
-        return self._failure is None
-
-
 _EDGE_BYTES = 2**20
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -324,8 +313,7 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Return text on which saved cells depend: model, projector, layout and library. Raises
-    `StartupError`."""
+    """Text on which saved cells depend: model, projector, layout and library. Raises `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

@@ -47,8 +47,7 @@ class WordPieces:
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
     ) -> None:
-        """`pieces`: word beginnings start with U+2581, as in llama.cpp. `names`: control tokens among
-        them."""
+        """`pieces`: words start with U+2581, as in llama.cpp. `names`: control tokens among them."""
         self._pieces = pieces
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
         self._unknown = unknown
@@ -127,12 +126,10 @@ class PieceTable(NamedTuple):
 
 
 class Vocabulary(Closable):
-    """Implementation of the contract's `Tokenizer`. Any thread may call it, because native data are only
-    read."""
+    """Implementation of the contract's `Tokenizer`. Any thread may call it: native data are only read."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """`owns_model`: `close` also closes the model. Raises StartupError for a model without a
-        tokenizer."""
+        """`owns_model`: `close` also closes the model. Raises StartupError without a tokenizer."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -208,8 +205,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
-        """EOS (or SEP) and SEP stand between query and text if the tokenizer adds them, as in
-        llama-server."""
+        """EOS (or SEP) and SEP between query and text, if the tokenizer adds them, as in llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
         sep = _present(llama_cpp.llama_vocab_sep(vocab))
@@ -340,7 +336,10 @@ def _require_sound(header: GgufHeader) -> None:
 
 
 def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-    data = _utf8(text)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:  # lone surrogates, which JSON can spell, become U+FFFD
+        data = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     capacity = len(data) + _SPARE_TOKENS
     while True:
         tokens = (llama_cpp.llama_token * capacity)()
@@ -362,11 +361,3 @@ def _rendered(vocab: object, token: int, *, special: bool) -> bytes:
 
 def _present(token: int) -> int | None:
     return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
-
-
-def _utf8(text: str) -> bytes:
-    """Lone surrogates, which JSON can spell, become U+FFFD."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -61,11 +61,10 @@ def devices() -> list[Device]:
 
 
 class NativeSplit:
-    """Split as `llama_model_params`. Owns lists that llama.cpp reads, so it must live as long as the
-    model."""
+    """Split as `llama_model_params`. Owns lists that llama.cpp reads as long as the model lives."""
 
-    def __init__(self, split: Split | None, device: Device | None) -> None:
-        """Name the devices. Raises `StartupError` for an absent device."""
+    def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
+        """Name the devices, or none for the CPU alone. Raises `StartupError` for an absent device."""
         overrides = split.overrides if split is not None else []
         others = [to for _, to in overrides if to != CPU]
         names = list(dict.fromkeys([device.name, *others])) if device is not None else []
@@ -79,10 +78,6 @@ class NativeSplit:
             )
         )
         self._num_layers = split.gpu_layers if split is not None else 0
-
-    @classmethod
-    def cpu_alone(cls) -> NativeSplit:
-        return cls(None, None)
 
     @property
     def uses_device(self) -> bool:
@@ -100,13 +95,6 @@ class NativeSplit:
             params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         # What stays on the CPU stays mapped: a device's own kind of host memory would be a copy of the file.
         params.no_host = self.uses_device
-
-
-def as_named(places: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Spell the devices of patterns like ggml: `Vulkan0` for `vulkan0`. Raises `StartupError` for an
-    unknown one."""
-    name_of = _ggml().ggml_backend_dev_name
-    return tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in places)
 
 
 def _handle(name: str) -> int:
@@ -181,7 +169,7 @@ class Places(NamedTuple):
     def cpu_alone(cls, why: str | None = None, device: Device | None = None) -> Places:
         """`why`: reason why the requested device is not used, or None."""
         placement = None if why is None else DevicePlacement.nowhere(why, device)
-        return cls(NativeSplit.cpu_alone(), None, placement)
+        return cls(NativeSplit(), None, placement)
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
@@ -236,7 +224,9 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
 def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
     """Return the planner of splits for this device, beside the draft model, which comes first because it is
     small and computes more often. Raises `StartupError`."""
-    offload = msgspec.structs.replace(options.offload, tensor_place=as_named(options.offload.tensor_place))
+    name_of = _ggml().ggml_backend_dev_name  # `Vulkan0` for `vulkan0`
+    named = tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in options.offload.tensor_place)
+    offload = msgspec.structs.replace(options.offload, tensor_place=named)
     header = GgufHeader(Path(options.model_path))
     if model_kind(header) is not ModelKind.GENERATES:
         sizes = ModelSizes.of(header, KVType.F16, offload, device.name)
@@ -258,8 +248,7 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
 
 
 def device_for(offload: Offload) -> Device | None:
-    """Return the named device, else a separate GPU before an integrated one and one for tests. Raises
-    `StartupError`."""
+    """Return the named device, else a separate GPU before an integrated one. Raises `StartupError`."""
     found = devices()
     if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

@@ -85,7 +85,8 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             by_device[name] += _total(by_pattern[number])
         by_layer: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in by_pattern[None]:
-            by_layer[layer_of(tensor.name)].append(tensor)
+            match = _LAYER.search(tensor.name)
+            by_layer[None if match is None else int(match[1])].append(tensor)
         outputs = [tensor for tensor in by_layer[None] if not tensor.name.startswith(_LOOKUP_TABLES)]
         if all(tensor.name != _OUTPUT for tensor in tensors):  # embeddings are the output too
             outputs += [tensor for tensor in by_layer[None] if tensor.name == _EMBEDDINGS]
@@ -101,7 +102,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             vocab_size=0 if embeddings is None else embeddings.shape[-1],
             width=_size(header, "embedding_length"),
             heads=_size(header, "attention.head_count"),
-            has_windows=bool(header.get_int(header.for_architecture("attention.sliding_window"))),
+            has_windows=bool(header.arch_int("attention.sliding_window")),
         )
 
     @property
@@ -128,16 +129,6 @@ def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
         raise StartupError(message) from None
 
 
-def layer_of(name: str) -> int | None:
-    match = _LAYER.search(name)
-    return int(match[1]) if match is not None else None
-
-
-def experts_pattern(num_layers: int) -> str:
-    """Pattern of the first layers' experts."""
-    return rf"blk\.({'|'.join(map(str, range(num_layers)))}){_EXPERTS}"
-
-
 def _layers(
     header: GgufHeader, tensors: dict[int | None, list[Tensor]], cells: Sequence[int]
 ) -> Iterator[LayerBytes]:
@@ -156,9 +147,7 @@ def _total(tensors: Sequence[Tensor]) -> int:
 
 
 def _size(header: GgufHeader, name: str) -> int:
-    key = header.for_architecture
-    layers = header.get_int(key("block_count")) or 1
-    return max(header.get_ints(key(name), layers) or [0])
+    return max(header.arch_ints(name, header.arch_int("block_count") or 1) or [0])
 
 
 def _activation_floats(header: GgufHeader) -> int:
@@ -207,7 +196,7 @@ class StepSizes(NamedTuple):
 
         `free_bytes`: beside the weights.
         """
-        trained = header.get_int(header.for_architecture("context_length")) or 0
+        trained = header.arch_int("context_length") or 0
         tokens = embedding_tokens(longest_input(options, trained, sizes.vocab_size, free_bytes))
         return cls(
             cells=tokens,
@@ -279,8 +268,8 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def overrides(self) -> list[tuple[str, str]]:
         """Patterns and places for llama.cpp; the first match decides."""
-        experts = self.offload.cpu_moe
-        return [*self.offload.tensor_place, *([(experts_pattern(experts), CPU)] if experts else [])]
+        layers = "|".join(map(str, range(self.offload.cpu_moe)))
+        return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
     def __str__(self) -> str:
         if self.is_cpu_alone:

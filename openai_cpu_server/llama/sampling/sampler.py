@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,73 +28,60 @@ _MOST_EXPONENT = 80.0
 _MORE_TOKENS = 256
 
 
+class _Adjustment(Protocol):
+    def accept(self, token: int) -> None:
+        """Take the next token of the output."""
+
+    def apply(self, logits: Logits) -> None:
+        """Change logits (vocabulary,) in place; -inf forbids."""
+
+
 class Adjustments:
     """Adjustments of one request in the order bias, penalties, end tokens."""
 
     def __init__(
-        self,
-        sampling: Sampling,
-        *,
-        prompt: Iterable[int],
-        output: Iterable[int],
-        vocab_size: int,
-        end_tokens: Collection[int],
-        piece: Spelling,
+        self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
     ) -> None:
+        sampling, prompt, output = opened.sampling, opened.prompt, opened.output
         self._bias_tokens = np.fromiter(sampling.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
         assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
-        self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
-        penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-        self._usage = _UsagePenalty(sampling) if penalizes_usage else None
-        dry = sampling.dry
-        self._dry = DryRepetitions(dry, (*prompt, *output), piece) if dry is not None else None
+        self._parts: list[_Adjustment] = []
+        if sampling.repeat_penalty != 1:
+            self._parts.append(_RepeatPenalty(sampling, prompt))
+        if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
+            self._parts.append(_UsagePenalty(sampling))
+        if rows := [row for row in sampling.bad_words if len(row) > 1]:
+            self._parts.append(BadWords(rows))
+        for token in output:
+            for part in self._parts:
+                part.accept(token)
+        if sampling.dry is not None:
+            self._parts.append(DryRepetitions(sampling.dry, (*prompt, *output), piece))
         single = {row[0] for row in sampling.bad_words if len(row) == 1}
-        rows = [row for row in sampling.bad_words if len(row) > 1]
-        self._bad_words = BadWords(rows) if rows else None
         self._never = np.array(sorted(single | {*end_tokens} if sampling.ignore_eos else single), np.int64)
         self._not_yet = np.array(sorted({*single, *end_tokens, *sampling.stop_tokens}), np.int64)
-        self._num_left = sampling.min_tokens
+        self._num_left = sampling.min_tokens - len(output)
         """Tokens that must come before the end."""
-        for token in output:
-            self._count(token)
 
     @property
     def is_empty(self) -> bool:
-        nothing_static = not len(self._bias_tokens) and not len(self._forbidden)
-        parts = (self._repeats, self._usage, self._dry, self._bad_words)
-        return nothing_static and not any(part is not None for part in parts)
+        return not (self._parts or len(self._bias_tokens) or len(self._forbidden))
 
     @property
     def _forbidden(self) -> NDArray[np.int64]:
         return self._not_yet if self._num_left > 0 else self._never
 
     def apply(self, adjusted: Logits) -> None:
-        """Change logits (vocabulary,) in place; -inf forbids."""
         adjusted[self._bias_tokens] += self._bias
-        if self._repeats is not None:
-            self._repeats.apply(adjusted)
-        if self._usage is not None:
-            self._usage.apply(adjusted)
-        if self._dry is not None:
-            self._dry.apply(adjusted)
+        for part in self._parts:
+            part.apply(adjusted)
         adjusted[self._forbidden] = -np.inf
-        if self._bad_words is not None:
-            adjusted[self._bad_words.next_ones()] = -np.inf
 
     def accept(self, token: int) -> None:
-        self._count(token)
-        if self._dry is not None:
-            self._dry.accept(token)
-
-    def _count(self, token: int) -> None:
-        if self._repeats is not None:
-            self._repeats.accept(token)
-        if self._usage is not None:
-            self._usage.accept(token)
-        if self._bad_words is not None:
-            self._bad_words.accept(token)
+        for part in self._parts:
+            part.accept(token)
         self._num_left -= 1
 
 
@@ -152,10 +139,10 @@ class BadWords:
     def accept(self, token: int) -> None:
         self._last.append(token)
 
-    def next_ones(self) -> NDArray[np.int64]:
+    def apply(self, logits: Logits) -> None:
         last = tuple(self._last)
         ends = [row[-1] for row in self._rows if last[1 - len(row) :] == row[:-1]]
-        return np.array(ends, np.int64)
+        logits[ends] = -np.inf
 
 
 class DryRepetitions:
@@ -248,6 +235,15 @@ def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
 
 Tokens = npt.NDArray[np.int32]
 
+
+class Survivors(NamedTuple):
+    tokens: Tokens
+    logits: Logits
+
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""`llama_token_data`."""
+
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
 """A nucleus is searched this far below the largest logit before all is sorted."""
@@ -261,9 +257,11 @@ class Scratch:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self.candidates = Candidates(vocab_size)
+        assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
         self._copy = np.empty(vocab_size, np.float32)
         self._weights = np.empty(vocab_size, np.float32)
+        self._records = np.zeros(vocab_size, _CANDIDATE)
+        self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
     def copy(self, logits: Logits) -> Logits:
         """Valid until the next copy."""
@@ -290,6 +288,16 @@ class Scratch:
         np.log(summands, out=summands)
         masked: Logits = np.add(logits, summands, out=self._copy[: len(logits)])
         return masked
+
+    def narrowed(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
+        """Copy the tokens that the chain keeps of these."""
+        count = len(tokens)
+        self._records["id"][:count] = tokens
+        self._records["logit"][:count] = logits[tokens]
+        array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
+        llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
+        left = self._records[: array.size]
+        return Survivors(left["id"].copy(), left["logit"].copy())
 
 
 def above(logits: Logits, floor: float) -> Tokens:
@@ -331,37 +339,12 @@ def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
     return np.delete(tokens, np.flatnonzero(heavy == least)[-excess:]) if excess > 0 else tokens
 
 
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
 _NEGLIGIBLE = 80.0
 """Probabilities under 1e-34, for which `typical` would compute 0 * log(0)."""
 
 
 _ROUNDING = 1e-3
-
-
-class Survivors(NamedTuple):
-    tokens: Tokens
-    logits: Logits
-
-
-class Candidates:
-    """`llama_token_data` of a vocabulary, used by one chain at a time."""
-
-    def __init__(self, vocab_size: int) -> None:
-        assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
-        self._records = np.zeros(vocab_size, _CANDIDATE)
-        self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
-
-    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
-        """Copy the tokens that the chain keeps of these."""
-        count = len(tokens)
-        self._records["id"][:count] = tokens
-        self._records["logit"][:count] = logits[tokens]
-        array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
-        llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
-        left = self._records[: array.size]
-        return Survivors(left["id"].copy(), left["logit"].copy())
 
 
 class Truncation(NativeObject):
@@ -385,7 +368,7 @@ class Truncation(NativeObject):
     def apply(self, logits: Logits) -> Survivors:
         """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
-        return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
+        return self._scratch.narrowed(self.handle, tokens, logits)
 
 
 def truncates(sampling: Sampling) -> bool:
@@ -490,16 +473,8 @@ class Sampler:
         self._sampling = opened.sampling
         self._position = len(opened.output)
         self._end_tokens = end_tokens
-        self._adjustments = Adjustments(
-            opened.sampling,
-            prompt=opened.prompt,
-            output=opened.output,
-            vocab_size=vocab_size,
-            end_tokens=end_tokens,
-            piece=piece,
-        )
-        is_random = opened.sampling.temperature > 0
-        narrows = is_random and truncates(opened.sampling)
+        self._adjustments = Adjustments(opened, vocab_size=vocab_size, end_tokens=end_tokens, piece=piece)
+        narrows = opened.sampling.temperature > 0 and truncates(opened.sampling)
         self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
@@ -592,8 +567,7 @@ def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
 
 
 def finite_logits(adjusted: Logits) -> Logits:
-    """Replace NaN and infinities, which neither native samplers nor a draw can handle; -inf, which
-    forbids, stays."""
+    """Replace NaN and infinities, which no sampler can handle; -inf, which forbids, stays."""
     largest = adjusted.max()
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted

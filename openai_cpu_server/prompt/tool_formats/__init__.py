@@ -1,6 +1,6 @@
-"""Formats in which models write tool calls, and their readers. A format is data (`forms`) where possible,
-from which prompts, readers and grammars are made. The API picks one by a model's template. No part of a
-call is reported as content."""
+"""Formats in which models write tool calls, and their readers. A format is data (`forms.toml`) where
+possible, from which prompts, readers and grammars are made. The API picks one by a model's template. No part
+of a call is reported as content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from openai_cpu_server.prompt.tool_formats.reader import TextReader as TextReade
 from openai_cpu_server.prompt.tool_formats.reader import ThinkingText as ThinkingText
 from openai_cpu_server.prompt.tool_formats.reader import WrittenCall as WrittenCall
 
-_TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat("harmony"))
+_TAUGHT: tuple[ToolFormat, ...] = (*FORMS.values(), HarmonyFormat("harmony"))
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}
 
 

@@ -20,6 +20,7 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     Spelling,
     pattern_text,
     quoted,
+    read_pattern,
     regex_of,
 )
 from openai_cpu_server.prompt.tool_formats.reader import (
@@ -33,14 +34,7 @@ from openai_cpu_server.prompt.tool_formats.reader import (
 )
 
 _OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
-_BLANK, _SPACE = PatternSlot.BLANK, PatternSlot.SPACE
-JSON_TAIL: Pattern = (_BLANK, "}")
-
-
-def json_head(key: str = "arguments", name_key: str = "name") -> Pattern:
-    """Return the beginning of `{NAME_KEY: NAME, KEY: {...}}`."""
-    name: Pattern = ("{", _BLANK, f'"{name_key}"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
-    return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
+_JSON_HEAD = read_pattern('{$BLANK"name"$BLANK:$SPACE"$NAME"$BLANK,$SPACE"arguments"$BLANK:$SPACE')
 
 
 class CallIds(enum.Enum):
@@ -55,9 +49,9 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     name: str
     """Value of `--tool-format`."""
-    head: Pattern = json_head()
+    head: Pattern = _JSON_HEAD
     """By default a JSON object together with `tail`."""
-    tail: Pattern = JSON_TAIL
+    tail: Pattern = (PatternSlot.BLANK, "}")
     marker: str = ""
     """"" if an output that begins with a call consists of calls."""
     opening: Pattern = ()

@@ -59,7 +59,10 @@ class HarmonyFormat(ToolFormat, frozen=True):
         return "\n".join(lines) + "\n"
 
     def written(self, calls: Sequence[WrittenCall]) -> str:
-        return f"<|end|>{_NEXT}".join(_written(call) for call in calls)
+        return f"<|end|>{_NEXT}".join(
+            f"{_CHANNEL}commentary{_TO}{call.name} <|constrain|>json{_MESSAGE}{to_json(call.arguments)}"
+            for call in calls
+        )
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> HarmonyReader:
         return HarmonyReader()
@@ -82,11 +85,6 @@ def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
     kind = f'((" " | " "? {spelling.literal("<|constrain|>")}) "json")?'
     heads = (f'{to} {channel} "commentary" {kind}', f'{channel} ("commentary" | "analysis") {to} {kind}')
     return [f"call-{index} ::= head-{index} {message} {callee.rule}", f"head-{index} ::= {' | '.join(heads)}"]
-
-
-def _written(call: WrittenCall) -> str:
-    kind = f"{_CHANNEL}commentary{_TO}{call.name} <|constrain|>json"
-    return f"{kind}{_MESSAGE}{to_json(call.arguments)}"
 
 
 _FUNCTION = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")

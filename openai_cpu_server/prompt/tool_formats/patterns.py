@@ -22,6 +22,14 @@ class PatternSlot(enum.Enum):
 
 
 Pattern = tuple[Union[str, PatternSlot], ...]
+_SLOT = re.compile(rf"\$({'|'.join(slot.name for slot in PatternSlot)})")
+
+
+def read_pattern(text: str) -> Pattern:
+    """Parse a pattern whose slots are written as `$NAME`."""
+    parts = enumerate(_SLOT.split(text))
+    return tuple(PatternSlot[part] if index % 2 else part for index, part in parts if part)
+
 
 _WRITTEN = {
     PatternSlot.BLANK: "",

@@ -151,7 +151,7 @@ def workbook_blocks(data: bytes, archive: zipfile.ZipFile | None = None) -> Iter
                 yield f"[{num_unknown} formulas in {posixpath.basename(name)} have no stored result.]"
 
 
-_UNCOMPUTED = re.compile(rb"<f[^>]*>[^<]*</f>\s*(?:<v\s*/>|<v></v>|</c>)")
+_UNCOMPUTED = re.compile(rb"<f[^<>]*>[^<]*</f>\s*(?:<v\s*/>|<v></v>|</c>)")
 
 
 def _csv_row(row: Iterable[object]) -> str:

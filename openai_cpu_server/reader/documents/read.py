@@ -136,7 +136,7 @@ def _decoded(data: bytes, charset: str) -> str:
 # -- others ------------------------------------------------------------------------------------------------
 
 _HTML = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.{0,2000}?-->\s*)*<(?:!doctype\s+html|html)\b",
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).){0,2000}-->\s*)*<(?:!doctype\s+html|html)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _MAIL = re.compile(rb"(?:From |[A-Za-z][A-Za-z-]{1,40}:[ \t])")

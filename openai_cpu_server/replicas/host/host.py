@@ -55,6 +55,18 @@ class CpuSpending:
         return spent_ms
 
 
+@dataclass
+class LastReport:
+    when_s: float
+    state: EngineState
+    forecast: Forecast | None
+    reason: str | None
+    counted: int = 0
+    """Number of order batches that the next new forecast surely includes."""
+    num_seen: int = 0
+    others_s: float = float("-inf")
+
+
 @dataclass(eq=False)
 class HostSession:
     """Collects news until it is fetched, so that all news of a step goes together."""
@@ -65,6 +77,8 @@ class HostSession:
     """Number of order batches received."""
     held_version: int | None = None
     spending: CpuSpending = field(default_factory=CpuSpending)
+    last: LastReport | None = None
+    """State of the last report, which `HostReporting` compares with the present one."""
     _report: wire.HostReport | None = None
     _started: dict[str, None] = field(default_factory=dict)
     _places: dict[str, messages.QueuePlace] = field(default_factory=dict)
@@ -172,30 +186,17 @@ _OTHERS_S = 1.0
 """Interval for reports of other sessions' requests, of which there may be thousands."""
 
 
-@dataclass
-class _LastReport:
-    when_s: float
-    state: EngineState
-    forecast: Forecast | None
-    reason: str | None
-    counted: int = 0
-    """Number of order batches that the next new forecast surely includes."""
-    num_seen: int = 0
-    others_s: float = float("-inf")
-
-
 @dataclass(eq=False)
 class HostReporting:
     """Reports the replica's state to each session: at once when it changes, otherwise at intervals."""
 
     supervisor: Supervisor
     clock: Callable[[], float]
-    _last: dict[str, _LastReport] = field(default_factory=dict)
 
     def is_due(self, session: HostSession) -> bool:
         if session.is_behind:
             return False
-        last, supervisor = self._last.get(session.lease_holder), self.supervisor
+        last, supervisor = session.last, self.supervisor
         if last is None or (last.state, last.reason) != (supervisor.state, supervisor.reason):
             return True
         has_news = supervisor.news.forecast is not last.forecast
@@ -205,13 +206,13 @@ class HostReporting:
         self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
     ) -> wire.HostReport:
         supervisor, news, now_s = self.supervisor, self.supervisor.news, self.clock()
-        report = _LastReport(now_s, supervisor.state, news.forecast, supervisor.reason)
+        report = LastReport(now_s, supervisor.state, news.forecast, supervisor.reason)
         report.num_seen = session.num_batches
-        if (last := self._last.get(session.lease_holder)) is not None:
+        if (last := session.last) is not None:
             # A forecast comes from another process, so it surely includes orders from before the last report.
             report.counted = last.num_seen if news.forecast is not last.forecast else last.counted
             report.others_s = last.others_s
-        self._last[session.lease_holder] = report
+        session.last = report
         shown: tuple[LiveRequest, ...] | None = None
         if now_s - report.others_s >= _OTHERS_S:
             report.others_s = now_s
@@ -230,9 +231,6 @@ class HostReporting:
             counted=report.counted,
             others=shown,
         )
-
-    def forget(self, session: HostSession) -> None:
-        self._last.pop(session.lease_holder, None)
 
 
 TICK_S = 0.25
@@ -414,7 +412,6 @@ class ReplicaHost:
     def _forget(self, session: HostSession) -> None:
         session.end()
         self._spending.add(session.spending.take())  # it has ended before that could go
-        self._reporting.forget(session)
         if self._sessions.get(session.lease_holder) is session:
             del self._sessions[session.lease_holder]
         if not self._sessions:

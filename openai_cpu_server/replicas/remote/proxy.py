@@ -20,7 +20,6 @@ from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
-from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
 from openai_cpu_server.replicas import wire
 from openai_cpu_server.replicas.remote.assignment import RequestAssignment
@@ -82,15 +81,21 @@ class _Session:
 
     async def news(self) -> bytes | None:
         """Return None if the replica has ended the session. Raises ReplicaLost."""
-        while (frame := await self._received()) is not None:
-            kind = frame[:1]
+        while True:
+            try:
+                with anyio.fail_after(self._patience_s):
+                    frame = await self.stream.receive()
+            except TimeoutError:
+                raise wire.ReplicaLost(f"it has sent nothing in {self._patience_s:g} s") from None
+            if frame is None:
+                raise wire.ReplicaLost("the connection to it was cut")
+            self._patience_s, kind = None, frame[:1]
             if kind == wire.NewsFrame.NEWS:
                 return frame[1:]
             if kind == wire.NewsFrame.END:
                 return None
             if self._untaken and not (answer := self._untaken.popleft()).done():
                 answer.set_result(kind == wire.NewsFrame.TAKEN)
-        raise wire.ReplicaLost("the connection to it was cut")
 
     async def send_orders(self, orders: bytes) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -103,15 +108,6 @@ class _Session:
         for answer in self._untaken:
             if not answer.done():
                 answer.set_exception(wire.ReplicaLost("the connection to it was cut"))
-
-    async def _received(self) -> bytes | None:
-        try:
-            with anyio.fail_after(self._patience_s):
-                frame = await self.stream.receive()
-        except TimeoutError:
-            raise wire.ReplicaLost(f"it has sent nothing in {self._patience_s:g} s") from None
-        self._patience_s = None
-        return frame
 
 
 _LAST_WORDS_S = 2.0
@@ -239,7 +235,9 @@ class ReplicaProxy:
             live_there = find(replica, event.id)
             if live_there is not None:
                 self.requests.advance(live_there)
-                self.requests.delivery.deliver(_renamed(event, live_there))
+                name = live_there.request.id
+                renamed = event if event.id == name else msgspec.structs.replace(event, id=name)
+                self.requests.delivery.deliver(renamed)
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
@@ -262,7 +260,3 @@ class ReplicaProxy:
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
             self.requests.displace(lives, self.replicas[replica], returned[-1][1])
-
-
-def _renamed(event: TokenEvent | Embedded, live: AcceptedRequest) -> TokenEvent | Embedded:
-    return event if event.id == live.request.id else msgspec.structs.replace(event, id=live.request.id)

@@ -25,6 +25,9 @@ _RENEWALS = 4
 _SILENCE_S = 4.0
 """A replica that sends no news for this time and a lease is given up; it should send some every second."""
 
+_MOST_TOKENS = 65_536
+"""Prompt tokens of one order batch, or of its last order. A million take 14 ms to encode."""
+
 
 @dataclass(eq=False)
 class ReplicaSession:
@@ -112,14 +115,15 @@ class ReplicaSession:
                 return self._lose("it answers, but its news do not come")
 
     def _next_orders(self) -> list[wire.Order]:
-        """An order with pictures or sound is large and ends a batch."""
-        requests = (order.request if isinstance(order, Submit) else None for order in self._orders)
-        large = (
-            number
-            for number, request in enumerate(requests, 1)
-            if isinstance(request, GenerationRequest) and request.media_items
-        )
-        count = next(large, len(self._orders))
+        """Both ends encode and read a batch at once, so a large order ends it."""
+        count, num_tokens = 0, 0
+        for order in self._orders:
+            count += 1
+            request = order.request if isinstance(order, Submit) else None
+            num_tokens += request.num_tokens if request is not None else 0
+            has_media = isinstance(request, GenerationRequest) and request.media_items
+            if has_media or num_tokens >= _MOST_TOKENS:
+                break
         orders, self._orders = self._orders[:count], self._orders[count:]
         if not self._orders:
             self._has_orders.clear()

@@ -250,19 +250,17 @@ class ModelDrafter:
         token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
         read_ms = _READING * token_ms if self._read_ms is None else self._read_ms
         num_unread = max(0, self._unread(sequence) - _MOST_OF_MODEL)
+        shared_ms = self._shared_ms
+        if shared_ms is None:
+            shared_ms = token_ms if row_ms is None else token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
         return SequenceDraft(
             chances=tuple(self._own[sequence].rates()[:limit]),
             first_ms=num_unread * read_ms / _PAID_IN_STEPS,
             token_ms=token_ms,
-            shared_ms=self._shared(token_ms, model_ms, row_ms),
+            shared_ms=shared_ms,
             num_unread=num_unread,
             read_ms=read_ms,
         )
-
-    def _shared(self, token_ms: float, model_ms: float, row_ms: float | None) -> float:
-        if self._shared_ms is not None:
-            return self._shared_ms
-        return token_ms if row_ms is None else token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
         """Learn from the outcome of a draft by the places of tokens. An uncertain token counts as wrong."""
@@ -322,7 +320,9 @@ class LookupDrafter:
         lookup, experience = self._lookups[sequence]
         for guess in lookup.follow(sequence.tokens):
             experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
-        tokens = tuple(self._before_end(lookup.foreseen(limit)))
+        foreseen = lookup.foreseen(limit)
+        ends = (at for at, token in enumerate(foreseen) if token in self._end_tokens or token >= FIRST_ROW)
+        tokens = tuple(foreseen[: next(ends, None)])  # rows of media cannot be drafted
         if not tokens:
             return SequenceDraft()
         rates = experience.rates()
@@ -332,10 +332,3 @@ class LookupDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         self._lookups.pop(sequence, None)
-
-    def _before_end(self, tokens: list[int]) -> Iterator[int]:
-        """Rows of media cannot be drafted."""
-        for token in tokens:
-            if token in self._end_tokens or token >= FIRST_ROW:
-                return
-            yield token

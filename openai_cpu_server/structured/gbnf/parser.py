@@ -140,7 +140,7 @@ _UNFINISHED = {
 
 class _Symbol(NamedTuple):
     kind: str
-    """None of `_KINDS` where no symbol begins, behind which there are no others."""
+    """Not in `_KINDS` if no symbol begins here; then this is the last one."""
     text: str
     position: int
 
