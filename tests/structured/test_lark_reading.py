@@ -71,6 +71,11 @@ TEXTS = {
         ["y", "x", "wx", "yzx", "wxzx"],
         ["", "zx", "yx"],
     ),
+    "rounds that may be empty": (
+        'start: (X? y)* "!"\ny: Y? | y "." \nX: /[a-m]+/\nY: /[f-z]+/',
+        ["!", "ab!", "az!", "zaz!", "..!", "a.z.b!", "faz.!"],
+        ["", "a", "A!", "!!", "a!z"],
+    ),
     "hidden": ('start: pre? start "." | "e"\npre: "p"?', ["e", "e.", "pe.", "pe..", "ppe.."], ["pe", "ppe."]),
     "empty": ("start: /a*/", ["", "aa"], ["b"]),
     "strings": (

@@ -422,10 +422,10 @@ class _Following:
     def _spread(self, expr: Expr, after: int, rule: str | None) -> None:
         """`rule`: the rule that may end with this, or None if something else comes behind. Parts that are
         shared are visited once."""
+        self._work.spend(1)
         if (expr, after, rule) in self._seen:
             return
         self._seen.add((expr, after, rule))
-        self._work.spend(1)
         if isinstance(expr, Ref):
             self._follow[expr.name] |= after
             if rule is not None:
