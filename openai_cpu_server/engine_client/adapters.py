@@ -152,7 +152,7 @@ class AdapterControl:
         status = self._statuses.get(self._being_loaded or "")
         if status is None:
             return False
-        reason = f"Loading {status.adapter.path} has killed it: {message}."
+        reason = f"Loading {status.adapter.path} killed the engine: {message}."
         self._settle(status.adapter.key, AdapterState.FAILED, reason=reason)
         return True
 

@@ -530,7 +530,7 @@ class NativeAdapters:
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
-            raise AdapterFailed(f"{path} is not the file any more that was to be loaded.")
+            raise AdapterFailed(f"{path} has changed and is no longer the file to be loaded.")
         self._checked[adapter.key] = AdapterFile.open(path, self._model.header), state
 
     def load(self, adapter: Adapter) -> LoadedAdapter:

@@ -465,8 +465,6 @@ class _Loader:
 
 def _check_projector(path: Path) -> None:
     if not path.is_file():
-        raise StartupError(f"There is no projector {path}.")
+        raise StartupError(f"The projector {path} does not exist.")
     if (why := why_deadly(GgufHeader(path))) is not None:
-        raise StartupError(
-            f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
-        )
+        raise StartupError(f"The projector {path} cannot be used: llama.cpp crashes with any sound ({why}).")

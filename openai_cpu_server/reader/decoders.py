@@ -76,7 +76,7 @@ def _load_further(data: bytes) -> None:
         try:
             import pi_heif
         except ImportError:
-            message = "this is a HEIC picture, which the server reads with its extra 'heic'"
+            message = "this is a HEIC picture, which needs the server's extra 'heic'"
             raise InvalidRequest(message, code=_INVALID) from None
         pi_heif.register_heif_opener()
 

@@ -392,7 +392,7 @@ def _contained(worker: ReaderWorker, work: Work, bounds: _Bounds) -> Result:
         finally:
             bounds.end()
     except _ShareUsed:
-        message = f"Reading this takes more than {bounds.share_s:g} seconds of computing."
+        message = f"Reading this input takes more than {bounds.share_s:g} seconds of CPU time."
         return WorkRefused(kind=InvalidRequest.__name__, message=message)
     except BaseException as panic:
         return WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])

@@ -108,10 +108,10 @@ def num_done(state: Path) -> int:
     [
         ("", (), "no line"),
         ('{"url": "/v1/completions"}\n[]\n', (), "line 2: This line is not a JSON object."),
-        (None, (), "there is no file"),
+        (None, (), "does not exist"),
         ("x", ("--cors-origin=*",), "--cors-origin is for servers"),
         ("x", ("--nonsense",), "nonsense"),
-        ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "there is no directory /nowhere"),
+        ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "the directory /nowhere does not exist"),
     ],
 )
 def test_wrong_use_is_said_before_anything_begins(

@@ -99,7 +99,7 @@ def test_what_it_sees_and_hears_with(
     model, eyes = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
     shutil.copyfile(tiny, model)
     assert facts(model)["sight"] is None
-    assert "sees pictures  no; that takes a projector, an mmproj file beside the model's" in shown(model)
+    assert "sees pictures  no; vision needs a projector, an mmproj file beside the model's" in shown(model)
     shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), eyes)
     size = eyes.stat().st_size
     said = {"kind": "gemma3", "image_size": 128, "patch_size": 16, "layers": 2}
@@ -215,7 +215,7 @@ def test_templates_are_printed_whole_and_alone(tiny: Path, tmp_path: Path, shown
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (None, "there is no file"),
+        (None, "does not exist"),
         (b"", "is not a GGUF file"),
         (b"<html>", "is not a GGUF file"),
         (b"GGUF", "is truncated or damaged: its header ends too early"),

@@ -198,5 +198,5 @@ def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
     """Of each kind of damage: tests/cli/test_inspect.py."""
     done = warm.run("tune", str(tmp_path / "m.gguf"), "--cache-dir", str(tmp_path / "cache"))
     assert (done.returncode, done.stdout.strip(), len(done.stderr.splitlines())) == (2, "", 1)
-    assert "there is no file" in done.stderr
+    assert "does not exist" in done.stderr
     assert not (tmp_path / "cache").exists()

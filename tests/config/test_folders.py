@@ -44,7 +44,7 @@ def test_a_cache_that_somebody_else_has_laid_there_is_not_used(nobody: Path) -> 
     folder.rmdir()
     (nobody / "hostile").mkdir()
     folder.symlink_to(nobody / "hostile")
-    with pytest.raises(StartupError, match=r"there is no folder for caches: .* is not a folder"):
+    with pytest.raises(StartupError, match=r"no folder for caches: .* is not a folder"):
         user_cache_dir()
 
 

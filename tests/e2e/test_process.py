@@ -47,7 +47,7 @@ def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(tmp_path: Pa
         "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
     )
     said = start_failure("--model", str(tiny_model_path()), env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert said == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log says why."
+    assert said == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log has the reason."
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     env = os.environ | {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": ""}
     with ServerProcess("--model", str(tiny_model_path()), "--jobs-db", "", env=env) as server:
-        assert any("there is no batch API: " in line for line in server.lines)
+        assert any("the batch API is off: " in line for line in server.lines)
         for path in ("/v1/models", "/ready", "/health"):
             assert server.get(path).status_code == 200
 

@@ -173,7 +173,7 @@ class TestOllamasClient:
             (lambda: client.pull("hf:acme/none"), 400, "There is no repository acme/none on "),
             (lambda: client.pull("no-such-model"), 400, "There is no model 'no-such-model' to pull"),
             (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
-            (lambda: client.delete("first"), 400, "'first' was not pulled; it stays."),
+            (lambda: client.delete("first"), 400, "'first' was not pulled, so it cannot be removed."),
             (lambda: client.copy("other", "more"), 404, "The model 'other' does not exist"),
             (lambda: client.copy("first", "first"), 400, "'first' is a model's own name."),
             (lambda: client.create("a", from_="first", quantize="q4_0"), 400, "quantize"),
@@ -182,7 +182,7 @@ class TestOllamasClient:
             (lambda: client.create("a", from_="first", template="{{ .Prompt"), 400, "not closed"),
             (lambda: client.create("a"), 400, "from"),
             (lambda: client.create_blob(__file__), 400, "This server takes no files"),
-            (lambda: client.push("first"), 400, "This server sends models nowhere."),
+            (lambda: client.push("first"), 400, "This server does not upload models."),
         ]
         import ollama
 

@@ -28,16 +28,16 @@ def test_a_url_is_fetched_within_its_bounds() -> None:
         pytest.skip("no network of one's own can be had")
     command = [*ALONE, sys.executable, "-m", "tests.http.test_fetching"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    late = f"it does not come within {QUICKLY_S:g} seconds"
+    late = f"it was not received within {QUICKLY_S:g} seconds"
     assert json.loads(done.stdout) == {
         "sized": "picture",
         "of_http_1_0": "picture",
         "closing": "picture",
         "redirecting": "picture",
         "redirecting_inside": "its address is a private one",
-        "redirecting_for_ever": "it is redirected more than 3 times",
+        "redirecting_for_ever": "it has more than 3 redirects",
         "redirecting_to_a_file": "this is not a URL that can be fetched",
-        "missing": "its server answers 404",
+        "missing": "its server answered with status 404",
         "endless": "it has more than 100000 bytes",
         "no_http": "it cannot be fetched (BadStatusLine)",
         "silent": late,

@@ -416,7 +416,7 @@ class TestFailures:
         process = user.start("hf:acme/large")
         assert hub.stalled.wait(timeout=DEADLINE_S)
         process.send_signal(signal.SIGINT)
-        said = "interrupted while fetching a model of acme/large: the next try goes on from there"
+        said = "interrupted while fetching a model of acme/large: the next attempt resumes it"
         assert failure_of(ended(process)) == said
 
 
@@ -432,16 +432,16 @@ class TestLocalFiles:
     @pytest.mark.parametrize(
         ("name", "line"),
         [
-            ("models/other.bin", r"there is no file models/other\.bin \(.*hf:models/other\.bin\)"),
-            ("/no/such/model", "there is no file /no/such/model"),
-            ("other.gguf", r"there is no file other\.gguf"),
+            ("models/other.bin", r"the file models/other\.bin does not exist \(.*hf:models/other\.bin\)"),
+            ("/no/such/model", "the file /no/such/model does not exist"),
+            ("other.gguf", r"the file other\.gguf does not exist"),
             (".", r"\. is a folder without a GGUF model$"),
             (
                 "https://example.org/model.gguf",
                 "https://example.org/model.gguf is not a model's page on huggingface.co: ",
             ),
             ("https://huggingface.co/datasets/acme/data", ".* is not a model's page on huggingface.co: "),
-            ("https://hf.co/acme/quants/tree/dev", ".*: files come from the branch main, not dev$"),
+            ("https://hf.co/acme/quants/tree/dev", ".*: only the branch main is supported, not dev$"),
             ("x" * 5000, "cannot look for x+: .*too long"),
             ("~nobody-at-all/x.gguf", "cannot look for ~nobody-at-all"),
             (

@@ -99,7 +99,7 @@ class StoredResponses:
 
     def _require_repository(self) -> ResponseRepository:
         if self.repository is None:
-            raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
+            raise JobObjectNotFound(f"Responses are not supported: {NO_DATABASE}.")
         return self.repository
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:

@@ -33,7 +33,9 @@ class BatchRunner:
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
         self._breaker = CircuitBreaker(
-            fails="the jobs database is away: %s", back="the jobs database is back", failure=reason_away
+            fails="the jobs database is unavailable: %s",
+            back="the jobs database is back",
+            failure=reason_away,
         )
         self._news = anyio.Event()
 
