@@ -136,9 +136,9 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
     [
         ("hf:acme/huge", "not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
         ("hf:acme/gated", "acme/gated is gated: accept its terms"),
-        ("hf:acme/wrong", "acme/wrong/model.gguf has come with other content than the hub names"),
+        ("hf:acme/wrong", "acme/wrong/model.gguf was received with another hash than the hub"),
         (f"hf:acme/large --keep-free {10**10}", "are kept free"),
-        ("hf:acme/nothing", "there is no repository acme/nothing on"),
+        ("hf:acme/nothing", "the repository acme/nothing does not exist on"),
         ("demo", "demo is on this machine, and not from the hub: "),
         ("quen3.5:4b", "unknown model 'quen3.5:4b' (did you mean qwen3.5-4b"),
     ],
@@ -152,7 +152,7 @@ def test_what_cannot_come_is_said_in_one_line(home: Home, name: str, line: str) 
 
 def test_what_sees_comes_along_and_stays_as_long_as_another_needs_it(home: Home) -> None:
     said = home.told("pull", "hf:acme/eyes:Q4_0", "hf:acme/eyes:Q8_0")
-    assert "with mmproj-F16.gguf, which it sees with" in said
+    assert "with its projector mmproj-F16.gguf" in said
     folder = home.cache / "models--acme--eyes"
     home.told("rm", "hf:acme/eyes:Q4_0")
     assert {path.name for path in folder.glob("snapshots/*/*")} == {"m-Q8_0.gguf", "mmproj-F16.gguf"}

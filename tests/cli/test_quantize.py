@@ -196,7 +196,7 @@ def test_types_are_listed_and_named(made: Run) -> None:
     assert line.split(maxsplit=2)[1:] == ["4.50", "some tensors in more bits; the usual choice"]
     assert file_type_named("Q4_K_M") == file_type_named("q4_k") == FILE_TYPES["q4_k_m"]
     assert file_type_named("FP16").name == "f16"
-    with pytest.raises(StartupError, match="there is no type 'fast': --type list"):
+    with pytest.raises(StartupError, match="unknown type 'fast': --type list"):
         file_type_named("fast")
 
 
@@ -299,7 +299,7 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tiny.gguf no/out.gguf", "the folder no does not exist"),
         ("tiny.gguf .", "is a folder: name the file"),
         ("tiny.gguf /dev/null --force", "/dev/null is not an ordinary file"),
-        ("tiny.gguf out.gguf --type q4_m", "there is no type 'q4_m': did you mean q4_k_m"),
+        ("tiny.gguf out.gguf --type q4_m", "unknown type 'q4_m': did you mean q4_k_m"),
         ("tiny.gguf out.gguf --type iq1_s", "this type needs an importance matrix: --imatrix FILE"),
         ("tiny.gguf out.gguf --threads 0", "--threads must be at least 1, not 0"),
         ("tiny.gguf out.gguf --output-tensor-type q8", "no tensor type 'q8'"),

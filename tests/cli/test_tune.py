@@ -174,7 +174,7 @@ def test_what_busy_neighbours_have_disturbed_is_shown_but_not_kept(tiny: Path, t
         done = command(tiny, "--for", "latency", "--cache-dir", tmp_path)
     assert done.returncode == 0
     assert "defaults" in done.stdout
-    assert "Not kept: other processes took" in done.stdout
+    assert "Not stored: other processes took" in done.stdout
     assert not list(tmp_path.iterdir())
 
 

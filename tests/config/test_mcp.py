@@ -36,7 +36,7 @@ def test_a_table_is_a_program_or_a_url(tmp_path: Path, monkeypatch: pytest.Monke
         ('url = "https://x"\nargs = ["b"]', "[mcp.it]: 'args' needs a command"),
         (
             'command = "x"\nenv = {A = "${NOWHERE}"}',
-            "[mcp.it] env: there is no variable NOWHERE",
+            "[mcp.it] env: the environment has no variable NOWHERE",
         ),
         ('comand = "x"', "[mcp.it] comand: unknown option; did you mean command?"),
         ('url = "file:///x"', "[mcp.it] url: String should match"),

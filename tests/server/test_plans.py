@@ -58,7 +58,7 @@ def test_an_engine_on_each_numa_node_is_for_one_model(files: Path) -> None:
         with pytest.raises(StartupError, match="--numa is for a server with one model"):
             planned(files, "--model", "a.gguf", "--numa", *others)
     for asked in (["--gpu-layers", "all"], ["--draft-model", "b.gguf", "--draft-gpu-layers", "2"]):
-        with pytest.raises(StartupError, match="--numa is for engines that share nothing"):
+        with pytest.raises(StartupError, match="--numa cannot be combined with --gpu-layers"):
             planned(files, "--model", "a.gguf", "--numa", *asked)
 
 

@@ -183,7 +183,7 @@ def _template(template: TemplateFacts | None) -> str:
     return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
 
 
-_NO_PROJECTOR = "no; vision needs a projector, an mmproj file beside the model's"
+_NO_PROJECTOR = "no; that needs a projector, an mmproj file beside the model's"
 
 
 def _sight(sight: SightFacts | None) -> str:
@@ -203,7 +203,7 @@ def _hearing(hearing: HearingFacts | None) -> str:
     if hearing is None:
         return _NO_PROJECTOR
     if hearing.why_not is not None:
-        return f"no: llama.cpp dies of any sound with {hearing.path} ({hearing.why_not})"
+        return f"no: any sound crashes llama.cpp with {hearing.path} ({hearing.why_not})"
     return "yes, with " + _joined(
         hearing.path,
         bytes_text(hearing.file_bytes),
