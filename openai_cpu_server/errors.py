@@ -161,7 +161,7 @@ class WrongModelKind(ServerError):
     def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
         """`cannot`: a verb, such as `embed`. `able`: models that can, among those that the caller may use."""
         listed = ", ".join(f"'{other}'" for other in able)
-        hint = f"On this server can: {listed}." if able else "No model of this server can."
+        hint = f"Models that can: {listed}." if able else "No model of this server can."
         super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
         self.name = name
 
@@ -185,9 +185,9 @@ class ModelNotFound(ServerError):
 
     def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
         """`name`: None if the client named no model. `names`: models that the caller may use."""
-        there_is = f" There is: {', '.join(names)}." if names else ""
+        models = f" The models are: {', '.join(names)}." if names else ""
         what = "There is no model" if name is None else f"The model '{shown(name)}' does not exist"
-        super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{there_is}")
+        super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{models}")
         self.name = name
 
 

@@ -418,7 +418,7 @@ class Conversion(msgspec.Struct, frozen=True):
         return max(0, headers) + self.tensor_bytes + _PADDING * len(self.tensors)
 
     def require_possible(self, importance: Importance | None, *, allows_requantising: bool) -> None:
-        """Check for faults that llama.cpp would notice late, or die of. Raises StartupError."""
+        """Check for faults that llama.cpp would notice late, or crash with. Raises StartupError."""
         if self.needs_importance:
             raise StartupError("this type needs an importance matrix: --imatrix FILE (of llama-imatrix)")
         for tensor, kind in self.tensors:

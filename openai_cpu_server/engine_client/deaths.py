@@ -141,7 +141,7 @@ class CrashRecord:
     """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many.
 
     Deaths that bring the search for a culprit closer do not count, because there are only few. The first one
-    of a search does, until the culprit is found; that explains it, and the record starts anew.
+    of a search does, until the culprit is found; that explains it, and the record starts again.
 
     `max_a_minute` failed starts in a row are also too many, however long they take: a large model loads for
     minutes.

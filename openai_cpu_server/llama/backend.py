@@ -548,7 +548,7 @@ class NativeAdapters:
 
     def use(self, key: str | None) -> None:
         """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
-        because llama.cpp plans its next graph anew."""
+        because llama.cpp plans its next graph again."""
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]

@@ -42,7 +42,7 @@ _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
 """Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
 _LEAST_SOUND_S = 0.1
-"""libmtmd dies of a single sample, and of less than two frames before some encoders. OpenAI requires as
+"""libmtmd crashes with one sample, and with less than two frames before some encoders. OpenAI requires as
 much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
@@ -73,7 +73,7 @@ class _Encoding:
         self.key = item.digest, part
         self.is_done = False
         self.is_over = False
-        """True if the result is not wanted any more."""
+        """True if the result is no longer wanted."""
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
         """Set while the encoder waits for a turn, or when it has ended."""

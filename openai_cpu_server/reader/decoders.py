@@ -1,4 +1,4 @@
-"""Decoder of clients' pictures, which may hang or die of their input. Libraries for pictures and sounds are
+"""Decoder of clients' pictures, which may hang or crash. Libraries for pictures and sounds are
 loaded only in processes that decode them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoder of clients' sounds, which may hang or die of their input: miniaudio for what it knows, PyAV (the
+"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the
 extra `sound`) for the rest. Long ones are decoded in pieces, so that memory is bounded."""
 
 from __future__ import annotations

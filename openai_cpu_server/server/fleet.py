@@ -307,7 +307,7 @@ class ModelFleet:
         self._retire(old)
 
     def _retire(self, old: LoadedModel) -> None:
-        """Let a model that has no names any more finish its requests, and forget it then."""
+        """Let a model that no longer has a name finish its requests, and forget it then."""
         old.entry.is_replaced, old.entry.is_pinned = True, False
         self._spawn(self._forget_when_idle(old))
 

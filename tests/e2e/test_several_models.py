@@ -99,7 +99,7 @@ def test_by_hand() -> None:
         assert post(server, "/v1/models/two/load?wait=false").status_code == 202
         wait_until(lambda: state(server, "two") == "ready")
         unknown = post(server, "/v1/models/three/load")
-        assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
+        assert (unknown.status_code, "The models are: one, two." in unknown.text) == (404, True)
         assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
         with ThreadPoolExecutor() as pool:
             with suspended(engines_of(server.process.pid)[0].pid):

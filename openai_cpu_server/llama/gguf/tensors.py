@@ -196,7 +196,7 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, path: Path, model: GgufHeader) -> AdapterFile:
-        """Check an adapter. Raises `AdapterFailed` for everything that llama.cpp rejects, dies of, or
+        """Check an adapter. Raises `AdapterFailed` for everything that llama.cpp rejects, crashes with, or
         ignores."""
         try:
             header = GgufHeader(path)

@@ -259,7 +259,7 @@ class Model(NativeObject):
 
     @property
     def is_copied_whole(self) -> bool:
-        """True if llama.cpp copies only whole sequences, and dies of parts (GGML_ASSERT in
+        """True if llama.cpp copies only whole sequences, and crashes with parts (GGML_ASSERT in
         llama-kv-cache-dsv4.cpp)."""
         return self.header.architecture in _COPIED_WHOLE
 
