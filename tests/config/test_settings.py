@@ -92,7 +92,7 @@ HOSTS = ("http://llm.example", "llm.example:80")
         ("--cache-isolation salt", "--cache-isolation"),
         ("--ctx-size 1", "--ctx-size"),
         ("--batch-floor 2", "--batch-floor"),
-        ("--config /nowhere.toml", "no configuration file"),
+        ("--config /nowhere.toml", "the configuration file /nowhere.toml does not exist"),
         ("--threads 513", "--threads"),
         ("--bogus", "^unknown option --bogus .see openai-cpu-server serve --help.$"),
         ("--ctx-sise 4096", "^unknown option --ctx-sise; did you mean --ctx-size[?]$"),
@@ -143,7 +143,7 @@ def test_a_wrong_file_is_one_line_too(
     config.write_text(content)
     assert said in refused("--config", str(config))
     monkeypatch.setenv("OCS_INTERACTIVE_STEP_MS", "130")
-    assert "--interactive-step-ms is gone" in refused()
+    assert "--interactive-step-ms was removed" in refused()
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,9 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
             "--with mcp,rays",
             {},
             {},
-            "--with and OCS_WITH are some of mcp,otel,postgres,ray,redis, not 'rays'",
+            "--with and OCS_WITH are some of documents,heic,mcp,otel,postgres,ray,redis,sound, not 'rays'",
         ),
-        ("--with", {}, {}, "mcp,otel,postgres,ray,redis, not ''"),
+        ("--with", {}, {}, "documents,heic,mcp,otel,postgres,ray,redis,sound, not ''"),
     ],
 )
 def test_an_obstacle_is_one_line_and_the_next_try_succeeds(

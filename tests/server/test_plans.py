@@ -162,18 +162,18 @@ WRONG_ROUTERS = [
     ('by = "rules", a = "x"', "chooses by 'rules', and has no 'rules'"),
     ('by = "rules", a = "x", shares = { weights = { a = 1 } }', "chooses by 'rules', and has 'shares'"),
     ('by = "rules", rules = [{ route = "a", tools = true }]', "has no routes"),
-    ('by = "rules", a = "x", rules = [{ route = "b", tools = true }]', "no route 'b'; there is a"),
+    ('by = "rules", a = "x", rules = [{ route = "b", tools = true }]', "unknown route 'b'; the routes are a"),
     ('by = "rules", a = "x", rules = [{ route = "a" }]', "needs a condition"),
     ('by = "rules", a = "x", rules = [{ route = "a", tool = true }]', "tool: "),
     ('by = "rules", a = 1, rules = [{ route = "a", tools = true }]', "router a: "),
-    ('by = "rules", a = "x", otherwise = "b", rules = [{ route = "a", tools = true }]', "no route 'b'"),
-    ('by = "cascade", small = "x", cascade = { mean_logprob = -1 }', "no route 'large'"),
+    ('by = "rules", a = "x", otherwise = "b", rules = [{ route = "a", tools = true }]', "unknown route 'b'"),
+    ('by = "cascade", small = "x", cascade = { mean_logprob = -1 }', "unknown route 'large'"),
     ('by = "cascade", small = "x", large = "y", cascade = { mean_logprob = 1 }', "mean_logprob: "),
     ('by = "shares", a = "x", shares = { weights = { a = 0 } }', "the weights are all 0"),
     ('by = "shares", a = "x", shares = { weights = { a = -1 } }', "weights a: "),
-    ('by = "classifier", a = "x", classifier = { model = "x", prompt = "?" }', "have {request} in it"),
+    ('by = "classifier", a = "x", classifier = { model = "x", prompt = "?" }', "contain {request}"),
     ('by = "examples", a = "x", examples = { model = "x", texts = { a = [] } }', "texts a: "),
-    ('by = "examples", a = "x", examples = { model = "x", texts = { b = ["b"] } }', "no route 'b'"),
+    ('by = "examples", a = "x", examples = { model = "x", texts = { b = ["b"] } }', "unknown route 'b'"),
 ]
 
 
