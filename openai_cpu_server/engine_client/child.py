@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -112,7 +113,15 @@ def _process(pid: int | None) -> psutil.Process:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the memory of a process, by default this one; 0 if it is dead or unreadable."""
+    """Return the memory of a process, by default this one, read at most once per second; 0 if it is dead or
+    unreadable."""
+    return _resident_bytes(pid, int(time.monotonic()))
+
+
+@functools.lru_cache(maxsize=64)
+def _resident_bytes(pid: int | None, second: int) -> int:
+    """`/health` asks six times. Each read gives up the interpreter's lock, and threads that decode 20 MB
+    return it 5 ms later."""
     try:
         return int(_process(pid).memory_info().rss)
     except (psutil.Error, OSError):

@@ -8,11 +8,14 @@ import contextlib
 import hashlib
 import io
 import itertools
+import multiprocessing
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import numpy as np
@@ -33,6 +36,8 @@ _WIDTH = 160
 _SEES = "gemma3"
 """Kind of encoder, as `made_projector` names it."""
 
+T = TypeVar("T")
+_SPAWN = multiprocessing.get_context("spawn")
 Body = tuple[str, dict[str, object]]
 MakeBody = Callable[[int], Body]
 
@@ -47,8 +52,9 @@ def run(options: argparse.Namespace) -> int:
     for encoder, rows in _BY_ENCODER.items():
         with _server(model, made_projector(encoder, "tiny", model)) as url:
             light = {kind: body for kind, body in LIGHT.items() if kind != "picture" or encoder == _SEES}
-            for name, heavy in rows.items():
-                table.add_row(*_row(url, name, heavy, light, options.requests))
+            _wait_s(url, _CLIENTS[1], _schema(next(_salts), 1))  # the first one reads the vocabulary
+            for name in rows:
+                table.add_row(*_row(url, encoder, name, light, options.requests))
     Console(width=_WIDTH).print(table)
     return 0
 
@@ -65,8 +71,8 @@ def _server(model: Path, projector: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.port}"
 
 
-def _row(url: str, name: str, heavy: MakeBody | None, light: dict[str, MakeBody], num: int) -> list[str]:
-    with _flood(url, heavy) as statuses, _sampled(url) as late_ms:
+def _row(url: str, encoder: str, name: str, light: dict[str, MakeBody], num: int) -> list[str]:
+    with _process(_flood, url, encoder, name) as statuses, _process(_health_delays_ms, url) as late_ms:
         time.sleep(_HEAD_START_S)
         waits = {
             kind: [_wait_s(url, _CLIENTS[1], body(number)) for number in range(num)]
@@ -91,49 +97,54 @@ def _answer(url: str, key: str, body: Body) -> httpx.Response:
 
 
 @contextlib.contextmanager
-def _flood(url: str, heavy: MakeBody | None) -> Iterator[list[int]]:
-    numbers, statuses = itertools.count(), list[int]()
+def _process(act: Callable[..., list[T]], *arguments: object) -> Iterator[list[T]]:
+    """Yield a list that has, at the end, what a process of its own returned. In one process, JSON of 20 MB
+    that is being written would delay all requests."""
+    results: list[T] = []
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_run, args=(theirs, act, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        yield results
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # it has nothing to do and is gone
+            ours.send(None)
+        results += ours.recv()
+        process.join()
+
+
+def _run(pipe: Connection, act: Callable[..., list[T]], *arguments: object) -> None:
+    pipe.send(act(pipe.poll, *arguments))
+
+
+def _flood(is_over: Callable[[], bool], url: str, encoder: str, name: str) -> list[int]:
+    """Return the status of each answer."""
+    heavy, numbers, statuses = _BY_ENCODER[encoder][name], itertools.count(), list[int]()
+    if heavy is None:
+        return statuses
 
     def send() -> None:
-        assert heavy is not None
-        statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
+        while not is_over():
+            statuses.append(_answer(url, _CLIENTS[0], heavy(next(numbers))).status_code)
 
-    with _repeated(send, _AT_ONCE if heavy else 0):
-        yield statuses
-
-
-@contextlib.contextmanager
-def _sampled(url: str) -> Iterator[list[float]]:
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-        late_ms = list[float]()
-
-        def look() -> None:
-            start_s = time.monotonic()
-            client.get("/health")
-            late_ms.append(1000 * (time.monotonic() - start_s))
-            time.sleep(_LOOK_S)
-
-        with _repeated(look, 1):
-            yield late_ms
-
-
-@contextlib.contextmanager
-def _repeated(act: Callable[[], None], num_threads: int) -> Iterator[None]:
-    is_over = threading.Event()
-
-    def run() -> None:
-        while not is_over.is_set():
-            act()
-
-    threads = [threading.Thread(target=run) for _ in range(num_threads)]
+    threads = [threading.Thread(target=send) for _ in range(_AT_ONCE)]
     for thread in threads:
         thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.join()
+    return statuses
+
+
+def _health_delays_ms(is_over: Callable[[], bool], url: str) -> list[float]:
+    delays_ms = list[float]()
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        while not is_over():
+            start_s = time.monotonic()
+            client.get("/health")
+            delays_ms.append(1000 * (time.monotonic() - start_s))
+            time.sleep(_LOOK_S)
+    return delays_ms
 
 
 def _chat(content: object, **more: object) -> Body:
