@@ -64,8 +64,10 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _BEFORE_FILE = "/resolve/main/"
-_AWAY = "; check the network, HF_ENDPOINT and HTTPS_PROXY (`openai-cpu-server list` shows the models on "
-"this machine)"
+_AWAY = (
+    "; check the network, HF_ENDPOINT and HTTPS_PROXY (`openai-cpu-server list` shows the models on "
+    "this machine)"
+)
 _AUTHENTICATE = "set HF_TOKEN to a token that may read it"
 
 

@@ -59,8 +59,8 @@ is the last event. If a field of the body is wrong, `param` names it. On the pat
 [llama-server's own API](llama-server.md#errors), `code` is the status.
 """
 _METRICS = """\
-`GET /metrics` returns these metrics in Prometheus' text format. [Monitoring](monitoring.md) describes their use,
-and `deploy/chart/files/dashboard.json` is a dashboard for all of them. The metrics `ocs_process_...` exist
+`GET /metrics` returns these metrics in Prometheus' text format. [Monitoring](monitoring.md) describes their
+use, and `deploy/chart/files/dashboard.json` is a dashboard for all of them. The metrics `ocs_process_...` exist
 on Linux only.
 """
 _FILES = """\
@@ -68,8 +68,8 @@ These are the kinds of files that requests may have. The server detects them by 
 names and media types say. [Pictures and files](pictures.md) describes how to send them, and their limits.
 
 An [extra](start.md#extras) is an optional part: `scripts/serve --with documents,sound,heic` installs it.
-Readers decode all files within limits of memory and CPU time. Encrypted files, archives that unpack to more than 128 MiB of XML,
-and XML that declares entities are refused. Macros are not read. The text of a document names its parts that
+Readers decode all files within limits of memory and CPU time. Encrypted files, archives that unpack to more
+than 128 MiB of XML, and XML that declares entities are refused. Macros are not read. The text of a document names its parts that
 are not shown, such as pictures. The other pages of a document with a damaged page are read.
 """
 

@@ -268,7 +268,10 @@ def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: F
         (("--draft-model", tiny), "serve takes 16,384 tokens for all requests unless --ctx-size says more"),
         (("--ctx-size", 2**31 - 1), "serve would not start: Not enough memory for the KV pool: 2147483647 "),
         (("--gpu-layers", "all"), "\ndevice: llama.cpp finds no device beside the CPU"),
-        (("--draft-model", tiny, "--draft-gpu-layers", "all"), "\ndevice: llama.cpp finds no device beside the CPU"),
+        (
+            ("--draft-model", tiny, "--draft-gpu-layers", "all"),
+            "\ndevice: llama.cpp finds no device beside the CPU",
+        ),
     ):
         assert line in shown(tiny, *arguments)
     assert "\ndevice" not in shown(tiny)

@@ -190,8 +190,9 @@ def choices_of(params: GenerationParams, options: ApiOptions) -> NumChoices:
         if best_of < n:
             raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
         if best_of > n and params.stream:
-            message = "'best_of' above 'n' cannot be streamed, because the best answer is known only at the "
-            "end."
+            message = (
+                "'best_of' above 'n' cannot be streamed, because the best answer is known only at the end."
+            )
             raise wrong(message, "best_of")
     if n > most:
         raise wrong(f"Invalid value for 'n': this server allows at most {most}.", "n")

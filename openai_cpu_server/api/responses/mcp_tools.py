@@ -147,8 +147,9 @@ def _check_labels(wanted: Sequence[tuple[str, McpServerTool]]) -> None:
         seen.add(tool.server_label)
 
 
-_ELSEWHERE = "the server has no services of OpenAI: name an MCP server of the configuration, or a "
-"'server_url'"
+_ELSEWHERE = (
+    "the server has no services of OpenAI: name an MCP server of the configuration, or a 'server_url'"
+)
 _CONFIGURED = "the configuration of this server sets it"
 
 
