@@ -30,7 +30,8 @@ These are the options of `openai-cpu-server serve`, and so of `scripts/serve`. `
 Each option is also an environment variable (`OCS_CTX_SIZE=8192`) and a key of the TOML file that `--config`
 names (`ctx_size = 8192`). So is a file in the folder of `OCS_SECRETS_DIR`, named like the variable
 (`ocs_jobs_db`). Precedence, highest first: the command line, the environment, that folder, the TOML file.
-Outside of the command line, an option that may be given several times is a list: `OCS_CORS_ORIGIN='["https://a.example"]'`,
+Outside of the command line, an option that may be given several times is a list:
+`OCS_CORS_ORIGIN='["https://a.example"]'`,
 `cors_origin = ["https://a.example"]`.
 
 An empty value counts as not set: with `OCS_HOST=` the server listens on this machine only. The exceptions are
@@ -60,7 +61,8 @@ is the last event. If a field of the body is wrong, `param` names it. On the pat
 """
 _METRICS = """\
 `GET /metrics` returns these metrics in Prometheus' text format. [Monitoring](monitoring.md) describes their
-use, and `deploy/chart/files/dashboard.json` is a dashboard for all of them. The metrics `ocs_process_...` exist
+use, and `deploy/chart/files/dashboard.json` is a dashboard for all of them. The metrics `ocs_process_...`
+exist
 on Linux only.
 """
 _FILES = """\
@@ -69,7 +71,8 @@ names and media types say. [Pictures and files](pictures.md) describes how to se
 
 An [extra](start.md#extras) is an optional part: `scripts/serve --with documents,sound,heic` installs it.
 Readers decode all files within limits of memory and CPU time. Encrypted files, archives that unpack to more
-than 128 MiB of XML, and XML that declares entities are refused. Macros are not read. The text of a document names its parts that
+than 128 MiB of XML, and XML that declares entities are refused. Macros are not read. The text of a document
+names its parts that
 are not shown, such as pictures. The other pages of a document with a damaged page are read.
 """
 
