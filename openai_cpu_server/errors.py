@@ -124,7 +124,7 @@ class PullFailed(ServerError):
 class PullNotAllowed(ServerError):
     """Clients may not change the set of models."""
 
-    text = "This server's models are named when it starts; start it with --allow-pull."
+    text = "This server cannot change its models while it runs; start it with --allow-pull."
 
 
 class AdapterNotFound(ServerError):
@@ -161,7 +161,7 @@ class WrongModelKind(ServerError):
     def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
         """`cannot`: a verb, such as `embed`. `able`: models that can, among those that the caller may use."""
         listed = ", ".join(f"'{other}'" for other in able)
-        hint = f"On this server can: {listed}." if able else "No model of this server can."
+        hint = f"Models that can: {listed}." if able else "No model of this server can."
         super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
 
 
@@ -183,9 +183,9 @@ class ModelNotFound(ServerError):
 
     def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
         """`name`: None if the client named no model. `names`: models that the caller may use."""
-        there_is = f" There is: {', '.join(names)}." if names else ""
+        models = f" The models are: {', '.join(names)}." if names else ""
         what = "There is no model" if name is None else f"The model '{shown(name)}' does not exist"
-        super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{there_is}")
+        super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{models}")
 
 
 class ModelTooLarge(ServerError):
@@ -257,7 +257,7 @@ class HostRefused(ServerError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"This server does not go by the name {host[:200]!r}: call it by its address, or name it with "
+            f"The name {host[:200]!r} is unknown to this server: call it by its address, or name it with "
             "--allowed-host."
         )
 
@@ -306,7 +306,7 @@ class CulpritsLimited(RateLimited):
     """The engine has crashed too often because of this caller's requests."""
 
     def __init__(self, limit: int, *, retry_after_s: float) -> None:
-        super().__init__(f"requests that the engine dies of: Limit {limit}", retry_after_s=retry_after_s)
+        super().__init__(f"requests that crash the engine: Limit {limit}", retry_after_s=retry_after_s)
 
 
 class BodyTooLarge(ServerError):
@@ -322,7 +322,7 @@ class EncodingNotSupported(ServerError):
     READ = "gzip, deflate"
 
     def __init__(self, encoding: str) -> None:
-        super().__init__(f"The content encoding {encoding!r} is none of: {self.READ}.")
+        super().__init__(f"The content encoding {encoding!r} is not supported; supported are: {self.READ}.")
 
 
 class TooManyValues(ServerError):
@@ -382,7 +382,7 @@ class DeadlineExceeded(ServerError):
     """An accepted request was not finished within its deadline."""
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"The request was not done within {timeout_s:g} seconds.")
+        super().__init__(f"The request was not finished within {timeout_s:g} seconds.")
 
 
 class ReaderTooSlow(ServerError):
@@ -414,7 +414,7 @@ class AnswersUnavailable(ServerError):
 
     retry_after_s = 10.0
 
-    text = "The cache of answers is out of order and was not emptied; try again later."
+    text = "The cache of answers is unavailable and was not emptied; try again later."
 
 
 class JobsUnavailable(ServerError):
@@ -424,7 +424,7 @@ class JobsUnavailable(ServerError):
 
     def __init__(self, reason: str) -> None:
         """`reason`: one line for the log, not for clients."""
-        super().__init__("The database of files and batches is out of order; try again later.")
+        super().__init__("The database of files and batches is unavailable; try again later.")
         self.reason = reason
 
 
@@ -442,7 +442,7 @@ class DiskFull(ServerError):
 
     retry_after_s = 60.0
 
-    text = "The disk of this server is nearly full: nothing more is stored for now."
+    text = "The disk of this server is nearly full, so it stores nothing more for now."
 
 
 class JobObjectNotFound(ServerError):

@@ -56,9 +56,13 @@ def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_rai
 FOREIGN_WORDS = re.compile(
     r"(?<!here )\b(is|are|was|were) no (?!longer\b|more\b|fewer\b|less\b)"
     r"|\b([Nn]obody|[Ss]omebody)\b"
-    r"|(?:^|(?<=[.;:] ))(Who|What)\b(?!.*\?)"
+    r"|\b([Ee]verybody|told|anew|any more)\b"
+    r"|\b(go|goes|went|gone|going) on (from|where|with)\b"
+    r"|\b(die|dies|died) of\b|\bsays nothing\b|\bdoes not go with\b"
+    r"|(?:^|(?<=[.;:] ))(Who|What)\b(?!.*\?)|(?:^|; )so (with|`)"
 )
-"""Such as "is no number" for "is not a number", and persons where a program or a request is meant."""
+"""Such as "is no number" for "is not a number", and persons where a program or a request is meant.
+"go on from" is "continue", "any more" is "no longer", and "die of" is "crash with"."""
 MEANT = {
     "answers.store",  # words of negation in questions
     "api.responses.conversation",  # an instruction to the model, as are those of transcriptions

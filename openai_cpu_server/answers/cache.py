@@ -126,7 +126,7 @@ class AnswerCache:
         self._largest_bytes = bounds.max_bytes // _LARGEST_SHARE
         self._watcher = watcher
         self._breaker = CircuitBreaker(
-            fails="the cache of answers fails (%s): all is computed until it is back",
+            fails="the cache of answers fails (%s): all answers are computed until it is back",
             back="the cache of answers is back",
             failure=lambda error: str(error) if isinstance(error, StoreFailed) else None,
             answer_s=_ANSWER_S,

@@ -194,7 +194,7 @@ def _size(connection: sa.Connection) -> StoreSize:
 def _check_ours(path: Path | None, connection: sqlite3.Connection) -> None:
     is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
     if not is_empty and connection.execute("PRAGMA application_id").fetchone() != (_OURS,):
-        raise StartupError(f"--answer-cache: {path} is a database of something else")
+        raise StartupError(f"--answer-cache: {path} is a database of another program")
 
 
 def _prepare(connection: sa.Connection) -> None:

@@ -49,10 +49,10 @@ class BatchPaths(msgspec.Struct, frozen=True):
     def check(self, *, may_overwrite: bool) -> None:
         """Check input and output. Raises StartupError."""
         if not self.input.is_file():
-            raise StartupError(f"there is no file {self.input}")
+            raise StartupError(f"the file {self.input} does not exist")
         for path in (self.output, self.errors):
             if not path.parent.is_dir():
-                raise StartupError(f"there is no directory {path.parent}")
+                raise StartupError(f"the directory {path.parent} does not exist")
         if len({path.resolve() for path in (self.input, self.output, self.errors)}) < 3:
             raise StartupError("input, output and errors must be three different files")
         if self.output.exists() and not (may_overwrite or self.state.exists()):
@@ -158,7 +158,7 @@ async def run_to_end(
                 engine.result()
             status = offline.fleet.default.status()
             if status.state is EngineState.FAILED:
-                raise StartupError(f"{status.reason}; the same command goes on where it was")
+                raise StartupError(f"{status.reason}; the same command continues the batch")
             await asyncio.sleep(_LOOK_S)
             batch = await jobs.batches.get(_OWNER, batch.id)
             show(batch)
@@ -185,9 +185,9 @@ async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
 
 async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options: JobOptions) -> None:
     if batch.model != options.model:
-        raise StartupError(f"{paths.state} was begun with the model {batch.model}; delete it to begin anew")
+        raise StartupError(f"{paths.state} was begun with the model {batch.model}; delete it to start again")
     if batch.status is BatchStatus.FAILED:
-        raise StartupError(f"{paths.state} is of a batch that failed; delete it to begin anew")
+        raise StartupError(f"{paths.state} belongs to a batch that failed; delete it to start again")
     stored = await jobs.files.get(_OWNER, batch.input_file_id)
     content = file_chunks(paths.input)
     async for part in jobs.files.content(stored.id):
@@ -197,7 +197,7 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
         if not next(content, b""):
             return
     raise StartupError(
-        f"{paths.state} was begun with another content of {paths.input}; delete it to begin anew"
+        f"{paths.state} was begun with another content of {paths.input}; delete it to start again"
     )
 
 
@@ -205,8 +205,8 @@ def batch(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if rows have failed, 130 if interrupted. Raises StartupError."""
     parser = CommandParser(
         "batch",
-        description="Run the requests of a JSONL file, in OpenAI's batch format, without a server. "
-        "If it is interrupted, the same command goes on.",
+        description="Run the requests of a JSONL file, in OpenAI's batch format, without a server. After an "
+        "interruption, the same command continues.",
         epilog="All options of serve that concern the model and the engine are accepted too.",
     )
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="one request per line")
@@ -232,7 +232,7 @@ def _run(paths: BatchPaths, settings: Settings) -> int:
     try:
         done = asyncio.run(_until_interrupted(paths, settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        say(f"interrupted: the same command goes on where it was ({paths.state})")
+        say(f"interrupted: the same command continues the batch ({paths.state})")
         return _INTERRUPTED
     paths.forget_state()
     shown = f", {done.failed} failed: {paths.errors}" if done.failed else ""

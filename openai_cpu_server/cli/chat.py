@@ -214,7 +214,7 @@ def _command(conversation: TerminalConversation, line: str) -> None:
     elif name in ("/?", "/help"):
         say(_HELP)
     else:
-        say(f"there is no command {name}; /? shows all")
+        say(f"unknown command {name}; /? shows all")
 
 
 def _read_message() -> str:

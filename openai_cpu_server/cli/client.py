@@ -24,9 +24,9 @@ def add_server_options(parser: CommandParser, default: str | None) -> None:
         nargs="?",
         const=LOCAL,
         default=default,
-        help=f"address of the running server; alone: {LOCAL}",
+        help=f"address of the running server; without a value: {LOCAL}",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="its key; default: OCS_API_KEY of the environment")
+    parser.add_argument("--api-key", metavar="KEY", help="API key; default: the variable OCS_API_KEY")
 
 
 class ServerClient:
@@ -87,7 +87,7 @@ class ServerClient:
                 "with `openai-cpu-server serve`, or name another with --url"
             ) from None
         except ValueError:
-            raise StartupError(f"what answers at {self.url} is not this server") from None
+            raise StartupError(f"the program that answers at {self.url} is not openai-cpu-server") from None
         finally:
             connection.close()
 

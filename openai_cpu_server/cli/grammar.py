@@ -38,8 +38,8 @@ def grammar(arguments: Sequence[str]) -> None:
     parser = CommandParser(
         "grammar",
         description="Print the grammar (GBNF) that a JSON Schema becomes, or check texts against it.",
-        epilog="Exit status: 0 all is well; 1 an instance does not fit; 2 the schema, the grammar or the use"
-        " of this command is wrong.",
+        epilog="Exit status: 0 success; 1 a text does not match; 2 the schema, the grammar or the use of "
+        "this command is wrong.",
     )
     parser.add_argument("schema", metavar="SCHEMA.json", help="or a grammar, NAME.gbnf; - is standard input")
     parser.add_argument(
@@ -47,24 +47,24 @@ def grammar(arguments: Sequence[str]) -> None:
         nargs="+",
         default=[],
         metavar="INSTANCE",
-        help="say whether these texts fit, and where they stop fitting; - is standard input",
+        help="report whether these texts match, and where they stop matching; - is standard input",
     )
     parser.add_argument(
         "--json-whitespace",
         choices=[w.value for w in Whitespace],
-        help="between JSON tokens (default: compact, as the server has it; flexible with --check)",
+        help="between JSON tokens (default: compact, as in the server; flexible with --check)",
     )
     parser.add_argument(
         "--json-additional",
         choices=[a.value for a in Additional],
-        help="properties that a schema neither declares nor mentions (default: closed, as the server has it;"
-        " open with --check)",
+        help="properties that a schema does not declare (default: closed, as in the server; open with "
+        "--check)",
     )
     parser.add_argument(
         "--order",
         choices=[o.value for o in PropertyOrder],
         default=Options().order.value,
-        help="of the properties of objects (default: schema, as the server has it)",
+        help="order of the properties of objects (default: schema, as in the server)",
     )
     options = parser.parse_args(arguments)
     if [options.schema, *options.check].count(_STDIN) > 1:

@@ -54,14 +54,14 @@ def load_command(arguments: Sequence[str]) -> Callable[[], None]:
         first = "serve"
     elif first in _OF_RUNNING_SERVERS:
         raise StartupError(
-            f"there is no command {first!r}: a running server does it for {_OF_RUNNING_SERVERS[first]}, "
-            f"which `ollama {first}` sends to it"
+            f"unknown command {first!r}: a running server does this for {_OF_RUNNING_SERVERS[first]}, "
+            f"which `ollama {first}` sends"
         )
     else:
         hint = guess(first, _COMMANDS) or (
             f": `openai-cpu-server serve {first}` serves a model, `openai-cpu-server help` lists the commands"
         )
-        raise StartupError(f"there is no command {first!r}{hint}")
+        raise StartupError(f"unknown command {first!r}{hint}")
     command = _COMMANDS[first]
     if command.computes:
         put_in_front()
@@ -99,13 +99,13 @@ _COMMANDS = {
     ),
     "inspect": _Command(
         "openai_cpu_server.cli.inspect.command:inspect",
-        "say what a model file holds and how it would run here",
+        "show what a model file contains and how it would run here",
         computes=True,
     ),
     "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
-    "list": _Command("openai_cpu_server.cli.models:list_here", "list the models that are here"),
+    "list": _Command("openai_cpu_server.cli.models:list_here", "list the models on this machine"),
     "models": _Command(
-        "openai_cpu_server.cli.models:models", "list models by name, and whether they fit here"
+        "openai_cpu_server.cli.models:models", "list models by name, and whether they fit into memory"
     ),
     "ps": _Command("openai_cpu_server.cli.ps:ps", "list the models that a running server has in memory"),
     "pull": _Command("openai_cpu_server.cli.pull:pull", "download models from the hub"),

@@ -55,8 +55,8 @@ def models(arguments: Sequence[str]) -> None:
     free = Machine().free_memory()
     listed = listed_models(free)
     note = (
-        f"{bytes_text(free)} of memory are free. KV tokens are those that a server with this model alone\n"
-        "sets aside for all requests without --ctx-size. The first start fetches a missing model."
+        f"{bytes_text(free)} of memory are free. KV tokens: the KV pool of a server with this model alone,\n"
+        "without --ctx-size. The first start downloads a missing model."
     )
     _show(listed, as_json, f"{columns(rows(listed), right=(1, 3))}\n\n{note}")
 
@@ -65,8 +65,8 @@ def list_here(arguments: Sequence[str]) -> None:
     as_json = _wants_json(
         arguments,
         "list",
-        "List the models that are here: in the hub's cache, or as packages. `models` lists those too that "
-        "could be fetched.",
+        "List the models on this machine: in the hub's cache, or as packages. `models` also lists "
+        "models that can be downloaded.",
     )
     here = [model for model in listed_models(Machine().free_memory()) if model.here is not None]
     cells = [(name, size, fits, place, kind) for name, size, fits, _, place, kind, *_ in rows(here)]
@@ -75,7 +75,7 @@ def list_here(arguments: Sequence[str]) -> None:
 
 def _wants_json(arguments: Sequence[str], command: str, description: str) -> bool:
     parser = CommandParser(command, description)
-    parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON, with sizes in bytes")
     return bool(parser.parse_args(arguments).json)
 
 

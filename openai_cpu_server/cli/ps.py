@@ -13,7 +13,7 @@ from openai_cpu_server.config.command_line import CommandParser
 def ps(arguments: Sequence[str]) -> None:
     parser = CommandParser("ps", "List the models that a running server has in memory.")
     add_server_options(parser, LOCAL)
-    parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON, with sizes in bytes")
     options = parser.parse_args(arguments)
     loaded = ServerClient(options.url, options.api_key).get("/api/ps")["models"]
     if options.json:

@@ -42,7 +42,11 @@ def pull(arguments: Sequence[str]) -> None:
     parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it, such as qwen3.5:4b")
     parser.add_argument("--json", action="store_true", help="report progress as lines of JSON")
     parser.add_argument(
-        "--keep-free", type=int, default=0, metavar="MB", help="of the disk at least; default: %(default)s"
+        "--keep-free",
+        type=int,
+        default=0,
+        metavar="MB",
+        help="megabytes of the disk to leave free; default: %(default)s",
     )
     options = parser.parse_args(arguments)
     if options.json:
@@ -79,8 +83,8 @@ class _PullLog:
             say(f"{printable(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
 
     def ends(self, model: HubModel, path: Path) -> None:
-        eyes = f", with {printable(model.projector.path)}, which it sees with" if model.projector else ""
-        say(f"{model.name} is here{eyes}: {path}")
+        eyes = f", with its projector {printable(model.projector.path)}" if model.projector else ""
+        say(f"{model.name} is on this machine{eyes}: {path}")
 
     def close(self) -> None: ...
 
@@ -144,7 +148,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     source = hub_name(name)
     if source is None:
         path = local_model(name)  # raises for unknown names, with a hint
-        raise StartupError(f"{name} is here, and not from the hub: {path}")
+        raise StartupError(f"{name} is on this machine, and not from the hub: {path}")
     model = hub.ask_hub(source)
     verdict = expected_model(
         without_tag(name),
@@ -164,18 +168,18 @@ def memory_text(model: ListedModel) -> str:
     free = Machine().free_memory()
     if not model.fits:
         return (
-            f"it will not fit: {bytes_text(free)} of memory are free, and its weights alone take "
+            f"it will not fit into memory: {bytes_text(free)} are free, and its weights alone take "
             f"{bytes_text(model.size_bytes)}"
         )
     room = f", and {model.pool_tokens:,} tokens beside it" if model.pool_tokens else ""
-    return f"it fits: {bytes_text(free)} of memory are free{room}"
+    return f"it fits into memory: {bytes_text(free)} are free{room}"
 
 
 def remove(arguments: Sequence[str]) -> None:
     parser = CommandParser(
         "rm",
-        description="Remove models from the hub's cache, with what has come of others of the same "
-        "repository that are not whole. A model that a running server has in use stays.",
+        description="Remove models from the hub's cache, and partial downloads of the same repository. A "
+        "model that a running server uses stays.",
     )
     parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it")
     for name in parser.parse_args(arguments).name:

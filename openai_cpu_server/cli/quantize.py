@@ -88,7 +88,7 @@ def quantize(arguments: Sequence[str]) -> None:
         return
     kind = file_type_named(options.type)
     if options.source is None or options.output is None:
-        raise StartupError("usage: openai-cpu-server quantize IN OUT --type TYPE (--help says more)")
+        raise StartupError("usage: openai-cpu-server quantize IN OUT --type TYPE (see --help)")
     source = SourceModel.read(local_model(options.source))
     num_parts = len(source.files) if options.keep_split else 1
     native_options = _quantize_options(options, kind, GgufHeader(source.path), num_parts=num_parts)
@@ -111,8 +111,8 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         "quantize",
         description="Store the weights of a GGUF model in fewer bits.",
-        epilog="Exit status: 0 done; 1 it failed on the way; 2 the model, the type or the use of this command"
-        " is wrong; 130 interrupted. OUT is there whole or not at all.",
+        epilog="Exit status: 0 success; 1 failure during the work; 2 the model, the type or the use of this "
+        "command is wrong; 130 interrupted. OUT is written completely or not at all.",
     )
     add = parser.add_argument
     add(
@@ -126,20 +126,21 @@ def _parser() -> CommandParser:
     add("--keep-split", action="store_true", help="as many parts as IN has (OUT-00001-of-00003.gguf)")
     add("--type", required=True, help="such as q4_k_m or q8_0; list shows all")
     add("--allow-requantize", action="store_true", help="even if IN is quantised: loses more than from f16")
-    add("--pure", action="store_true", help="all tensors in one type, no mixture")
-    add("--output-tensor-type", metavar="TYPE", help="of output.weight, such as q8_0")
-    add("--token-embedding-type", metavar="TYPE", help="of the token embeddings")
+    add("--pure", action="store_true", help="one type for all tensors")
+    add("--output-tensor-type", metavar="TYPE", help="type type of output.weight, such as q8_0")
+    add("--token-embedding-type", metavar="TYPE", help="type type of the token embeddings")
     add("--leave-output-tensor", action="store_true", help="output.weight stays as it is in IN")
     add(
         "--tensor-type",
         action="append",
         default=[],
         metavar="NAMES=TYPE",
-        help="of tensors whose name a regular expression finds (ffn_down=q8_0); may be given several times",
+        help="type of tensors whose name matches a regular expression (ffn_down=q8_0); may be given several "
+        "times",
     )
     add("--imatrix", metavar="FILE", help="importance matrix: the smallest types need one")
-    add("--threads", type=int, metavar="N", help="default: all that this process may use")
-    add("--dry-run", action="store_true", help="say what would come out, and write nothing")
+    add("--threads", type=int, metavar="N", help="default: all CPUs that this process may use")
+    add("--dry-run", action="store_true", help="print the result, and write nothing")
     return parser
 
 
@@ -331,10 +332,10 @@ class OutputFiles:
         """Check that the files can and may be written. Raises StartupError."""
         folder = self.path.parent
         if not folder.is_dir():
-            raise StartupError(f"there is no folder {folder}")
+            raise StartupError(f"the folder {folder} does not exist")
         for file in self.files:
             if file.is_dir():
-                raise StartupError(f"{file} is a folder: name the file that is to be made")
+                raise StartupError(f"{file} is a folder: name the file to write")
             if file.exists() and not file.is_file():
                 raise StartupError(f"{file} is not an ordinary file")
             if file.exists() and any(file.samefile(source) for source in sources):
@@ -347,7 +348,7 @@ class OutputFiles:
         free = shutil.disk_usage(self.path.parent).free
         if free < num_bytes:
             raise StartupError(
-                f"not enough disk space for {self.path}: {bytes_text(num_bytes)} are needed, "
+                f"not enough disk space for {self.path}: it needs {bytes_text(num_bytes)}, and "
                 f"{bytes_text(free)} are free"
             )
 
@@ -417,7 +418,7 @@ class Conversion(msgspec.Struct, frozen=True):
         return max(0, headers) + self.tensor_bytes + _PADDING * len(self.tensors)
 
     def require_possible(self, importance: Importance | None, *, allows_requantising: bool) -> None:
-        """Check for faults that llama.cpp would notice late, or die of. Raises StartupError."""
+        """Check for faults that llama.cpp would notice late, or crash with. Raises StartupError."""
         if self.needs_importance:
             raise StartupError("this type needs an importance matrix: --imatrix FILE (of llama-imatrix)")
         for tensor, kind in self.tensors:
@@ -425,8 +426,8 @@ class Conversion(msgspec.Struct, frozen=True):
                 continue
             if tensor.type.is_quantised and not allows_requantising:
                 raise StartupError(
-                    f"{self.source.path} is quantised already ({tensor.type.name}): to do it again loses more"
-                    " than to start from f16 or f32; --allow-requantize does it"
+                    f"{self.source.path} is quantised already ({tensor.type.name}), and quantising it again "
+                    "loses more than from f16 or f32: --allow-requantize permits it"
                 )
             if tensor.shape[0] % kind.block_values:  # types that users choose have no fallback
                 raise StartupError(
@@ -508,11 +509,10 @@ def _summary(conversion: Conversion, made_bytes: int) -> list[str]:
     lines = columns(rows, right=(1, 2)).splitlines()
     if fallbacks:
         lines.append(
-            f"{len(fallbacks)} of {len(conversion.tensors)} tensors could not have the type that is meant for"
-            " them:"
+            f"{len(fallbacks)} of {len(conversion.tensors)} tensors could not have their intended type:"
         )
     kinds = Counter((each.columns, each.block, each.wanted, each.got) for each in fallbacks)
     return lines + [
-        f"  {count} with rows of {num_values:,} values, no multiple of the {block} of {wanted}: {got}"
+        f"  {count} with rows of {num_values:,} values, not a multiple of {block} as for {wanted}: {got}"
         for (num_values, block, wanted, got), count in kinds.items()
     ]

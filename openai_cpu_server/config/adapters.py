@@ -60,7 +60,7 @@ def _of_entry(name: str, value: object) -> AdapterSource:
         raise ValueError(f'adapter {name}: write {name} = "PATH[@SCALE]" or {{path = ..., scale = ...}}')
     unknown = next((key for key in value if key not in ("path", "scale")), None)
     if unknown is not None:
-        raise ValueError(f"adapter {name}: there is no option {unknown!r}; there are path and scale")
+        raise ValueError(f"adapter {name}: unknown option {unknown!r}; the options are path and scale")
     scale = value.get("scale", 1.0)
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ValueError(f"adapter {name}: scale must be a number")

@@ -51,7 +51,7 @@ def unknown_option(name: str, options: Iterable[str]) -> str:
         return f"unexpected argument {name!r}"
     peers, hyphenated = peer_options(), name.replace("_", "-")  # vLLM takes both
     if (advice := peers.instead.get(hyphenated)) is not None:
-        return f"there is no option {name} here: {advice}"
+        return f"{name} is not an option of this server: {advice}"
     if ours := peers.same.get(hyphenated):
         return f"unknown option {name}; did you mean {ours}?"
     return f"unknown option {name}{guess(name, options)}"

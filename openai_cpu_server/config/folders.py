@@ -22,7 +22,7 @@ def user_cache_dir() -> Path:
     try:
         return private_folder(Path(tempfile.gettempdir()) / f"{_NAME}-{os.geteuid()}")
     except OSError as error:
-        raise StartupError(f"there is no folder for caches: {error}") from None
+        raise StartupError(f"no folder for caches: {error}") from None
 
 
 def lasting_cache_dir() -> Path | None:
@@ -43,7 +43,7 @@ def expanded_path(path: Path | str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise StartupError(f"cannot look for {path}: there is no such home directory") from None
+        raise StartupError(f"cannot look for {path}: this home directory does not exist") from None
 
 
 def require_utf8(path: Path | str, origin: str = "the name") -> None:

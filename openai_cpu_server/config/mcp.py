@@ -25,7 +25,7 @@ def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
 
     def found(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
-            raise ValueError(f"there is no variable {match[1]} in the environment")
+            raise ValueError(f"the environment has no variable {match[1]}")
         return os.environ[match[1]]
 
     return {name: _VARIABLE.sub(found, value) for name, value in values.items()}
@@ -40,11 +40,11 @@ class McpServerTable(Table):
     command: str | None = Field(None, min_length=1, description="a program that speaks MCP over its pipes")
     args: list[str] = Field([], description="its arguments")
     env: Filled = Field(
-        {}, description="variables that it gets beside what all children get; ${NAME} is one of this server"
+        {}, description="additional variables of its environment; ${NAME} is a variable of this server"
     )
     cwd: Path | None = Field(None, description="its working directory")
     url: str | None = Field(
-        None, pattern="^https?://", description="where a server speaks MCP over streamable HTTP"
+        None, pattern="^https?://", description="URL of a server that speaks MCP over streamable HTTP"
     )
     headers: Filled = Field({}, description="headers that are sent to it; ${NAME} as in env")
     tools: list[str] | None = Field(None, min_length=1, description="only these are offered; default: all")
@@ -55,9 +55,7 @@ class McpServerTable(Table):
             raise ValueError("give it a command or a url")
         others = {"headers"} if self.url is None else {"args", "env", "cwd"}
         if foreign := sorted(self.model_fields_set & others):
-            raise ValueError(
-                f"{foreign[0]!r} means nothing without a {'url' if self.url is None else 'command'}"
-            )
+            raise ValueError(f"{foreign[0]!r} needs a {'url' if self.url is None else 'command'}")
         return self
 
     @property
@@ -81,26 +79,30 @@ class McpOptions(BaseModel):
     mcp: CliSuppress[dict[ServerName, McpServerTable]] = of_servers(
         {},
         description="[mcp.NAME] of the TOML file: servers of tools that models may call, with command, args "
-        "and env, or url and headers; keys of --api-keys name those that they may use",
+        "and env, or url and headers; keys of --api-keys list the servers that they may use",
     )
     mcp_allow_url: list[str] = of_servers(
         [],
-        description="requests may name MCP servers of this host by their URL, `*.example.org` is all below "
-        "that, `*` any, but never private addresses; may be given several times; default: none",
+        description="requests may name MCP servers on this host by URL; `*.example.org` means all hosts "
+        "below, `*` any; private addresses are always refused; may be given several times; "
+        "default: none",
     )
     mcp_rounds: int = of_servers(
         _DEFAULTS.rounds,
         ge=1,
         le=1000,
-        description="generations of one response after which it calls no tools of MCP servers any more",
+        description="maximum number of generations of one response that may call tools of MCP servers",
     )
     mcp_seconds: float = of_servers(
-        _DEFAULTS.seconds, gt=0, description="seconds that an MCP server has for one call, its start included"
+        _DEFAULTS.seconds,
+        gt=0,
+        description="seconds that one call of an MCP server may take, including its start",
     )
     mcp_result_kb: int = of_servers(
         _DEFAULTS.result_bytes // 1024,
         ge=1,
-        description="KiB of text that one result of an MCP server may have; beyond, the model is informed",
+        description="maximum KiB of text in one result of an MCP server; the model is informed of a larger "
+        "one",
     )
 
     @property

@@ -156,51 +156,59 @@ class ModelOptions(BaseModel):
     )
     sampling_defaults: Annotated[Literal["auto", "openai"], _peer_values({"vllm": "openai"})] = Field(
         "auto",
-        description="values of the options above where nothing names them; auto: the model's own, from its "
-        "file or its makers, else min_p 0.05; openai: temperature 1, top_p 1, and nothing is cut",
+        description="values of the options above that are not set; auto: the model's own, from its file or "
+        "its makers, else min_p 0.05; openai: temperature 1, top_p 1 and no cut",
     )
     max_output_tokens: Annotated[
         Annotated[int, Field(ge=0, le=COUNT.most)] | None, _peer_values({"-1": 0, "-2": 0})
     ] = Field(
         None,
-        description="output limit of answers whose request names none; 0: the rest of the context; default: "
-        "4096, or 16384 for models that reason",
+        description="output limit of requests that set none; 0: the rest of the context; default: 4096, or "
+        "16384 for models that reason",
     )
 
     chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
     tool_format: ToolFormatName = Field(
         "auto",
-        description="how the model writes tool calls; default: as its chat template says, or generic if that "
-        "says nothing that the server knows",
+        description="format of the model's tool calls; default: that of its chat template, or generic if "
+        "the template has no known format",
     )
     reasoning_format: Annotated[ReasoningFormatName, _peer_values({"deepseek": "auto"})] = Field(
         "auto",
-        description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
-        "are shown as a part of the answer",
+        description="format of the model's thoughts; none: thoughts stay in the answer; default: that of "
+        "its chat template",
     )
     reasoning: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="whether the model thinks where a request does not say; auto: as its chat template says",
+        description="whether the model thinks if the request does not set it; auto: its chat template "
+        "decides",
     )
     reasoning_budget: int | None = Field(
         None,
         ge=0,
-        description="tokens of thoughts at most, where a request does not say; 0: none; default: any number",
+        description="maximum number of thinking tokens if the request does not set it; 0: none; default: no "
+        "limit",
     )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact", description="white space that the model may write in JSON output"
     )
     json_additional: Literal["closed", "open"] = Field(
         "closed",
-        description="properties that a JSON Schema does not declare, where it declares some and says nothing "
-        "about others; closed: the model writes none; open: any, to the letter of the standard",
+        description="properties that a JSON Schema does not declare, if it declares some and leaves "
+        "additionalProperties out; closed: the model writes none; open: any, as in the standard",
     )
     ctx_size: int | None = Field(
         None,
         ge=256,
-        description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
+        description="tokens of the KV pool; default: half of the memory that the weights leave, at most "
+        "16384",
     )
-    max_seqs: int = Field(ENGINE_DEFAULTS.max_seqs, ge=1, le=254, description="sequences that run at once")
+    max_seqs: int = Field(
+        ENGINE_DEFAULTS.max_seqs,
+        ge=1,
+        le=254,
+        description="maximum number of maximum number of sequences that run at once",
+    )
     threads: Annotated[_Threads | None, _AS_BY_DEFAULT] = Field(
         None, description="compute threads; default: physical cores"
     )
@@ -208,94 +216,102 @@ class ModelOptions(BaseModel):
         None, description="threads for steps of more than one token; default: as --threads"
     )
     flash_attention: bool = Field(
-        ENGINE_DEFAULTS.flash_attention, description="off: slower with long contexts"
+        ENGINE_DEFAULTS.flash_attention, description="flash attention; without it, long contexts are slower"
     )
     profile: Literal["auto", "off"] = Field(
-        "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
+        "auto", description="use the results of `openai-cpu-server tune` for options that are not set"
     )
     kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field(
         "auto", description="type of KV cells; auto is f16"
     )
     repack: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="repack weights for this CPU at load; auto: if that is faster, measured once for a file",
+        description="repack weights for this CPU when they are loaded; auto: if that is faster, measured "
+        "once for each file",
     )
     kernels: Literal["auto", "fast", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels do what they are proved for; fast: "
-        "prompts by AMX and 16-bit attention too, so that an answer can depend on what is computed beside it",
+        description="off: ggml computes everything; auto: our kernels, where they are verified; fast: also "
+        "AMX tiles and 16-bit attention for prompts, so that an answer can depend on other "
+        "requests of the same step",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,
-        description="read the weights into huge pages in place of mapping the file: the start is slower, and "
-        "each engine has a copy of its own; whether steps are faster depends on machine and model",
+        description="read the weights into huge pages instead of mapping the file: the start is slower, and "
+        "each engine has its own copy; the gain depends on machine and model",
     )
     prefill_tokens: int = Field(
         ENGINE_DEFAULTS.prefill_tokens,
         ge=16,
         le=65_536,
-        description="tokens of a step at most (llama.cpp's batch)",
+        description="maximum number of tokens in a step (llama.cpp's batch)",
     )
     speculation: Literal["auto", "off"] = Field(
         ENGINE_DEFAULTS.speculation,
-        description="verify several likely tokens of a sequence in one step, the answers stay the same; "
-        "auto: where that is predicted to be faster",
+        description="verify several predicted tokens of a sequence in one step, which does not change "
+        "answers; auto: where that is predicted to be faster",
     )
     draft_model: str = Field(
         "auto",
         min_length=1,
-        description="what drafts beside prompt lookup: a small model with the same tokenizer, or a file with "
-        "a prediction head, named as --model is; own: the model's own head, or one in a file beside it or in "
-        "its repository; none; auto: its own where there is one",
+        description="source of drafts beside prompt lookup: a small model with the same tokenizer, or a "
+        "file with a prediction head, by the names of --model; own: the model's own head, or "
+        "one in a file beside it or in its repository; none; auto: own if there is one",
     )
     draft_max: int = Field(
-        ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
+        ENGINE_DEFAULTS.draft_max,
+        ge=1,
+        description="maximum number of tokens that one sequence drafts in a step",
     )
     gpu_layers: Annotated[int | Literal["auto", "all"] | None, BeforeValidator(_layers)] = Field(
         None,
-        description="so many of the last layers go to a device beside the CPU, as far as they fit; auto: the "
-        "fastest split that fits. llama.cpp must be built for one (scripts/serve --gpu); "
-        "default: 0, or auto with --device, --cpu-moe or --kv-on-gpu on",
+        description="number of layers, the last ones, on a device beside the CPU, as far as they fit; auto: "
+        "the fastest split that fits. llama.cpp must be built for a device (scripts/serve "
+        "--gpu); default: 0, or auto with --device, --cpu-moe or --kv-on-gpu on",
     )
     cpu_moe: Annotated[int | Literal["all"], BeforeValidator(partial(_layers, words=("all",)))] = Field(
-        0, description="layers, the first ones, whose experts stay on the CPU; without a number: all"
+        0,
+        description="number of layers, the first ones, whose experts stay on the CPU; without a number: all",
     )
     tensor_place: Annotated[
         list[Annotated[str, AfterValidator(_tensor_place)]], NoDecode, BeforeValidator(one_or_more)
     ] = Field(
         [],
-        description="PATTERN=DEVICE: tensors in whose name the regular expression is found go there (CPU, "
-        "or as --device names it), before all else; may be given several times",
+        description="PATTERN=DEVICE: tensors whose name matches the regular expression go to this device "
+        "(CPU, or a name of --device), before all other options; may be given several times",
     )
     kv_on_gpu: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="whether KV cells lie on the device where their layers do; auto: if that is faster",
+        description="whether KV cells lie on the device of their layers; auto: if that is faster",
     )
     device: str | None = Field(
-        None, min_length=1, description="which one: openai-cpu-server inspect lists them; default: the first"
+        None,
+        min_length=1,
+        description="name of the device; openai-cpu-server inspect lists them; default: the first",
     )
     draft_gpu_layers: Annotated[int | Literal["auto", "all"], BeforeValidator(_layers)] = Field(
         0, description="--gpu-layers of the draft model"
     )
     mmproj: str = Field(
         "auto",
-        description="what the model sees and hears with: a file, named as --model is, off, or auto: the one "
-        "that fits beside the model's file, else of its repository on the hub",
+        description="projector for pictures and sounds: a file, by the names of --model; off; or auto: the "
+        "matching file beside the model's, else that of its repository on the hub",
     )
     cache_mb: int | None = Field(
         None,
         ge=0,
-        description="host memory of the prefix cache, 0: none; default: a quarter of the machine's",
+        description="MiB of host memory for the prefix cache; 0: none; default: a quarter of the machine's",
     )
     cache_file: str = Field(
         "auto",
         min_length=1,
-        description="where the prefix cache is kept between runs; off: nowhere; auto: a bounded part of it "
+        description="file that keeps the prefix cache between runs; off: none; auto: a bounded part of it "
         "in the user's cache directory",
     )
     pin_prompt: list[Path] = Field(
         [],
-        description="compute the prompt in this file at start and never evict it; may be given several times",
+        description="compute the prompt in this file at the start and never evict it; may be given several "
+        "times",
     )
 
     @model_validator(mode="after")
@@ -366,21 +382,15 @@ class ModelTable(ModelOptions, Table):
         None, min_length=1, description="as --model without a name; default: what NAME itself means"
     )
     aliases: list[str] = Field([], description="further names in the API")
-    keep_alive: float | None = Field(
-        None, ge=0, description="as --idle-unload; 0: as soon as it has nothing to do"
-    )
-    pinned: bool = Field(
-        False, description="it is loaded at start, and never unloaded for others or idleness"
-    )
+    keep_alive: float | None = Field(None, ge=0, description="as --idle-unload; 0: as soon as it is idle")
+    pinned: bool = Field(False, description="load the model at the start, and never unload it")
     adapters: Annotated[tuple[AdapterSource, ...], PlainValidator(adapters_of_table)] = Field(
         (), description='LoRA adapters: NAME = "PATH[@SCALE]", or {path = ..., scale = ...}'
     )
-    memory: int | None = Field(
-        None, ge=1, description="MiB that it may take at most; default: its KV pool decides"
-    )
+    memory: int | None = Field(None, ge=1, description="maximum memory in MiB; default: its KV pool decides")
 
     router: RouterTable | None = Field(
-        None, description="it is not a model: it chooses a model for each request"
+        None, description="options of a router, which chooses a model for each request"
     )
 
     @model_validator(mode="after")

@@ -98,7 +98,7 @@ def read_settings(
     arguments = without_empty_values(translated(arguments))
     for name in () if is_server else sorted(OPTIONS_OF_SERVERS):
         if argument := named_by(name, arguments):
-            raise StartupError(f"{argument} is for servers: this command has none")
+            raise StartupError(f"{argument} is an option of the server, not of this command")
     for name in _REPLACED:
         if named_by(name, arguments) or variable(name) in os.environ:
             raise StartupError(_problem((name,), ""))
@@ -141,7 +141,7 @@ def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[st
 
 def _with_file(path: Path) -> type[Settings]:
     if not path.is_file():
-        raise StartupError(f"there is no configuration file {path}")
+        raise StartupError(f"the configuration file {path} does not exist")
     return type("Settings", (Settings,), {"__doc__": Settings.__doc__}, toml_file=path)
 
 
@@ -162,7 +162,7 @@ def _problem(location: tuple[int | str, ...], message: str, origin: str = "") ->
     """`location` is the option and, for a list, an index, which is omitted."""
     names = [part for part in location if isinstance(part, str)]
     if names and names[0] in _REPLACED:
-        return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
+        return f"{option(names[0])} was removed: use {_REPLACED[names[0]]}"
     num_of_table = _NUM_OF_TABLE.get(names[0], 0) if names else 0
     if num_of_table:
         table = f"[{'.'.join(names[:num_of_table])}]"

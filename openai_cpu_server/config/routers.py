@@ -68,7 +68,7 @@ class ClassifierTable(Table):
     @model_validator(mode="after")
     def _shows_the_request(self) -> ClassifierTable:
         if "{request}" not in self.prompt:
-            raise ValueError("the prompt must have {request} in it")
+            raise ValueError("the prompt must contain {request}")
         return self
 
 
@@ -123,7 +123,7 @@ class RouterTable(Bounded):
             raise ValueError("the router has no routes, such as small = 'smollm2'")
         unknown = [name for name in self._named_routes() if name not in self.routes]
         if unknown:
-            raise ValueError(f"there is no route {unknown[0]!r}; there is {', '.join(self.routes)}")
+            raise ValueError(f"unknown route {unknown[0]!r}; the routes are {', '.join(self.routes)}")
         return self
 
     @property

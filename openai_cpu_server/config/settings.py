@@ -96,49 +96,58 @@ class RayTable(Table):
     address: str | None = Field(
         None, description="the cluster, such as auto; default: RAY_ADDRESS, else a new one"
     )
-    name: str = Field("openai-cpu-server", min_length=1, description="of the Serve application")
-    replicas: int = Field(1, ge=1, description="engine replicas of each model, at least")
+    name: str = Field("openai-cpu-server", min_length=1, description="name name of the Serve application")
+    replicas: int = Field(1, ge=1, description="minimum number of engine replicas of each model")
     max_replicas: int | None = Field(
-        None, ge=1, description="engine replicas of each model, at most; default: as many as 'replicas'"
+        None,
+        ge=1,
+        description="maximum number of engine replicas of each model; default: as many as 'replicas'",
     )
     cpus: float = Field(
         1.0,
         gt=0,
-        description="of each engine replica; a whole number: its threads have as many CPUs for themselves",
+        description="CPUs of each engine replica; a whole number reserves as many CPUs for its threads",
     )
     memory_gb: float | None = Field(
-        None, gt=0, description="of each engine replica; default: nothing is reserved"
+        None, gt=0, description="memory memory of each engine replica; default: nothing is reserved"
     )
     resources: dict[str, float] = Field(
-        {}, description="further resources that an engine replica's node must have, by Ray's names"
+        {}, description="other resources that an engine replica's node must have, by Ray's names"
     )
-    one_per_node: bool = Field(False, description="never two engine replicas of a model on one node")
+    one_per_node: bool = Field(False, description="at most one engine replica of a model on each node")
     pin: Literal["auto", "off"] = Field(
-        "auto", description="auto: engine replicas divide a node's CPUs, each on as few NUMA nodes as can be"
+        "auto",
+        description="auto: engine replicas divide a node's CPUs, each on as few NUMA nodes as possible",
     )
-    api_replicas: int = Field(1, ge=1, description="processes that clients talk to")
+    api_replicas: int = Field(1, ge=1, description="number of processes that clients connect to")
     ingress: Literal["replicas", "proxy"] = Field(
         "replicas",
         description="listeners: API replicas, each on its node, or Ray Serve's proxies, on every node",
     )
-    api_cpus: float = Field(0.25, ge=0, description="of each of them, for placement only")
+    api_cpus: float = Field(0.25, ge=0, description="CPUs of each API replica, for placement only")
     target_wait_ms: float = Field(
         1000.0,
         gt=0,
-        description="more replicas come where interactive newcomers are to wait longer than this",
+        description="predicted wait of a new interactive request above which replicas are added",
     )
-    up_after_s: float = Field(15.0, ge=0, description="how long more must be needed before more are started")
-    down_after_s: float = Field(300.0, ge=0, description="how long fewer must have sufficed before some end")
+    up_after_s: float = Field(
+        15.0, ge=0, description="seconds that more replicas must be needed before they are started"
+    )
+    down_after_s: float = Field(
+        300.0, ge=0, description="seconds that fewer replicas must suffice before some are ended"
+    )
     lease_s: float = Field(
         8.0,
         ge=1,
-        description="an engine replica that hears nothing of an API replica for so long ends its requests; "
-        "half of it after the last answer, the API replica replays them elsewhere",
+        description="seconds of silence of an API replica after which an engine replica ends its requests; "
+        "after half of it without an answer, the API replica replays them elsewhere",
     )
-    drain_s: float = Field(120.0, gt=0, description="time that a stopping replica has to end its requests")
-    health_s: float = Field(5.0, gt=0, description="how often Ray asks each replica whether it is well")
+    drain_s: float = Field(120.0, gt=0, description="seconds that a stopping replica has to end its requests")
+    health_s: float = Field(5.0, gt=0, description="seconds between Ray's health checks of each replica")
     retry_s: float = Field(
-        30.0, gt=0, description="an engine replica whose model cannot be loaded is replaced after so long"
+        30.0,
+        gt=0,
+        description="seconds after which an engine replica is replaced if its model cannot be loaded",
     )
 
     @model_validator(mode="after")
@@ -176,15 +185,14 @@ class WhatToServe(BaseModel):
     )
     any_model_name: bool = Field(
         False,
-        description="a model's name that is not served means the first model that can do it, as llama-server "
-        "has it",
+        description="an unknown model name means the first suitable model, as in llama-server",
     )
     memory: int | None = Field(
         None,
         ge=1,
-        description="MiB for all models: weights, KV cells, buffers and prefix caches; where another needs "
-        "the room, the least recently used is unloaded; default: with several models four fifths of what is "
-        "free",
+        description="MiB for all models: weights, KV cells, buffers and prefix caches; if a model needs "
+        "room, the least recently used one is unloaded; default: with several models four "
+        "fifths of the free memory",
     )
     idle_unload: float | None = Field(
         None, gt=0, description="seconds without a request after which a model is unloaded; default: never"
@@ -207,70 +215,77 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     port: int = of_servers(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
     api_key: SecretStr | None = of_servers(
         None,
-        description="require this key (Authorization: Bearer, or x-api-key). Arguments stand in the list of "
-        "processes for every user of the machine: better OCS_API_KEY, or a file in OCS_SECRETS_DIR",
+        description="require this key (Authorization: Bearer, or x-api-key). Other users of the machine can "
+        "see arguments in the list of processes: prefer OCS_API_KEY, or a file in "
+        "OCS_SECRETS_DIR",
     )
     api_keys: Path | None = of_servers(
         None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
     )
     open_to_gateways: bool = of_servers(
         False,
-        description="GET /version and /metrics/gateway need no key, and GET /metrics shows without one what "
-        "gateways read, because some scrape many servers",
+        description="GET /version and /metrics/gateway need no key, and GET /metrics without a key returns "
+        "the metrics of gateways, for scrapers that cannot send one",
     )
     limits_url: SecretStr | None = of_servers(
-        None, description="count what keys use in redis://HOST:PORT; default: in this process"
+        None, description="count the use of keys in redis://HOST:PORT; default: in this process"
     )
     cors_origin: list[Annotated[str, AfterValidator(_origin)]] = of_servers(
-        [], description="pages of this origin may call from a browser; * is all; may be given several times"
+        [],
+        description="web pages of this origin may call the server; * means all; may be given several times",
     )
     allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = of_servers(
         [],
-        description="clients may call the server by this name, beside addresses, localhost and the name in "
-        "--host; * is any; may be given several times; default: none where it listens on a loopback address, "
-        "else any",
+        description="clients may call the server by this host name, beside addresses, localhost and the "
+        "name in --host; * means any; may be given several times; default: none if it listens "
+        "on a loopback address, else any",
     )
     open_admin: bool = of_servers(
         False,
         description="without keys, clients on other machines are administrators too: they may load and "
-        "unload models and adapters, empty caches, and see and end everybody's requests",
+        "unload models and adapters, empty caches, and see and end all requests",
     )
     trusted_proxy: list[Network] = of_servers(
         [],
-        description="believe this proxy (ADDRESS or NETWORK) about where requests come from; "
-        "may be given several times",
+        description="trust this proxy (ADDRESS or NETWORK) to name the addresses of clients; may be given "
+        "several times",
     )
     ssl_certfile: Path | None = of_servers(None, description="serve HTTPS with this certificate (PEM)")
-    ssl_keyfile: Path | None = of_servers(None, description="its key; default: in the certificate's file")
-    ssl_keyfile_password: SecretStr | None = of_servers(None, description="of an encrypted key")
+    ssl_keyfile: Path | None = of_servers(
+        None, description="private key of the certificate; default: in the certificate's file"
+    )
+    ssl_keyfile_password: SecretStr | None = of_servers(
+        None, description="password of an encrypted private key"
+    )
     stream_rate: float = Field(
         BY_DEFAULT.stream_rate,
         gt=0,
-        description="tokens per second that an interactive stream keeps at least while others' prompts are "
-        "read, where the machine is fast enough",
+        description="tokens per second that an interactive stream keeps while other prompts are computed, "
+        "if the machine is fast enough",
     )
     stall_ms: float = Field(
         BY_DEFAULT.stall_ms,
         gt=0,
-        description="longest gap between two tokens of an interactive stream, in milliseconds: a stream that "
-        "was faster than --stream-rate waits so long for a prompt that comes",
+        description="longest gap in milliseconds between two tokens of an interactive stream, while a new "
+        "prompt is computed and the stream was faster than --stream-rate before",
     )
     batch_stall_ms: float = Field(
         BY_DEFAULT.batch_stall_ms,
         gt=0,
-        description="the same while there is no interactive stream: longer steps bring more throughput",
+        description="the same without interactive streams: longer steps have more throughput",
     )
     batch_floor: float = Field(
         BY_DEFAULT.batch_floor,
         ge=0,
         le=1,
-        description="share of slots and time that batch work keeps beside endless interactive requests",
+        description="share of slots and time that batch work keeps under any interactive load",
     )
     preempt_threshold_ms: float = Field(
         BY_DEFAULT.preempt_threshold_ms,
         ge=0,
-        description="milliseconds that an interactive newcomer waits for batch work: it interrupts a batch "
-        "step that has more left, and beside interactive streams batch work makes no step longer",
+        description="milliseconds that a new interactive request waits for batch work: it interrupts a "
+        "batch step that has more left, and beside interactive streams batch work makes no step "
+        "longer",
     )
     policy: Literal["priority", "fifo", "sjf"] = Field(
         BY_DEFAULT.policy,
@@ -279,8 +294,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     )
     numa: bool = of_servers(
         False,
-        description="an engine on each NUMA node, with memory of that node: requests go where their prompt "
-        "is, or to the node that is free; for a server with one model",
+        description="run an engine on each NUMA node, with memory of that node; a request goes to the node "
+        "that has its prompt, or to a less busy one; for a server with one model",
     )
     numa_folder: CliSuppress[Path | None] = of_servers(None)
     """Internal, for tests: folder of simulated NUMA nodes."""
@@ -290,188 +305,205 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     """Internal: it has no description and appears in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
         [],
-        description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
-        "may be given several times",
+        description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests name it as MODEL:NAME; may be "
+        "given several times",
     )
     models_dir: Path | None = of_servers(
         None,
-        description="serve the models in this folder, and two folders deep, each when it is first asked for",
+        description="serve the models in this folder and two levels of folders below; the first request for "
+        "a model loads it",
     )
     allow_pull: bool = of_servers(
         False,
-        description="administrators may fetch models from the hub while the server runs, remove them, and "
-        "make names of them (POST /v1/models/pull; Ollama's pull, create, copy, delete); the next start "
-        "finds them in models.json of the user's data directory",
+        description="administrators may download models from the hub while the server runs, remove them, "
+        "and create names (POST /v1/models/pull; Ollama's pull, create, copy, delete); the next "
+        "start reads them from models.json in the user's data directory",
     )
     adapter_dir: Path | None = of_servers(
         None,
-        description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
-        "nothing",
+        description="POST /v1/adapters may load files from this folder and from the hub; default: none",
     )
     cache_isolation: Literal["off", "key"] | None = of_servers(
         None,
-        description="key: requests of different API keys share no computed prompts, and none is told how "
-        "much of its prompt another had sent; off: they do; default: key where there are keys",
+        description="key: requests of different API keys share no computed prompts, so that none can find "
+        "out the prompts of another; off: they share; default: key if there are keys",
     )
     answer_cache: SecretStr | None = of_servers(
         None,
-        description="repeat answers to the same question: on (answers.db in the user's data directory), "
-        "memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer is computed",
+        description="repeat answers to the same question, stored in: on (answers.db in the user's data "
+        "directory), memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer "
+        "is computed",
     )
     answer_cache_ttl: float = of_servers(
-        86_400.0, gt=0, description="seconds after which an answer is forgotten"
+        86_400.0, gt=0, description="seconds after which a stored answer expires"
     )
     answer_cache_mb: int = of_servers(
-        256, ge=1, description="size of the cache of answers; the least recently used goes first"
+        256, ge=1, description="MiB of the cache of answers; the least recently used answer is evicted first"
     )
     semantic_cache: float | None = of_servers(
         None,
         gt=0,
         le=1,
-        description="answer similar questions from it too: the cosine from which two last user turns count "
-        "as one, such as 0.95; it is sometimes wrong. Implies --answer-cache on",
+        description="repeat answers to similar questions too: the cosine from which two last user turns "
+        "count as the same, such as 0.95; sometimes wrong. Implies --answer-cache on",
     )
     semantic_cache_model: str | None = of_servers(
-        None, description="the model that embeds the turns; default: the only one that embeds"
+        None, description="model that embeds the turns; default: the only one that embeds"
     )
     cache_dir: Path | None = Field(
         None,
-        description="where measured costs and profiles are kept; default: the folder measured in the user's "
+        description="folder of measured costs and profiles; default: the folder measured in the user's "
         "cache directory",
     )
     calibrate: Literal["idle", "start", "never"] = Field(
         ENGINE_DEFAULTS.calibrate,
-        description="when the cost of steps is measured, once for a model: while the server is idle, "
-        "before the first start ends, or never, with the costs of an earlier start only",
+        description="when the cost of steps is measured, once for each model: while the server is idle, "
+        "during the first start, or never, with the costs of an earlier start only",
     )
     default_priority: Literal["interactive", "batch"] = of_servers(
-        "interactive", description="priority of requests that name none"
+        "interactive", description="priority of requests that set none"
     )
-    max_queue: int = Field(1000, ge=1, description="requests of one priority that may wait; beyond: 429")
+    max_queue: int = Field(
+        1000, ge=1, description="maximum number of waiting requests of one priority; more get 429"
+    )
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
-    max_body_mb: int = Field(32, ge=1, description="largest request body, larger ones get 413")
+    max_body_mb: int = Field(32, ge=1, description="largest request body; larger ones get 413")
     max_bodies_mb: int = of_servers(
         256,
         ge=1,
-        description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503. "
-        "At least --max-body-mb",
+        description="limit for all bodies in memory together, not counting 64 KiB of each; more get 503. At "
+        "least --max-body-mb",
     )
     max_picture_mb: int = Field(20, ge=1, description="largest picture, encoded; larger ones get 400")
     max_picture_pixels: int = Field(
-        40_000_000, ge=1, description="pixels of a picture at most; it is refused before it is decoded"
+        40_000_000,
+        ge=1,
+        description="maximum number of pixels of a picture; larger ones are refused before they are decoded",
     )
     max_sound_mb: int = Field(25, ge=1, description="largest sound, encoded; larger ones get 400")
     max_sound_seconds: int = Field(
-        7200, ge=1, description="seconds of sound in a conversation at most; more are refused while decoding"
+        7200, ge=1, description="maximum seconds of sound in a conversation; more are refused while decoding"
     )
     allowed_media_domain: list[str] = Field(
         [],
-        description="fetch pictures and sounds from URLs of this domain, `*.example.org` from all below it, "
-        "`*` from any, but never from private addresses; may be given several times; default: fetch none",
+        description="fetch pictures and sounds from URLs of this domain; `*.example.org` means all domains "
+        "below, `*` any; private addresses are always refused; may be given several times; "
+        "default: fetch none",
     )
     allowed_media_host: list[OwnHost] = Field(
         [],
-        description="fetch them also from this host with a private address, such as `nas.lan`, `minio:9000`; "
-        "without a port from the usual one; may be given several times",
+        description="fetch them also from this host, which may have a private address, such as `nas.lan`, "
+        "`minio:9000`; without a port from the usual one; may be given several times",
     )
     media_dir: Path | None = Field(
-        None, description="show pictures and sounds of this folder that `file:` URLs name"
+        None, description="folder of pictures and sounds that `file:` URLs may name"
     )
     max_prompt_tokens: int | None = Field(
-        None, ge=1, description="longest prompt, longer ones get 400; default: the context"
+        None, ge=1, description="longest prompt in tokens; longer ones get 400; default: the context"
     )
     output_token_cap: int | None = Field(
         None,
         ge=1,
-        description="largest output limit that a request may name, larger ones get 400, and the longest "
-        "output of a choice without one; default: the context",
+        description="largest output limit of a request; larger ones get 400; also the longest output of a "
+        "choice without a limit; default: the context",
     )
     end_loops: bool = Field(
         True,
-        description="end an answer that has repeated the same tokens for a thousand tokens, as if its limit "
-        "were reached; off: it goes on to its limit",
+        description="end an answer whose last thousand tokens only repeat a passage, as if its limit were "
+        "reached; off: it continues to its limit",
     )
     request_timeout: float | None = of_servers(
-        None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
+        None,
+        gt=0,
+        description="seconds that a call may take, including its time in the queue; default: no limit",
     )
     max_connections: int = of_servers(
         4096,
         ge=1,
-        description="connections; beyond: 503 (/health and /ready still answer). "
-        "Needs as many open files and 128 more",
+        description="maximum number of connections; more get 503 (/health and /ready still answer). Needs "
+        "as many open files and 128 more",
     )
     read_timeout_s: float = of_servers(
-        30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
+        30.0,
+        gt=0,
+        description="seconds to receive the headers of a request; its body has 1 s more for each KiB",
     )
     idle_timeout_s: float = of_servers(
         75.0,
         gt=0,
-        description="a connection without a request is kept for so long: longer than proxies and clients keep"
-        " theirs, else they send a request into one that closes",
+        description="seconds that a connection without a request stays open; should be longer than in "
+        "proxies and clients, which would otherwise send a request as it closes",
     )
     write_timeout_s: float = of_servers(
-        30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
+        30.0, gt=0, description="seconds after which a client that reads nothing is disconnected"
     )
     stream_buffer_mb: int = Field(
         4,
         ge=1,
-        description="held for a client that reads slower than its call generates; beyond: its call ends",
+        description="MiB buffered for a client that reads more slowly than its call generates; beyond, the "
+        "call ends",
     )
     jobs_db: SecretStr | None = of_servers(
         None,
-        description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
-        "are none of these; default: jobs.db in the user's data directory",
+        description="database of files, batches and responses: PATH of a SQLite file, postgresql://..., or "
+        "none, which disables them; default: jobs.db in the user's data directory",
     )
     prices: CliSuppress[dict[str, PriceTable]] = of_servers(
-        {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
+        {}, description="[prices.MODEL] of the TOML file: the price of a million tokens, for GET /v1/usage"
     )
     response_days: float = of_servers(
         30.0,
         gt=0,
         le=3650,
-        description="days after which a stored response of /v1/responses is deleted, and a conversation that "
-        "nothing was added to",
+        description="days after which a stored response of /v1/responses is deleted, and a conversation "
+        "after its last item",
     )
     max_file_mb: int = of_servers(200, ge=1, description="largest file of /v1/files")
-    max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")
-    batch_concurrency: int = Field(32, ge=1, description="rows of batches that run at once")
+    max_batch_rows: int = Field(50_000, ge=1, description="maximum number of requests in a batch")
+    batch_concurrency: int = Field(32, ge=1, description="maximum number of batch rows that run at once")
     resume_seconds: float = of_servers(
         300.0,
         ge=0,
         le=3600,
-        description="so long a stream that its client names (X-Conversation-Id) goes on without it, and is "
-        "kept when it has ended; 0: it ends with its connection",
+        description="seconds that a stream with the header X-Conversation-Id continues without its client, "
+        "and that it is kept after its end; 0: it ends with its connection",
     )
     drain_seconds: float = of_servers(
-        30.0, ge=0, description="time that running requests have to end after the first SIGTERM or Ctrl-C"
+        30.0, ge=0, description="seconds that running requests have to end after the first SIGTERM or Ctrl-C"
     )
     hang_seconds: float = Field(
-        60.0, ge=0, description="without progress, or 300 times a step's expected time: a hang; 0: never"
+        60.0,
+        ge=0,
+        description="seconds without progress after which an engine counts as hung, or 300 "
+        "times a step's predicted time if that is longer; 0: never",
     )
     load_hang_seconds: float = Field(
-        1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
+        1800.0,
+        ge=0,
+        description="the same while the model is being loaded and its steps are measured; 0: never",
     )
     sandbox: Literal["auto", "off"] = Field(
         ENGINE_DEFAULTS.sandbox,
-        description="auto: processes that run native code open only files that they need, make no sockets "
-        "and start no programs, as far as this kernel sees to that; off: they may do what the server may",
+        description="auto: processes that run native code can open only the files that they need, create no "
+        "sockets and start no programs, as far as the kernel supports it; off: they have all "
+        "rights of the server",
     )
     max_crashes_per_minute: int = Field(
         5,
         ge=1,
-        description="of the engine; then it is given up. SIGKILLs after progress do not count, nor does what "
-        "a request was found to cause",
+        description="crashes within a minute after which the engine is given up; SIGKILLs after progress, "
+        "and crashes that a request has caused, do not count",
     )
     keep_alive_s: float = of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
-    page: bool = of_servers(True, description="a page for browsers at /: chat, and a view of the scheduler")
+    page: bool = of_servers(True, description="page for browsers at /: a chat, and a view of the scheduler")
     lenient: bool = Field(
         False,
         description="ignore unknown parameters and name them in a header; -1 output tokens mean no limit",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        ENGINE_DEFAULTS.log_level, description="least level shown"
+        ENGINE_DEFAULTS.log_level, description="lowest level that is logged"
     )
-    log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
+    log_format: Literal["console", "json"] = Field("console", description="json: one object on each line")
     otel_endpoint: str | None = of_servers(
         None,
         description="send traces to the OpenTelemetry collector at this URL (OTLP over HTTP); "

@@ -114,7 +114,7 @@ def set_value(name: str, value: Any, origin: str) -> Any:
         return value
     if not value.strip():
         if name in _GUARDS:
-            raise StartupError(f"{origin} is empty: leave it out to go without {option(name)}")
+            raise StartupError(f"{origin} is empty: remove it to start without {option(name)}")
         return None
     require_utf8(value, origin)
     return value
@@ -158,7 +158,7 @@ def secrets_folder() -> Path | None:
     """Return the folder of secret files, or None. Raises StartupError if it is not a folder."""
     folder = set_value("secrets_dir", os.environ.get(SECRETS_VARIABLE), SECRETS_VARIABLE)
     if folder is not None and not Path(folder).is_dir():
-        raise StartupError(f"{SECRETS_VARIABLE}: there is no folder {folder}")
+        raise StartupError(f"{SECRETS_VARIABLE}: the folder {folder} does not exist")
     return Path(folder) if folder is not None else None
 
 

@@ -40,7 +40,7 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     is_flexible: bool = False
     """Allow white space between JSON tokens."""
     is_open: bool = False
-    """Allow undeclared properties where a schema says nothing about them."""
+    """Allow undeclared properties where a schema does not mention them."""
     text_end: str = ""
     """Mark behind raw texts of LARK and RUST_REGEX, which do not contain it. Without a mark, or if every
     text contains it, they are JSON strings."""

@@ -18,8 +18,8 @@ from openai_cpu_server.errors import InvalidRequest
 FIRST_ROW = 1 << 62
 """Smallest number of a media row."""
 _ROW_BYTES = 8
-BLIND = "This model takes no pictures."
-DEAF = "This model takes no sound."
+BLIND = "This model does not take pictures."
+DEAF = "This model does not take sound."
 SAMPLE_BYTES = 4
 
 

@@ -187,8 +187,8 @@ class CoreMonitor:
             self._logged, self._logged_s = self.count, self._clock()
             is_all = self.count == self._choice.most
             by_quota = "the control group's quota of CPU time is used up"
-            reason = by_quota if self.is_throttled else "others use the cores"
-            why = "all have their cores again" if is_all else reason
+            reason = by_quota if self.is_throttled else "other processes use the cores"
+            why = "all threads have their cores again" if is_all else reason
             logger.info("threads that compute: %d of %d (%s)", self.count, self._choice.most, why)
 
     def _seen(self) -> CoresSeen:

@@ -215,7 +215,7 @@ class EmbedCore(Core[list[EmbedPart]]):
             self._embedded.append(_failed(submit.request, why))
 
 
-_WRONG_MODEL = "does not go with a model that embeds"
+_WRONG_MODEL = "does not fit a model that embeds"
 
 
 def _inputs(parts: Iterable[EmbedPart]) -> list[tuple[int, ...]]:

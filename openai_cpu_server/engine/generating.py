@@ -114,7 +114,7 @@ class EngineCore(Core[Step]):
     def prepare(self, submit: messages.Submit) -> PreparedRequest:
         request = submit.request
         if not isinstance(request, GenerationRequest):
-            failure = RequestFailed("does not go with a model that generates text")
+            failure = RequestFailed("does not fit a model that generates text")
             return PreparedRequest(submit, failure=failure)
         info = self._backend.info
         if (name := request.wrong_number(vocab_size=info.vocab_size)) is not None:

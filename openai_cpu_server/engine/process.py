@@ -137,7 +137,9 @@ def _claim(options: EngineOptions) -> MaySave:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     writer = SoleWriter(path)
     if not writer.may_write():
-        logger.info("the prefix cache %s is another server's: it is read, and not saved", options.cache_file)
+        logger.info(
+            "the prefix cache %s belongs to another server: it is read, and not saved", options.cache_file
+        )
     return writer.may_write
 
 

@@ -148,11 +148,11 @@ class AdapterControl:
         self._send = None
 
     def died(self, message: str) -> bool:
-        """Return True if the process died of loading an adapter."""
+        """Return True if loading an adapter killed the process."""
         status = self._statuses.get(self._being_loaded or "")
         if status is None:
             return False
-        reason = f"Loading {status.adapter.path} has killed it: {message}."
+        reason = f"Loading {status.adapter.path} killed the engine: {message}."
         self._settle(status.adapter.key, AdapterState.FAILED, reason=reason)
         return True
 

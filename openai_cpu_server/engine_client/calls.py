@@ -345,7 +345,9 @@ class RequestAdmission:
         ever wait, and QueueFull."""
         self.culprits.check(request.account)
         if num_new > self.max_queue:
-            message = f"{num_new} sequences in one call; {self.max_queue} may wait at once on this server."
+            message = (
+                f"The call has {num_new} sequences, and at most {self.max_queue} may wait on this server."
+            )
             raise InvalidRequest(message, param="n", code="invalid_value")
         live, priority = self.proxy.live, request.priority
         waiting = live.count(RequestState.WAITING)[priority.label]

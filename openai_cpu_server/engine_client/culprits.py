@@ -104,7 +104,7 @@ class CulpritSearch:
     Other requests wait until one half has proved itself, unless they have a better priority than those on
     trial. If the engine dies with them beside a trial, they are suspects after those on trial.
 
-    No request fails for another: it fails only if the engine dies while computing it alone, and had died of
+    No request fails for another: it fails only if the engine dies while computing it alone, and has died with
     it before. So the last suspect of a search is tried entirely alone. So is one that was being handled
     outside of steps, which is the likeliest culprit.
 

@@ -62,7 +62,7 @@ class Death(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        return f"The engine died each time that it computed this request; the last time {self.message}."
+        return f"The engine died each time it computed this request; the last time {self.message}."
 
     @property
     def may_be_device(self) -> bool:
@@ -75,7 +75,7 @@ class Death(msgspec.Struct, frozen=True):
     @classmethod
     def of_bad_message(cls, error: str) -> Death:
         """Classify an unreadable message, as happens between two versions."""
-        return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", _BAD_MESSAGE)
+        return cls(DeathKind.FAULT, f"the engine process sent an unreadable message ({error})", _BAD_MESSAGE)
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
@@ -86,7 +86,7 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.HANG, silence, "hang")
         cause = death_cause(exit_status)
         if exit_status == UNLOADABLE:
-            return cls(DeathKind.FAULT, "llama.cpp cannot be loaded: the log says why", cause)
+            return cls(DeathKind.FAULT, "llama.cpp cannot be loaded: the log has the reason", cause)
         if exit_status is None or exit_status >= 0:
             return cls(DeathKind.FAULT, f"the engine process ended (exit status {exit_status})", cause)
         if -exit_status in _FAULTS:
@@ -141,7 +141,7 @@ class CrashRecord:
     """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many.
 
     Deaths that bring the search for a culprit closer do not count, because there are only few. The first one
-    of a search does, until the culprit is found; that explains it, and the record starts anew.
+    of a search does, until the culprit is found; that explains it, and the record starts again.
 
     `max_a_minute` failed starts in a row are also too many, however long they take: a large model loads for
     minutes.

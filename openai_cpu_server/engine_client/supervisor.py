@@ -301,7 +301,7 @@ class Supervisor:
             self._not_loaded(why, replay)
             return
         if self._may_have_died_measuring(death, replay):
-            logger.warning("steps are not timed any more: the engine may have died of that")
+            logger.warning("steps are no longer timed, because that may have killed the engine")
             self._next.measure_nothing()
         self.reason = self._start_failure or death.message
         logger.error("%s, %d requests live", self.reason, replay.num_live)
@@ -347,5 +347,5 @@ class Supervisor:
     def _give_up(self, why: str, replay: RequestReplay) -> None:
         self.fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
-        replay.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
-        self.news.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
+        replay.end(lambda: GenerationFailed(f"The engine was given up: {self.reason}."))
+        self.news.end(lambda: EngineUnavailable(f"The engine was given up: {self.reason}."))

@@ -243,7 +243,7 @@ def _error(status: int, row: ApiRoute) -> JsonSchema:
         if failure.status == status
     ]
     if status in HTTP_CODES:
-        lines.append(f"`{HTTP_CODES[status]}`: There is no such route.")
+        lines.append(f"`{HTTP_CODES[status]}`: The route does not exist.")
     schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.error.__name__)}
     return {"description": "\n".join(lines), "content": {"application/json": {"schema": schema}}}
 

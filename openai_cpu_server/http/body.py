@@ -220,7 +220,7 @@ async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormDa
     has none)."""
     _, parameters = parse_options_header(request.headers.get("content-type", ""))
     if parameters.get(b"charset", b"").lower() not in (b"", b"utf-8", b"utf8", b"us-ascii"):
-        raise errors.InvalidRequest("A form is read as UTF-8: its Content-Type can name no other 'charset'.")
+        raise errors.InvalidRequest("A form must be UTF-8: its Content-Type cannot name another 'charset'.")
     try:
         form = await request.form(max_files=1, max_fields=most_fields)
     except HTTPException as error:
@@ -310,6 +310,6 @@ class _InflatedBody:
             self._has_more = bool(self._input) or len(piece) == _INFLATED_AT_ONCE
         is_cut = self._is_last and not (self._has_more or self._member.eof or self._is_empty)
         if piece is None or is_cut or self._num_members > _MOST_MEMBERS:
-            message = "The body is not what its Content-Encoding says."
+            message = "The body does not match its Content-Encoding."
             raise errors.InvalidRequest(message, code="invalid_encoding")
         return piece

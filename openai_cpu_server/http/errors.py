@@ -238,7 +238,7 @@ def headers_of(error: Exception) -> dict[str, str]:
 ORDERS = ("asc", "desc")
 PAGE_QUERY: Mapping[str, dict[str, object]] = {
     "limit": {"type": "integer", "minimum": 1},
-    "after": {"type": "string", "description": "id of the last object that is known already"},
+    "after": {"type": "string", "description": "id of the last object of the previous page"},
 }
 
 

@@ -57,7 +57,7 @@ async def fetch_url(source: Fetched) -> bytes:
 
 
 def _late(source: Fetched) -> InvalidRequest:
-    return InvalidRequest(f"it does not come within {source.timeout_s:g} seconds")
+    return InvalidRequest(f"it was not received within {source.timeout_s:g} seconds")
 
 
 def _fetched(source: Fetched) -> bytes:
@@ -68,7 +68,7 @@ def _fetched(source: Fetched) -> bytes:
         if isinstance(found, bytes):
             return found
         url = urllib.parse.urljoin(url, found)
-    raise InvalidRequest(f"it is redirected more than {_MOST_REDIRECTS} times")
+    raise InvalidRequest(f"it has more than {_MOST_REDIRECTS} redirects")
 
 
 def _once(source: Fetched, url: str, until_s: float) -> bytes | str:
@@ -91,7 +91,7 @@ def _once(source: Fetched, url: str, until_s: float) -> bytes | str:
 
 def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
     if not source.domains and not source.hosts:
-        raise InvalidRequest("the server fetches nothing: it names no domain by --allowed-media-domain")
+        raise InvalidRequest("the server fetches no URLs, because --allowed-media-domain names no domain")
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = (parts.hostname or "").lower(), parts.port
@@ -100,7 +100,7 @@ def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise InvalidRequest("this is not a URL that can be fetched")
     if not _is_own(source, parts) and not any(is_below(host, domain.lower()) for domain in source.domains):
-        raise InvalidRequest("its domain is none that the server names by --allowed-media-domain")
+        raise InvalidRequest("its domain is not one that --allowed-media-domain names")
     return parts
 
 
@@ -192,7 +192,7 @@ def _content(source: Fetched, connection: http.client.HTTPConnection, until_s: f
     if response.status in _REDIRECTS and (target := response.getheader("Location")):
         return target
     if response.status != 200:
-        raise InvalidRequest(f"its server answers {response.status}")
+        raise InvalidRequest(f"its server answered with status {response.status}")
     data = bytearray()
     while chunk := response.read1(_CHUNK_BYTES):
         data += chunk

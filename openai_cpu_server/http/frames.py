@@ -46,10 +46,10 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         try:
             super().data_received(data)
         except Exception as error:  # the libraries' own, of input that they did not expect
-            self._drop(f"not to be read as a WebSocket ({type(error).__name__})")
+            self._drop(f"not readable as a WebSocket ({type(error).__name__})")
             return
         if not self.handshake_initiated:
-            self._drop("no handshake of a WebSocket")
+            self._drop("not a handshake of a WebSocket")
         else:
             self._count()
 

@@ -168,7 +168,7 @@ class ErrorMiddleware:
 
         try:
             if _CONTROL.search(scope["path"]):  # patterns and logs may take it for an end
-                raise errors.InvalidRequest("The path has control characters.", code="invalid_path")
+                raise errors.InvalidRequest("The path contains control characters.", code="invalid_path")
             await self._app(scope, receive, tagged)
         except ClientDisconnect:
             request_log.client_gone()

@@ -32,12 +32,14 @@ have no meaning, also in lenient mode."""
 
 TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"
-TIER_HINT: Hints = {"service_tier": IgnoredParam("other names are those of other services' prices", TIERS)}
+TIER_HINT: Hints = {
+    "service_tier": IgnoredParam("other names belong to price lists of other services", TIERS)
+}
 
 _MEMORY = IgnoredParam("the server keeps prompts by itself, and has no slots that a request could name")
-_OF_OFF = IgnoredParam("it belongs to a sampler that is not built")
-_TIME = IgnoredParam("an answer ends by its tokens; 'timeout' limits the time of a call")
-_NO_SAMPLER = "this sampler is not built"
+_OF_OFF = IgnoredParam("it belongs to a sampler that is not implemented")
+_TIME = IgnoredParam("an answer is limited by its tokens; 'timeout' limits the time of a call")
+_NO_SAMPLER = "this sampler is not implemented"
 _TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
 LLAMA_SERVER_HINTS: Hints = {
     "cache_prompt": IgnoredParam("prompts are always cached", (True,)),
@@ -48,7 +50,7 @@ LLAMA_SERVER_HINTS: Hints = {
     "n_indent": IgnoredParam("an answer is not cut by its indentation", (0,)),
     "verbose": IgnoredParam("there is nothing more to report", (False,)),
     "backend_sampling": IgnoredParam("sampling is the same wherever it is done", (False,)),
-    "sse_ping_interval": IgnoredParam("'--keep-alive-s' of the server decides it"),
+    "sse_ping_interval": IgnoredParam("'--keep-alive-s' of the server sets it"),
     "typ_p": IgnoredParam(
         "llama-server's own page sends it, and llama-server reads 'typical_p' alone", (1, 1.0)
     ),
@@ -62,7 +64,7 @@ LLAMA_SERVER_REFUSALS: Refusals = {
     "mirostat": UnsupportedParam(_NO_SAMPLER, (0,)),
     "dynatemp_range": UnsupportedParam(_NO_SAMPLER, (0, 0.0)),
     "adaptive_target": UnsupportedParam(_NO_SAMPLER, (-1, -1.0)),
-    "min_keep": UnsupportedParam("samplers keep one token at least", (0, 1)),
+    "min_keep": UnsupportedParam("samplers keep at least one token", (0, 1)),
     "post_sampling_probs": UnsupportedParam("probabilities are those before any sampler", (False,)),
     "grammar_lazy": UnsupportedParam(_TRIGGERS, (False,)),
     "grammar_triggers": UnsupportedParam(_TRIGGERS, ([],)),
@@ -71,65 +73,65 @@ LLAMA_SERVER_REFUSALS: Refusals = {
 GENERATION_HINTS: Hints = {
     **TIER_HINT,
     **LLAMA_SERVER_HINTS,
-    "store": IgnoredParam("answers are not kept for later", (False,)),
-    "verbosity": IgnoredParam("the models here were not trained to know it; say it in the prompt"),
-    "prediction": IgnoredParam("it makes an answer faster at OpenAI, not another one"),
+    "store": IgnoredParam("answers are not stored", (False,)),
+    "verbosity": IgnoredParam("the models were not trained with it; write it in the prompt"),
+    "prediction": IgnoredParam("it changes only the speed of an answer at OpenAI"),
     "prompt_cache_key": IgnoredParam(_CACHE),
     "prompt_cache_options": IgnoredParam(_CACHE),
     "prompt_cache_retention": IgnoredParam("cached prompts stay as long as there is room"),
     "reasoning_control": IgnoredParam("thoughts can always be ended; the field is llama-server's", (True,)),
     "chat_format": IgnoredParam("the model's template decides it; the field is llama-server's"),
-    "request_id": IgnoredParam("its name here is the header 'X-Request-Id'; the field is vLLM's"),
+    "request_id": IgnoredParam("use the header 'X-Request-Id'; the field is vLLM's"),
     "spaces_between_special_tokens": IgnoredParam(
         "special tokens are never shown; the field is vLLM's", (True,)
     ),
     "vllm_xargs": IgnoredParam("it is for extensions of vLLM"),
-    "kv_transfer_params": IgnoredParam("prompts come from no other server; the field is vLLM's"),
+    "kv_transfer_params": IgnoredParam("no other server sends computed prompts; the field is vLLM's"),
     "guided_decoding_backend": IgnoredParam(
-        "there is one way here, which enforces the same forms; the field is vLLM's"
+        "the server has one backend, which enforces the same forms; the field is vLLM's"
     ),
 }
 GENERATION_REFUSALS: Refusals = {
     **LLAMA_SERVER_REFUSALS,
-    "modalities": UnsupportedParam("the models here answer with text only", (["text"],)),
-    "audio": UnsupportedParam("the models here cannot speak"),
+    "modalities": UnsupportedParam("the models answer with text only", (["text"],)),
+    "audio": UnsupportedParam("the models cannot speak"),
     "web_search_options": UnsupportedParam("the server does not search the web"),
-    "moderation": UnsupportedParam("the server does not judge contents"),
-    "guided_whitespace_pattern": UnsupportedParam("'--json-whitespace' of the server decides it"),
-    "length_penalty": UnsupportedParam("it is for beam search, which is not done", (1, 1.0)),
-    "use_beam_search": UnsupportedParam("beam search is not done", (False,)),
-    "n_probs": UnsupportedParam("'logprobs' shows them", (0,)),
+    "moderation": UnsupportedParam("the server does not moderate content"),
+    "guided_whitespace_pattern": UnsupportedParam("'--json-whitespace' of the server sets it"),
+    "length_penalty": UnsupportedParam("it is for beam search, which is not supported", (1, 1.0)),
+    "use_beam_search": UnsupportedParam("beam search is not supported", (False,)),
+    "n_probs": UnsupportedParam("use 'logprobs'", (0,)),
     "reasoning_format": UnsupportedParam(
         "thoughts are separated from the answer, or '--reasoning-format' of the server is none",
         ("auto", "deepseek", "deepseek-legacy"),
     ),
     "parse_tool_calls": UnsupportedParam("tool calls are always separated from the answer", (True,)),
-    "return_tokens": UnsupportedParam("'/completion' shows them", (False,)),
+    "return_tokens": UnsupportedParam("'/completion' returns them", (False,)),
     "response_fields": UnsupportedParam("'/completion' takes it", ([],)),
-    "n_cmpl": UnsupportedParam("its name here is 'n'", (1,)),
-    "allowed_token_ids": UnsupportedParam("a 'grammar', 'choice' or 'logit_bias' says it", ([],)),
-    "return_token_ids": UnsupportedParam("'/completion' shows them ('return_tokens')", (False,)),
-    "return_tokens_as_token_ids": UnsupportedParam("tokens are shown as texts and bytes", (False,)),
+    "n_cmpl": UnsupportedParam("use 'n'", (1,)),
+    "allowed_token_ids": UnsupportedParam("use a 'grammar', 'choice' or 'logit_bias'", ([],)),
+    "return_token_ids": UnsupportedParam("'/completion' returns them ('return_tokens')", (False,)),
+    "return_tokens_as_token_ids": UnsupportedParam("tokens are returned as texts and bytes", (False,)),
     "detokenize": UnsupportedParam("answers are texts", (True,)),
-    "logits_processors": UnsupportedParam("a request brings no code", ([],)),
-    "mm_processor_kwargs": UnsupportedParam("the model's own file says how pictures are read", ({},)),
-    "documents": UnsupportedParam("say them in a message", ([],)),
-    "prompt_logprobs": UnsupportedParam("'echo' with 'logprobs' of /v1/completions shows them"),
+    "logits_processors": UnsupportedParam("requests cannot contain code", ([],)),
+    "mm_processor_kwargs": UnsupportedParam("the model's file determines how pictures are read", ({},)),
+    "documents": UnsupportedParam("put them in a message", ([],)),
+    "prompt_logprobs": UnsupportedParam("use 'echo' with 'logprobs' of /v1/completions"),
     "skip_special_tokens": UnsupportedParam("special tokens are never shown", (True,)),
     "include_stop_str_in_output": UnsupportedParam("stop strings are never shown", (False,)),
 }
 
 STREAM_HINTS: Hints = {"include_obfuscation": IgnoredParam("chunks carry no random padding", (False,))}
 STREAM_REFUSALS: Refusals = {
-    "continuous_usage_stats": UnsupportedParam("usage comes once, in the last chunk", (False,))
+    "continuous_usage_stats": UnsupportedParam("usage is sent once, in the last chunk", (False,))
 }
 
 RESPONSES_HINTS: Hints = {
-    "service_tier": IgnoredParam("other names are those of other services' prices", (*TIERS, "fast")),
+    "service_tier": IgnoredParam("other names belong to price lists of other services", (*TIERS, "fast")),
     "prompt_cache_options": IgnoredParam(_CACHE),
     "prompt_cache_retention": IgnoredParam("cached prompts stay as long as there is room"),
     "client_metadata": IgnoredParam("it is for OpenAI's statistics"),
-    "personality": IgnoredParam("the models here have none to choose from"),
+    "personality": IgnoredParam("the models have no choice of it"),
     "background_options": IgnoredParam("background responses run as soon as there is room"),
     "access_programs": IgnoredParam("it is about models of OpenAI's"),
 }
@@ -139,7 +141,7 @@ REASONING_REFUSALS: Refusals = {
 }
 RESPONSES_REFUSALS: Refusals = {
     "prompt": UnsupportedParam("there are no stored templates of prompts"),
-    "moderation": UnsupportedParam("the server does not judge contents"),
+    "moderation": UnsupportedParam("the server does not moderate content"),
 }
 
 _SPEAKERS = "speakers are not distinguished"
@@ -150,7 +152,9 @@ TRANSCRIPTION_REFUSALS: Refusals = {
 
 EMBEDDING_HINTS: Hints = {
     **TIER_HINT,
-    "input_type": IgnoredParam("no words are put before an input; where a model wants 'query: ', write it"),
+    "input_type": IgnoredParam(
+        "the server adds no prefix to an input; if a model needs one, such as 'query: ', include it"
+    ),
 }
 OLLAMA_EMBED_HINTS: Hints = {
     "options": IgnoredParam("they are for answers and for Ollama's own runner"),
@@ -158,13 +162,13 @@ OLLAMA_EMBED_HINTS: Hints = {
 }
 EMBEDDING_REFUSALS: Refusals = {
     "normalize": UnsupportedParam("vectors always have length 1", (True,)),
-    "task": UnsupportedParam("a model has one way to embed"),
+    "task": UnsupportedParam("the model embeds in one way"),
     "late_chunking": UnsupportedParam("each input is embedded by itself", (False,)),
 }
 
-RERANK_HINTS: Hints = {**TIER_HINT, "max_chunks_per_doc": IgnoredParam("documents are not cut into chunks")}
+RERANK_HINTS: Hints = {**TIER_HINT, "max_chunks_per_doc": IgnoredParam("documents are not split into chunks")}
 RERANK_REFUSALS: Refusals = {
-    "max_tokens_per_doc": UnsupportedParam("'truncate' cuts documents to what the model takes"),
+    "max_tokens_per_doc": UnsupportedParam("'truncate' cuts documents to the model's limit"),
     "rank_fields": UnsupportedParam("only 'text' of a document is read", (["text"],)),
 }
 

@@ -280,7 +280,7 @@ class KeyRing:
         try:
             self._keys = self._own + read_keys(self._path)
         except StartupError as error:
-            logger.error("the keys stay as they were: %s", error)
+            logger.error("the keys are unchanged: %s", error)
         else:
             logger.info("%d API keys read from %s", len(self._keys) - len(self._own), self._path)
 
@@ -423,7 +423,8 @@ SUBPROTOCOL = "openai-chat-completions"
 _KEY_PROTOCOL = "openai-insecure-api-key."
 """Carries a key, as at OpenAI, because pages cannot set headers of a WebSocket."""
 _ADMIN_IS_LOCAL = (
-    "Without API keys they belong to the server's own machine: see --api-key, --api-keys and --open-admin."
+    "Without API keys, only clients of the server's own machine have them: see --api-key, --api-keys "
+    "and --open-admin."
 )
 
 

@@ -96,7 +96,7 @@ class Meter:
         self._storage = storage
         self._fallback = MemoryStorage()
         self._breaker = CircuitBreaker(
-            fails="the storage of rate limits fails (%s): this server counts alone meanwhile",
+            fails="the storage of rate limits fails (%s): this server counts alone until it is back",
             back="the storage of rate limits is back",
             # Only the kind, because messages may hold the URL with a password.
             failure=lambda error: (

@@ -294,6 +294,6 @@ def header_safe(name: str) -> str:
 
 def _not_supported(path: str, refusal: UnsupportedParam) -> InvalidRequest:
     values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
-    but = f" (accepted is only {' or '.join(values)})" if values else ""
+    but = f" (only {' or '.join(values)} is accepted)" if values else ""
     message = f"'{path[:128]}' is not supported: {refusal.why}{but}."
     return InvalidRequest(message, param=path, code=refusal.code)

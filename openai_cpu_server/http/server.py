@@ -38,8 +38,8 @@ def room_for_connections(wanted: int) -> int:
     if possible >= wanted:
         return wanted
     logger.warning(
-        "%d connections at once, not the %d of --max-connections: the system lets this process open %d files "
-        "(see ulimit -Hn)",
+        "at most %d connections instead of the %d of --max-connections: the system limits this process "
+        "to %d open files (see ulimit -Hn)",
         possible,
         wanted,
         files,
@@ -108,7 +108,7 @@ class WebServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         logger.info(
-            "draining: what runs has %g s to end; another signal ends it at once (%d requests)",
+            "draining: running requests have %g s to end; another signal ends them at once (%d requests)",
             self._drain_s,
             len(self._engines.requests()),
         )

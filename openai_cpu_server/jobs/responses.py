@@ -141,7 +141,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         ids = select(_chain(owner, last.id).c.id)
         own = _ITEMS.parent_id.in_(ids)
         if _ITEMS.num_bytes(connection, own) > max_bytes:
-            message = f"The responses that this one goes on from have more than {max_bytes} bytes."
+            message = f"The responses that this one continues have more than {max_bytes} bytes."
             raise InvalidRequest(message, param="previous_response_id", code="context_length_exceeded")
         rows = connection.execute(select(responses).where(responses.c.id.in_(ids))).mappings()
         records = {row["id"]: record_of(ResponseRecord, row) for row in rows}
@@ -207,4 +207,4 @@ def _size(record: ResponseRecord, items: Sequence[ItemRecord], turn: Conversatio
 
 
 def _no_item(item_id: str) -> JobObjectNotFound:
-    return JobObjectNotFound(f"There is no item '{item_id}'.", param="after")
+    return JobObjectNotFound(f"The item '{item_id}' does not exist.", param="after")

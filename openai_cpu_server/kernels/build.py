@@ -60,7 +60,7 @@ def build_library(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[s
     `compiler`: a command line, or "" for the machine's. `cpu`: compiler flags of the instruction set.
     """
     if sys.platform != "linux":
-        raise BuildFailed("they go in front of ggml on Linux only")
+        raise BuildFailed("they work on Linux only")
     command = [*_compiler(compiler), *_FLAGS, *cpu]
     partial = target.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -123,7 +123,7 @@ def _compiler(command_line: str) -> list[str]:
     for command in candidates:
         if shutil.which(command[0]):
             return command
-    raise BuildFailed("there is no C++ compiler (Debian: apt install g++)")
+    raise BuildFailed("no C++ compiler was found (Debian: apt install g++)")
 
 
 def _key(compiler: str) -> str:

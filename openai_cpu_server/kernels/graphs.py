@@ -188,7 +188,7 @@ class GgmlGraphs(GgmlTensors):
         """Compute attention repeatedly, in llama.cpp's layout; several cases are one graph, as of layers,
         with the last one's result.
 
-        Cases with the same mask object share its tensor. `masks_change`: store masks anew each time, as in
+        Cases with the same mask object share its tensor. `masks_change`: store masks again each time, as in
         steps.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]

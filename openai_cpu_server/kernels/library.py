@@ -123,9 +123,9 @@ def obstacle(path: Path | None = None) -> str | None:
     """Return why the library cannot be used here, or None. Loads no ggml."""
     path = path or library_path()
     if sys.platform != "linux":
-        return "the library goes in front of ggml on Linux only"
+        return "the library works on Linux only"
     if not path.exists():
-        return "the library was not built: there was no C++ compiler"
+        return "the library was not built because no C++ compiler was found"
     if bindings_version() != GGML_OF:
         return f"the library is made for llama-cpp-python {GGML_OF}, not {bindings_version()}"
     try:

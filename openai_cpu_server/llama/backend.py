@@ -471,7 +471,7 @@ class NativeAdapters:
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
-            raise AdapterFailed(f"{path} is not the file any more that was to be loaded.")
+            raise AdapterFailed(f"{path} has changed and is no longer the file to be loaded.")
         self._checked[adapter.key] = AdapterFile.open(path, self.model.header), state
 
     def load(self, adapter: Adapter) -> LoadedAdapter:
@@ -489,7 +489,7 @@ class NativeAdapters:
 
     def use(self, key: str | None) -> None:
         """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
-        because llama.cpp plans its next graph anew."""
+        because llama.cpp plans its next graph again."""
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]

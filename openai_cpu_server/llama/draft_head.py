@@ -142,7 +142,7 @@ class _HeadCells:
             if self.context.decode(self._batch) is DecodeOutcome.DONE:
                 return True
         except DecodeFailed as error:  # the model itself goes on without a draft
-            logger.warning("A head cannot draft now: %s", error)
+            logger.warning("The prediction head cannot draft now: %s", error)
             for slot in {token.slot for token in tokens}:
                 self.forget(slot)
             return False

@@ -219,10 +219,10 @@ class _Loader:
         kernels = switch_kernels(options.kernels, self._pause)
         if (path := options.projector_path) is not None:
             if not Path(path).is_file():
-                raise StartupError(f"There is no projector {path}.")
+                raise StartupError(f"The projector {path} does not exist.")
             if (why := why_deadly(GgufHeader(Path(path)))) is not None:
                 raise StartupError(
-                    f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
+                    f"The projector {path} cannot be used: llama.cpp crashes with any sound ({why})."
                 )
         encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
         draft_plan = None

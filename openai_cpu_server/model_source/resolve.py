@@ -72,7 +72,9 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
         path = self.cache / f"random-{digest.hexdigest()[:12]}.gguf"
         if not path.is_file():
             self._make(path)
-        logger.warning("there is no demo model here: %s has random weights and says nothing sensible", path)
+        logger.warning(
+            "this installation has no demo model: %s has random weights, and its answers mean nothing", path
+        )
         return path
 
     def _make(self, path: Path) -> None:
@@ -117,7 +119,7 @@ def model_to_serve(name: str | None) -> FoundModel:
     try:
         return FoundModel(_DEFAULT, PACKAGED[_DEFAULT].path())
     except StartupError as error:  # a default must not wait for a hub
-        logger.warning("serving the demo model, which is a toy, in place of %s: %s", _DEFAULT, error)
+        logger.warning("serving the demo model, which is a toy, instead of %s: %s", _DEFAULT, error)
         return FoundModel(_DEMO, resolve_model(_DEMO))
 
 
@@ -173,7 +175,7 @@ def _packaged(alias: str, downloads: bool) -> Path:
         path = _at_hub(name, downloads)
     except StartupError as error:
         raise StartupError(f"{missing}; {error}") from None
-    logger.info("%s; taking %s in its place", missing, name)
+    logger.info("%s; using %s instead", missing, name)
     return path
 
 
@@ -193,7 +195,7 @@ def _local_file(name: str) -> Path:
     if any(separator in name for separator in (os.sep, os.altsep) if separator) or path.suffix == ".gguf":
         is_like_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
         hint = f" (a repository on the hub is {PREFIX}{name})" if is_like_repository else ""
-        raise StartupError(f"there is no file {name}{hint}")
+        raise StartupError(f"the file {name} does not exist{hint}")
     close = difflib.get_close_matches(name.lower(), sorted({*ALIASES, *PACKAGED, _DEMO}), n=2)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
     raise StartupError(
@@ -223,7 +225,7 @@ def _only_model(folder: Path) -> Path:
         return folder / found[0]
     if found:
         raise StartupError(
-            f"{folder} is a folder of {len(found)} models: name one, such as {folder / found[0]}, or serve "
+            f"{folder} is a folder with {len(found)} models: name one, such as {folder / found[0]}, or serve "
             f"all with --models-dir {folder}"
         )
     has_weights = any(name.endswith(".safetensors") for name in names)
@@ -406,7 +408,7 @@ class AdapterFiles:
 
 
 def _within(root: Path, name: str) -> Path:
-    outside = AdapterNotAllowed("The path leads out of the server's --adapter-dir.")
+    outside = AdapterNotAllowed("The path is outside of the server's --adapter-dir.")
     try:
         path = (root / name).resolve()
         is_file = path.is_file()
@@ -415,7 +417,7 @@ def _within(root: Path, name: str) -> Path:
     if not path.is_relative_to(root):
         raise outside
     if not is_file:
-        raise AdapterFailed(f"There is no file {name} in the server's --adapter-dir.")
+        raise AdapterFailed(f"The file {name} does not exist in the server's --adapter-dir.")
     return path
 
 

@@ -134,7 +134,7 @@ class ModelGrammars:
         remembered_bytes: int = _REMEMBERED_BYTES,
     ) -> None:
         """`is_flexible`: JSON may have whitespace between its tokens. `is_open`: objects may have undeclared
-        properties where their schema says nothing about them."""
+        properties where their schema does not mention them."""
         self.is_flexible = is_flexible
         self._is_open = is_open
         self._make = make

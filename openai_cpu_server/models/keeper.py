@@ -371,7 +371,7 @@ class ModelKeeper:
         if not busy or held or self._clock() - model.wanted_s < self._patience_s:
             return
         one = min(busy, key=lambda one: one.engine.last_use_s)
-        logger.info("%s is to make room for %s when its requests have ended", one.name, model.name)
+        logger.info("%s will be unloaded for %s when its requests have ended", one.name, model.name)
         one.is_held_back = True
         one.engine.hold_back()
 

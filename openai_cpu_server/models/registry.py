@@ -135,7 +135,7 @@ class ModelRegistry:
     ) -> None:
         """`models`: at least one. The first is the default, and with `takes_any_name` also serves unknown
         names."""
-        assert models, "there is nothing to serve"
+        assert models, "no model to serve"
         self._takes_any_name = takes_any_name
         self._models = list(models)
         self._replaced: list[ServedModel] = []
@@ -281,7 +281,7 @@ class ModelRegistry:
         """Reject new work that needs no engine while the server drains. Raises EngineUnavailable."""
         if any(model.engine.is_ending for model in self._models):
             again_s = EngineState.DRAINING.retry_after_s
-            raise EngineUnavailable("The server is about to end and takes no new work.", again_s)
+            raise EngineUnavailable("The server is shutting down and takes no new work.", again_s)
 
     @property
     def degraded(self) -> str | None:

@@ -88,8 +88,8 @@ def _refuse(message: str, param: str | None, *_: object) -> NoReturn:
 
 _NO_PICTURES = partial(_refuse, BLIND, None)
 _NO_SOUND = partial(_refuse, DEAF, None)
-_NO_DOCUMENTS = partial(_refuse, "this server reads no files; send their text", None)
-_NO_TEMPLATES = partial(_refuse, "this server has no templates but the model's own", "template")
+_NO_DOCUMENTS = partial(_refuse, "this server does not read files; send their text", None)
+_NO_TEMPLATES = partial(_refuse, "this server has only the model's own template", "template")
 _TOOL_USE = "tool_use"
 """Name of a separate template for conversations with tools."""
 

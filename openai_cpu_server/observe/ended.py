@@ -148,7 +148,7 @@ class AnswerUse(enum.Enum):
     """The cache answered a similar question."""
     MISS = "miss"
     BYPASS = "bypass"
-    """The client opted out, or each answer is sampled anew."""
+    """The client opted out, or each answer is random."""
 
     @property
     def is_hit(self) -> bool:

@@ -97,21 +97,21 @@ _OF_ENGINES = (
     ),
     _engine_gauge(
         "ocs_engine_resident_bytes",
-        "Resident memory of the model's engine process, the model included.",
+        "Resident memory of the model's engine process, including the model.",
         "status.engine_rss_bytes",
     ),
-    _engine_gauge("ocs_engine_threads", "Threads that compute where each gets its core.", "status.threads"),
+    _engine_gauge("ocs_engine_threads", "Threads that compute if each has its own core.", "status.threads"),
     _engine_gauge(
         "ocs_engine_threads_computing",
-        "Threads that have computed the last step: fewer where others use the cores.",
+        "Threads that computed the last step: fewer if other processes use the cores.",
         "status.threads_computing",
     ),
 )
 _OF_WORK = (
     _Gauge(
         "ocs_drafting_gain",
-        "Speed with the drafts of a model or a head relative to that without, by the least number of "
-        "sequences; 0 while they are paused.",
+        "Speed with the drafts of a model or a head relative to the speed without, by the least number "
+        "of sequences; 0 while drafts are paused.",
         lambda one: {(str(each.sequences),): each.gain * each.drafts for each in one.status.drafting},
         ("sequences",),
     ),
@@ -153,7 +153,7 @@ _OF_WORK = (
     _engine_gauge("ocs_prefix_cache_bytes", "Bytes that the prefix cache holds.", "kv.cache_bytes"),
     _Gauge(
         "ocs_prefix_cache_evictions",
-        "Blocks of the prefix cache that made room for others, since the engine's last start.",
+        "Blocks evicted from the prefix cache since the engine's last start.",
         lambda one: {(): one.kv.cache_evictions},
         kind=CounterMetricFamily,
     ),
@@ -169,22 +169,23 @@ _OF_WORK = (
     ),
     _node_gauge(
         "ocs_node_requests_waiting",
-        "Sequences that wait for a slot there.",
+        "Sequences that wait for a slot of the NUMA node's engine.",
         lambda node: sum(node.waiting.values()),
     ),
     _node_gauge(
         "ocs_node_resident_bytes",
-        "Resident memory of the NUMA node's engine process, its weights included.",
+        "Resident memory of the NUMA node's engine process, including its weights.",
         lambda node: node.engine_rss_bytes,
     ),
     _node_gauge(
         "ocs_node_threads_computing",
-        "Threads that have computed the last step of the NUMA node's engine.",
+        "Threads that computed the last step of the NUMA node's engine.",
         lambda node: node.threads_computing,
     ),
     _device_gauge(
         "ocs_device_layers",
-        "Layers of the model on a device beside the CPU, the output included; 0: it was to have some.",
+        "Layers of the model on a device beside the CPU, including the output; 0: all stayed on the "
+        "CPU although a device was requested.",
         lambda placed: placed.layers,
     ),
     _device_gauge(
@@ -227,20 +228,19 @@ class EngineGauges(Collector):
         first = readings[0].status  # the API process counts once, with whichever engine comes first
         yield GaugeMetricFamily(
             "ocs_memory_resident_bytes",
-            "Resident memory of this process and the engines', models included.",
+            "Resident memory of this process and the engines, including models.",
             first.rss_bytes - first.engine_rss_bytes + sum(one.status.engine_rss_bytes for one in readings),
         )
         yield from (gauge.family(readings) for gauge in _OF_ENGINES)
         machine = Machine()  # Linux counts for the control group of this process and the engines
         yield CounterMetricFamily(
             "ocs_cpu_throttled_seconds_total",
-            "Seconds of CPUs that the control groups' quota has taken away.",
+            "CPU seconds that the control group's quota took away.",
             machine.throttled_s(),
         )
         yield CounterMetricFamily(
             "ocs_cpu_pressure_seconds_total",
-            "Seconds in which something in the control group was ready and had no core, where Linux tells "
-            "it.",
+            "Seconds in which a thread of the control group was ready and had no core, if Linux reports it.",
             machine.cpu_pressure_s() or 0.0,
         )
         yield from (gauge.family(readings) for gauge in _OF_WORK)
@@ -275,13 +275,14 @@ class GatewayGauges(Collector):
         used = sum(kv.pool_blocks_used for _, kv in pools)
         yield _gateway_gauge(
             "vllm:num_requests_running",
-            "Sequences in the slots of all models, batch work included.",
+            "Sequences in the slots of all models, including batch work.",
             name,
             sum(sum(status.running.values()) for status in statuses),
         )
         yield _gateway_gauge(
             "vllm:num_requests_waiting",
-            "Interactive sequences that wait for a slot; batch work waits for its turn, not for a machine.",
+            "Interactive sequences that wait for a slot; batch work is not counted, because another "
+            "machine would not help it.",
             name,
             sum(status.waiting[Priority.INTERACTIVE.label] for status in statuses),
         )
@@ -300,7 +301,7 @@ class GatewayGauges(Collector):
         }
         config = GaugeMetricFamily(
             "vllm:cache_config_info",
-            "Always 1; the labels say how large the KV pools of all loaded models are.",
+            "Always 1; the labels have the size of the KV pools of all loaded models.",
             labels=tuple(facts),
         )
         config.add_metric(list(facts.values()), 1)
@@ -314,7 +315,7 @@ class GatewayGauges(Collector):
             return
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Unix time; the labels list the adapters with running and waiting requests, and say how many "
+            "Unix time; the labels list the adapters with running and waiting requests, and how many "
             "may run at once.",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )

@@ -70,8 +70,8 @@ _KEY_LABELS = ("key", "model")
 _FAMILIES = {
     "requests": _Family(
         Counter,
-        "Requests that have ended; status 499: the client left. Origin: http, batch, websocket or "
-        "background.",
+        "Requests that have ended; status 499: the client disconnected. Origin: http, batch, websocket "
+        "or background.",
         ("origin", "method", "route", "priority", "status"),
     ),
     "refusals": _Family(
@@ -81,8 +81,9 @@ _FAMILIES = {
     ),
     "routed_requests": _Family(
         Counter,
-        "Requests that a router has sent to this model, by why: rule, classified, similar, share, "
-        "otherwise, unavailable (what decides), sure, unsure, cut, stream, too_long or failed.",
+        "Requests that a router has sent to this model, by reason (why): rule, classified, similar, "
+        "share, otherwise, unavailable (the deciding model), sure, unsure, cut, stream, too_long or "
+        "failed.",
         ("router", "model", "why"),
     ),
     "sequences": _Family(
@@ -91,7 +92,7 @@ _FAMILIES = {
     "prompt_tokens": _Family(Counter, "Tokens of the prompts of ended requests.", ("priority",)),
     "cached_tokens": _Family(
         Counter,
-        "Prompt tokens of ended requests that were not computed, because another request had.",
+        "Prompt tokens of ended requests that were taken from the cache or from another request.",
         ("priority",),
     ),
     "audio_seconds": _Family(Counter, "Seconds of sound in the prompts of ended requests.", ("priority",)),
@@ -104,7 +105,9 @@ _FAMILIES = {
     "embedded_inputs": _Family(
         Counter, "Inputs of ended requests that were embedded or scored.", ("priority",)
     ),
-    "embedded_tokens": _Family(Counter, "Tokens of these inputs.", ("priority",)),
+    "embedded_tokens": _Family(
+        Counter, "Tokens of ended requests that were embedded or scored.", ("priority",)
+    ),
     "queue_seconds": _Family(Histogram, "Seconds from submission to the first step.", _ROUTE_LABELS),
     "time_to_first_token_seconds": _Family(
         Histogram, "Seconds from arrival to the first token.", _ROUTE_LABELS
@@ -119,16 +122,18 @@ _FAMILIES = {
     ),
     "answer_cache_requests": _Family(
         Counter,
-        "Requests by what the cache of answers did for them: exact, semantic, miss or bypass (they want "
-        "none of it, or each answer is drawn anew).",
+        "Requests by the result of the cache of answers: exact, semantic, miss or bypass (switched off "
+        "by the request, or the answer is random).",
         ("result",),
     ),
     "answer_cache_output_tokens": _Family(
-        Counter, "Output tokens that came from it and were not computed; ocs_output_tokens counts them too."
+        Counter,
+        "Output tokens from the cache of answers, which were not computed; ocs_output_tokens_total "
+        "counts them too.",
     ),
-    "answer_cache_stores": _Family(Counter, "Answers that this server has put into it."),
-    "answer_cache_entries": _Family(Gauge, "Answers in it when it was last written."),
-    "answer_cache_bytes": _Family(Gauge, "Their bytes."),
+    "answer_cache_stores": _Family(Counter, "Answers that this server has stored in the cache of answers."),
+    "answer_cache_entries": _Family(Gauge, "Answers in the cache of answers when it was last written."),
+    "answer_cache_bytes": _Family(Gauge, "Bytes of the cache of answers."),
     "batch_rows": _Family(
         Counter,
         "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
@@ -142,7 +147,7 @@ _FAMILIES = {
     ),
     "reader_restarts": _Family(
         Counter,
-        "Deaths of the processes that read texts, by cause: of what they read, or killed from outside.",
+        "Deaths of reader processes, by cause: their input, or a signal from outside.",
         ("cause",),
     ),
     "reader_work": _Family(
@@ -151,7 +156,7 @@ _FAMILIES = {
         ("kind", "state"),
     ),
     "reader_share_seconds": _Family(
-        Gauge, "Seconds of computing that a piece of work may take in a reader before it is refused."
+        Gauge, "CPU seconds that a piece of work may take in a reader before it is refused."
     ),
     "model_loads": _Family(
         Counter, "Loads of models on demand, by outcome: loaded or failed.", ("model", "outcome")
@@ -163,7 +168,8 @@ _FAMILIES = {
     ),
     "model_unloads": _Family(
         Counter,
-        "Models that were unloaded, by why: idle, room (for another), asked, or replaced.",
+        "Models that were unloaded, by reason (why): idle, room (for another model), asked (by an "
+        "administrator), or replaced.",
         ("model", "why"),
     ),
     "step_seconds": _Family(Histogram, "Seconds that steps took.", buckets=_STEP_S),
@@ -174,9 +180,9 @@ _FAMILIES = {
         Histogram, "The real time of steps divided by the predicted one.", buckets=_RATIOS
     ),
     "step_tokens": _Family(Histogram, "Tokens that steps computed, padding not counted.", buckets=_TOKENS),
-    "step_sequences": _Family(Histogram, "Sequences that had a part in steps.", buckets=_TOKENS),
+    "step_sequences": _Family(Histogram, "Sequences of a step.", buckets=_TOKENS),
     "computed_tokens": _Family(Counter, "Tokens that steps computed, of prompts and outputs."),
-    "padding_tokens": _Family(Counter, "Throw-away tokens that made steps faster."),
+    "padding_tokens": _Family(Counter, "Discarded tokens that made steps faster."),
     "encoding_seconds": _Family(
         Counter, "Time in which media were encoded, by kind: picture or sound.", ("kind",)
     ),
@@ -184,44 +190,44 @@ _FAMILIES = {
         Counter, "Pictures and sounds, or parts of large ones, that were encoded, by kind.", ("kind",)
     ),
     "sampled_tokens": _Family(Counter, "Output tokens, counted when they are sampled."),
-    "forced_tokens": _Family(Counter, "Output tokens that a constraint left no alternative to."),
-    "drafted_tokens": _Family(
-        Counter, "Tokens computed ahead, in the hope that they are what comes; part of the computed ones."
+    "forced_tokens": _Family(Counter, "Output tokens that were the only choice of a constraint."),
+    "drafted_tokens": _Family(Counter, "Draft tokens that steps verified; part of the computed tokens."),
+    "accepted_draft_tokens": _Family(
+        Counter, "Draft tokens that were accepted; part of the sampled and forced tokens."
     ),
-    "accepted_draft_tokens": _Family(Counter, "Draft tokens that came; part of the sampled and forced ones."),
-    "preemptions": _Family(Counter, "Times that a sequence gave up its cells for another."),
-    "interruptions": _Family(Counter, "Steps thrown away for an interactive newcomer."),
+    "preemptions": _Family(Counter, "Times that a sequence gave up its KV cells for another."),
+    "interruptions": _Family(Counter, "Steps discarded for a new interactive request."),
     "key_requests": _Family(
         Counter,
-        "Ended calls and rows of batches by the name of their API key; answer: computed, or recalled "
-        "from the cache of answers.",
+        "Ended calls and batch rows by the name of their API key; answer: computed, or recalled from "
+        "the cache of answers.",
         (*_KEY_LABELS, "answer"),
     ),
     "key_tokens": _Family(
         Counter,
-        "Their tokens; kind: input (cached ones included), cached, output, recalled_input or "
-        "recalled_output.",
+        "Tokens of ended calls by key; kind: input (including cached), cached, output, recalled_input "
+        "or recalled_output.",
         (*_KEY_LABELS, "kind"),
     ),
     "key_cpu_seconds": _Family(
         Counter, "CPU seconds of steps, shared among the keys of each step by their tokens.", _KEY_LABELS
     ),
     "key_audio_seconds": _Family(
-        Counter, "Seconds of sound in the prompts of their computed calls.", _KEY_LABELS
+        Counter, "Seconds of sound in the prompts of computed calls by key.", _KEY_LABELS
     ),
     "mcp_calls": _Family(
         Counter,
-        "Calls of tools of MCP servers that this server has made, by server (url: one that a request has "
-        "named) and outcome: completed or failed.",
+        "Calls of tools of MCP servers, by server (url: one that a request named) and outcome: "
+        "completed or failed.",
         ("server", "outcome"),
     ),
-    "mcp_call_seconds": _Family(Histogram, "Seconds that they took.", ("server",)),
-    "mcp_rounds": _Family(Histogram, "Generations of responses that could call such tools.", buckets=_ROUNDS),
-    "kept_streams": _Family(
-        Gauge, "Streams that can be taken up again, by state: running or ended.", ("state",)
+    "mcp_call_seconds": _Family(Histogram, "Seconds that calls of tools of MCP servers took.", ("server",)),
+    "mcp_rounds": _Family(
+        Histogram, "Generations of responses that could call tools of MCP servers.", buckets=_ROUNDS
     ),
-    "kept_stream_bytes": _Family(Gauge, "Bytes of their events in memory."),
-    "streams_taken_up": _Family(Counter, "How often a client has taken up one of them."),
+    "kept_streams": _Family(Gauge, "Resumable streams, by state: running or ended.", ("state",)),
+    "kept_stream_bytes": _Family(Gauge, "Bytes of the stored events of resumable streams."),
+    "streams_taken_up": _Family(Counter, "Times that a client resumed a stream."),
 }
 """All metrics but those of `gauges`, by name without `ocs_`, in the order of the page."""
 

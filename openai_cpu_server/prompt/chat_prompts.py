@@ -241,7 +241,7 @@ def _prefill(messages: Sequence[Message]) -> _Prefill | None:
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
-        message = "The last message calls tools: the tools' answers must follow."
+        message = "The last message calls tools, so the results of the calls must follow."
         raise InvalidRequest(message, code="invalid_value")
     content = content_text(messages[-1].get("content"), f"messages[{len(messages) - 1}].content")
     reasoning = messages[-1].get("reasoning_content")

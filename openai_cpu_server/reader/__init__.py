@@ -1,4 +1,4 @@
-"""Processes that parse clients' input and model files with native code, and may die of it.
+"""Processes that parse clients' input and model files with native code, and may crash.
 
 The API process calls a `ReaderPool` from worker threads, never from its event loop. A process handles one
 piece of work at a time, so the work that kills it is known. The work is tried once more and rejected if it

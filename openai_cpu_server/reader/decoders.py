@@ -1,4 +1,4 @@
-"""Decoder of clients' pictures, which may hang or die of their input. Libraries for pictures and sounds are
+"""Decoder of clients' pictures, which may hang or crash. Libraries for pictures and sounds are
 loaded only in processes that decode them."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _load_further(data: bytes) -> None:
         try:
             import pi_heif
         except ImportError:
-            message = "this is a HEIC picture, which the server reads with its extra 'heic'"
+            message = "this is a HEIC picture, which needs the server's extra 'heic'"
             raise InvalidRequest(message, code=_INVALID) from None
         pi_heif.register_heif_opener()
 

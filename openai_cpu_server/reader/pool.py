@@ -53,7 +53,9 @@ _replies = msgspec.msgpack.Decoder(wire.WorkReply)
 
 class ReadersUnusable(EngineUnavailable):
     def __init__(self) -> None:
-        super().__init__("llama.cpp cannot be loaded on this machine: the server's log says why.", _AGAIN_S)
+        super().__init__(
+            "llama.cpp cannot be loaded on this machine: the server's log has the reason.", _AGAIN_S
+        )
 
 
 class WorkKind(enum.Enum):
@@ -295,19 +297,19 @@ class ReaderPool:
                     raise ReadersUnusable from None
                 causes.append(died.cause)
                 logger.error(
-                    "a reader process died (%s) of a piece of work (%s); the next one starts",
+                    "a reader process died (%s) during a piece of work (%s); the next one starts",
                     died.cause,
                     type(work).__name__,
                 )
         if causes[-1] in _FROM_OUTSIDE:
             raise ReaderLost(
-                f"The process that read this was killed or stopped, and so were the next ones ({causes[-1]})."
+                f"The processes that read this were killed or stopped one after the other ({causes[-1]})."
             )
         if causes[-1] in _EXPLAINED:
-            raise DeadlyInput("Reading this takes longer than it may.")
+            raise DeadlyInput("Reading this input takes too long.")
         raise DeadlyInput(
-            f"The process that reads this dies of it ({causes[-1]}): "
-            "make words and texts shorter, or schemas simpler."
+            f"This input crashes the process that reads it ({causes[-1]}): "
+            "use shorter words and texts, or simpler schemas."
         )
 
     def _done(self, place: _Place, work: wire.WorkFor[R], model: OpenedKey | None) -> R:
@@ -341,7 +343,7 @@ class ReaderPool:
             return
         why = result.message if isinstance(result, wire.WorkRefused) else "it has another vocabulary"
         reader.do(wire.CloseModel(model.number))
-        message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
+        message = f"The model's file has changed, and an administrator must reload it: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
 
     def _start(self, place: _Place, child: ReaderChild | None = None) -> _Reader:

@@ -1,4 +1,4 @@
-"""Decoder of clients' sounds, which may hang or die of their input: miniaudio for what it knows, PyAV (the
+"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the
 extra `sound`) for the rest. Long ones are decoded in pieces, so that memory is bounded."""
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _checked(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         if not np.isfinite(block).all():
             raise InvalidRequest("the sound is damaged (it has samples that are not numbers)", code=_NO_SOUND)
         if len(block) and np.abs(block).max() > _LOUDEST:
-            raise InvalidRequest("the sound is damaged (it has samples beyond all measure)", code=_NO_SOUND)
+            raise InvalidRequest(
+                "the sound is damaged (it has samples that are far too large)", code=_NO_SOUND
+            )
         yield block
 
 
@@ -132,7 +134,7 @@ def _by_av(data: bytes, rate: int) -> Iterator[np.ndarray]:
     try:
         import av
     except ImportError:
-        raise _unknown(SOUNDS, " (the server's extra 'sound' has more)") from None
+        raise _unknown(SOUNDS, "(more with the server's extra 'sound')") from None
     num_frames, options = 0, {"format_whitelist": _DEMUXERS}
     try:
         with av.open(io.BytesIO(data), options=options, metadata_errors="replace") as container:

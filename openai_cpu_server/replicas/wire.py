@@ -145,7 +145,7 @@ class ReplicaLink(Protocol):
         """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Return False if the replica does not know this lease holder any more. Raises ReplicaLost."""
+        """Return False if the replica no longer knows this lease holder. Raises ReplicaLost."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         """Load an adapter at the replica. A failure is a status too. Raises ReplicaLost."""

@@ -175,7 +175,7 @@ class ModelFleet:
         async with self._lock(model.name):
             serving = self._named(model.name)
             if serving.engine.is_ending:
-                raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
+                raise EngineUnavailable("The server is shutting down.", EngineState.DRAINING.retry_after_s)
             if replace or serving.is_broken or FileStamp.of(serving.plan.path) != serving.stamp:
                 return (await self._replaced(serving)).served
             await self._keeper.load(serving.entry)
@@ -203,7 +203,7 @@ class ModelFleet:
         async with self._lock(model.name):
             old = self._named(model.name)
             if old is self._models[0]:
-                raise InvalidRequest(f"'{model.name}' is the server's default model; it stays.")
+                raise InvalidRequest(f"'{model.name}' is the server's default model and cannot be removed.")
             await self._keeper.unload(old.entry)
             self._withdraw(old)
 
@@ -249,7 +249,7 @@ class ModelFleet:
                 try:
                     await self._reread(model)
                 except (ServerError, OSError) as error:  # such as a file that goes while it is being read
-                    logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
+                    logger.warning("%s: %s has changed, and cannot be read: %s", plan.name, plan.path, error)
 
     async def _reread(self, old: LoadedModel) -> None:
         async with self._lock(old.plan.name):
@@ -257,7 +257,7 @@ class ModelFleet:
             if old not in self._models or is_used:
                 return
             self._take_place(old, await self._rebuilt(old))
-            logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
+            logger.info("%s: %s has changed, and was read again", old.plan.name, old.plan.path)
 
     async def _rebuilt(self, old: LoadedModel) -> LoadedModel:
         """Build the model from its current file, with the adapters of now. Raises ModelTooLarge,
@@ -290,7 +290,7 @@ class ModelFleet:
         if not has_room:
             await self._keeper.load(new.entry)
             await _carry_adapters(old.engine, new.engine)
-        logger.info("%s: %s has been loaded anew", new.plan.name, new.plan.path)
+        logger.info("%s: %s was reloaded", new.plan.name, new.plan.path)
         return new
 
     def _take_place(self, old: LoadedModel, new: LoadedModel) -> None:
@@ -307,7 +307,7 @@ class ModelFleet:
         self._retire(old)
 
     def _retire(self, old: LoadedModel) -> None:
-        """Let a model that has no names any more finish its requests, and forget it then."""
+        """Let a model that no longer has a name finish its requests, and forget it then."""
         old.entry.is_replaced, old.entry.is_pinned = True, False
         self._spawn(self._forget_when_idle(old))
 

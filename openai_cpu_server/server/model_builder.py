@@ -167,11 +167,11 @@ class ModelParts(NamedTuple):
         header = GgufHeader(plan.path)
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
-            raise StartupError(f"{plan.name} generates no text, and takes no adapters")
+            raise StartupError(f"{plan.name} does not generate text, so it cannot have adapters")
         path = plan.options.chat_template
         template = None if path is None else read_text(path)
         if template is not None and not template.strip():
-            raise StartupError(f"there is no chat template in {path}")
+            raise StartupError(f"{path} contains no chat template")
         source = ModelSource(
             path=str(plan.path),
             generates=kind is ModelKind.GENERATES,

@@ -36,7 +36,7 @@ def api_options(settings: Settings) -> ApiOptions:
     """Return the options of the API, in its own names and units."""
     folder = settings.media_dir and expanded_path(settings.media_dir)
     if folder is not None and not folder.is_dir():
-        raise StartupError(f"--media-dir: there is no folder {folder}")
+        raise StartupError(f"--media-dir: the folder {folder} does not exist")
     hosts: frozenset[str] | None = None
     if settings.allowed_host or is_on_loopback(settings.host):  # else the server cannot know its names
         hosts = frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
@@ -126,7 +126,7 @@ def engine_options(
             "%d threads on %d CPUs wait for each other: steps take many times longer", threads, cpus
         )
     if of.pin_prompt and settings.api_keys is not None and settings.isolates_by_key:
-        logger.warning("pinned prompts serve no key of --api-keys, unless with --cache-isolation off")
+        logger.warning("keys of --api-keys do not use pinned prompts, except with --cache-isolation off")
     if of.profile != "auto" or not settings.profile_dir.is_dir():
         return options
     chosen = frozenset(of.model_fields_set | settings.model_fields_set)
@@ -157,7 +157,7 @@ def adapter_files(settings: Settings) -> AdapterFiles:
         return AdapterFiles(None)
     folder = expanded_path(folder)
     if not folder.is_dir():
-        raise StartupError(f"--adapter-dir: there is no folder {folder}")
+        raise StartupError(f"--adapter-dir: the folder {folder} does not exist")
     return AdapterFiles(folder)
 
 
@@ -180,5 +180,5 @@ def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokenize a prompt as at the beginning of a request: with BOS and control tokens."""
     tokens = whole_prompt(read_text(path), tokenizer, most_tokens=None)
     if not tokens:
-        raise StartupError(f"there is nothing to pin in {path}")
+        raise StartupError(f"{path} contains no text to pin")
     return tokens

@@ -88,8 +88,8 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
         if len(found) > 1:
             names = ", ".join(model.name for model, _ in found)
             raise StartupError(
-                f"--served-model-name is for one model, and there are {len(found)} ({names}): name each by "
-                "--model NAME=SPEC"
+                f"--served-model-name is for one model, and there are {len(found)} ({names}): name each "
+                "with --model NAME=SPEC"
             )
         ((model, table),) = found
         found = [(msgspec.structs.replace(model, name=settings.served_model_name), table)]
@@ -115,7 +115,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
         without = "--memory, --allow-pull and --models-dir"
         raise StartupError(f"--numa is for a server with one model, and without {without}")
     if settings.numa and any(plan.options.wants_device for plan in plans):
-        raise StartupError("--numa is for engines that share nothing: without --gpu-layers and the like")
+        raise StartupError("--numa cannot be combined with --gpu-layers and other options of a device")
     return plans
 
 
@@ -124,7 +124,7 @@ def models_folder(settings: Settings) -> Path:
     assert settings.models_dir is not None, "the option is set"
     folder = expanded_path(settings.models_dir)
     if not folder.is_dir():
-        raise StartupError(f"--models-dir: there is no folder {folder}")
+        raise StartupError(f"--models-dir: the folder {folder} does not exist")
     return folder.absolute()
 
 
@@ -181,10 +181,12 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
         except FileNotFoundError:
             return cls()
         except (OSError, msgspec.MsgspecError) as error:
-            raise StartupError(f"cannot read {path}, where --allow-pull keeps its models: {error}") from None
+            raise StartupError(
+                f"cannot read {path}, in which --allow-pull records its models: {error}"
+            ) from None
         gone = [model for model in models.pulled if not Path(model.path).is_file()]
         for model in gone:
-            logger.warning("%s is not served any more: %s has gone", model.name, model.path)
+            logger.warning("%s is no longer served: %s was removed", model.name, model.path)
         return msgspec.structs.replace(models, pulled=tuple(one for one in models.pulled if one not in gone))
 
     def write(self, path: Path) -> None:
@@ -288,7 +290,7 @@ def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], sett
     adapters = (*table.adapters, *own_adapters)
     twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
     if twice:
-        raise StartupError(f"the model {model.name} has two adapters of the name {twice[0]!r}")
+        raise StartupError(f"the model {model.name} has two adapters named {twice[0]!r}")
     return ModelPlan(
         names=_names(model.name, table, aliases),
         path=model.path,
@@ -310,9 +312,9 @@ def _names(name: str, table: ModelTable, aliases: Mapping[str, str]) -> tuple[st
 def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
     for option in adapters:
         if option.model is None and len(names) > 1:
-            raise StartupError(f"--adapter {option.source.name}: say for which model, MODEL/NAME=PATH")
+            raise StartupError(f"--adapter {option.source.name}: name its model, as in MODEL/NAME=PATH")
         if option.model is not None and option.model not in names:
-            raise StartupError(f"--adapter: there is no model {option.model}, only {', '.join(names)}")
+            raise StartupError(f"--adapter: unknown model {option.model}; the models are {', '.join(names)}")
 
 
 def _aliases(targets: Mapping[str, str], names: list[str]) -> dict[str, str]:
@@ -324,8 +326,8 @@ def _aliases(targets: Mapping[str, str], names: list[str]) -> dict[str, str]:
             if name in seen:
                 raise StartupError(f"[aliases] {' -> '.join([*seen, name])} is a loop")
             if name not in targets:
-                there_is = f"there is no model {name!r}; there is {', '.join(names)}"
-                raise StartupError(f"[aliases] {alias}: {there_is}")
+                why = f"unknown model {name!r}; the models are {', '.join(names)}"
+                raise StartupError(f"[aliases] {alias}: {why}")
             seen.append(name)
         meanings[alias] = name
     return meanings
@@ -334,7 +336,7 @@ def _aliases(targets: Mapping[str, str], names: list[str]) -> dict[str, str]:
 def _require_distinct(names: list[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise StartupError(f"two models have the name {twice[0]!r}: name one by --model NAME=SPEC")
+        raise StartupError(f"two models have the name {twice[0]!r}: rename one with --model NAME=SPEC")
 
 
 _PROCESS_BYTES = 150 * 1024 * 1024

@@ -40,12 +40,12 @@ class PrefixFiles:
         self._most_bytes = 0
         there = None if folder is None else _nearest(folder)
         if folder is None or there is None or not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            logger.info("prefix caches are not kept: there is no cache directory that can be written")
+            logger.info("prefix caches are not stored: no cache directory is writable")
             return
         self._folder, room = folder, _room(folder, most_bytes)
         self._most_bytes = min(_MOST_OF_ONE, room // num_models)
         if self._most_bytes < _LEAST:
-            logger.info("prefix caches are not kept: the disk of %s is nearly full", folder)
+            logger.info("prefix caches are not stored: the disk of %s is nearly full", folder)
         total = 0
         for path, num_bytes in _files(folder):
             total += num_bytes
@@ -107,8 +107,8 @@ def _remove(path: Path) -> None:
         return
     try:
         shutil.rmtree(path.parent)
-        logger.info("the prefix cache %s is removed: there is no room for it", path.parent.name)
+        logger.info("the prefix cache %s was removed: it has no room", path.parent.name)
     except OSError as error:
-        logger.warning("the prefix cache %s is not removed: %s", path, error)
+        logger.warning("the prefix cache %s cannot be removed: %s", path, error)
     finally:
         writer.release()

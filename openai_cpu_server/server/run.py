@@ -97,10 +97,10 @@ def embedding_model(models: ModelRegistry, named: str | None) -> str:
         raise StartupError(f"--semantic-cache needs --semantic-cache-model, for {found}")
     model = next((model for model in models.current if named in model.names), None)
     if model is None:
-        raise StartupError(f"--semantic-cache-model: there is no model {named!r}")
+        raise StartupError(f"--semantic-cache-model: unknown model {named!r}")
     if model.kind is not ModelKind.EMBEDS:
         is_broken = model.engine.state is EngineState.FAILED
-        why = "cannot be read" if is_broken else f"{model.kind.value}, it does not embed"
+        why = "cannot be read" if is_broken else f"{model.kind.value} and does not embed"
         raise StartupError(f"--semantic-cache-model: {named!r} {why}")
     return model.name
 
@@ -218,7 +218,7 @@ def open_api(
         logger.warning(
             "without --api-key or --api-keys, every client that reaches %s may use this server%s",
             settings.host or "it",
-            " and administrate it (--open-admin)" if settings.open_admin else "",
+            "and administer it (--open-admin)" if settings.open_admin else "",
         )
     api = create_api(
         models,
@@ -358,6 +358,6 @@ def _jobs(settings: Settings, model: str) -> Jobs | None:
     except StartupError as error:
         if where is not None:
             raise
-        logger.warning("there is no batch API: %s", error)
+        logger.warning("the batch API is off: %s", error)
         return None
     return Jobs(database, job_options(settings, model))

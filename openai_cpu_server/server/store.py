@@ -123,10 +123,10 @@ class FleetStore:
             return
         pulled = self._stored.named(name)
         if pulled is None:
-            raise InvalidRequest(f"'{self._choose(name).name}' was not pulled; it stays.")
+            raise InvalidRequest(f"'{self._choose(name).name}' was not pulled, so it cannot be removed.")
         made = [key for key, preset in self._stored.presets.items() if preset.base == name]
         if made:
-            raise InvalidRequest(f"'{made[0]}' is made of '{name}': remove that first.")
+            raise InvalidRequest(f"'{made[0]}' is derived from '{name}': remove '{made[0]}' first.")
         await self._fleet.remove(self._choose(name).model)
         self._store(self._stored.without(name))
         if all(model.path != pulled.path for model in self._stored.pulled):
@@ -142,9 +142,9 @@ class FleetStore:
         model has the name."""
         name = _bare(name)
         if not _NAME.fullmatch(name):
-            raise wrong(f"'{name}' cannot be the name of a model.", "model")
+            raise wrong(f"'{name}' is not a valid model name.", "model")
         if name not in self._stored.presets and len(self._stored.presets) >= _MOST_NAMES:
-            raise InvalidRequest(f"There are {_MOST_NAMES} names already: remove some first.")
+            raise InvalidRequest(f"The server has {_MOST_NAMES} names already: remove some first.")
         await ensure_served(self._models, _bare(preset.base), None)
         base = self._choose(_bare(preset.base))
         preset = msgspec.structs.replace(preset, base=base.name)
@@ -168,11 +168,11 @@ class FleetStore:
             elif step.status != "asking":  # it is the first step of every pull
                 emit(step)
         if done is None or done.path is None or done.name is None:
-            raise PullFailed(f"Fetching '{name}' ended without a word; the server's log may say more.")
+            raise PullFailed(f"Fetching '{name}' ended without a message; see the server's log.")
         pulled = PulledModel(name=name, source=done.name, path=done.path, projector=done.projector)
         await self._fleet.add(plan_of_pulled(pulled, self._settings))
         self._store(self._stored.with_pulled(pulled))
-        logger.info("%s came from the hub, and is served: %s", name, done.path)
+        logger.info("%s was downloaded from the hub, and is served: %s", name, done.path)
         emit(msgspec.structs.replace(done, path=None, projector=None))
 
     def _store(self, models: StoredModels) -> None:
@@ -180,9 +180,7 @@ class FleetStore:
         try:
             models.write(self._file)
         except OSError as error:
-            logger.error(
-                "the next start will not know of this change: cannot write %s: %s", self._file, error
-            )
+            logger.error("the next start will not have this change: cannot write %s: %s", self._file, error)
 
 
 def _bare(name: str) -> str:
@@ -203,7 +201,7 @@ def _source(name: str) -> str:
         raise PullFailed(f"{error}.") from None
     if found is None:
         raise PullFailed(
-            f"There is no model '{name}' to pull: write hf:OWNER/REPO[:QUANT], or a name that "
+            f"The model '{name}' is unknown: use hf:OWNER/REPO[:QUANT], or a name that "
             "`openai-cpu-server models` lists."
         )
     return source
@@ -280,7 +278,7 @@ class ModelDir:
             for name, path in list(self._served.items()):
                 if not path.is_file():
                     del self._served[name]
-                    logger.info("%s is not served any more: %s has gone", name, path)
+                    logger.info("%s is no longer served: %s was removed", name, path)
                     await self._fleet.dismiss(name)
 
     async def bring(self, name: str) -> None:

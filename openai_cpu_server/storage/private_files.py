@@ -137,7 +137,7 @@ def _make_private(path: Path) -> None:
     it."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        raise ForeignFile(f"{path} is not a plain file")
+        raise ForeignFile(f"{path} is not a regular file")
     _require_own(path, found, path.parent)
     _take_from_others(path, found)
 

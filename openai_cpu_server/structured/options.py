@@ -154,7 +154,7 @@ class PropertyOrder(enum.Enum):
 
 
 class Additional(enum.Enum):
-    """Properties of an object that declares `properties` and says nothing about additional ones."""
+    """Properties of an object that declares `properties` and does not mention additional ones."""
 
     OPEN = "open"
     """Any others, to the letter of the standard. Used to check JSON of others."""

@@ -22,7 +22,7 @@ def error_table() -> str:
 
 
 def _row(failure: Failure, meaning: str) -> tuple[str, str, str, str]:
-    code = f"`{failure.code}`" if failure.code else "of the message"
+    code = f"`{failure.code}`" if failure.code else "depends on the field"
     return str(failure.status), code, f"`{failure.type}`", meaning
 
 

@@ -40,7 +40,9 @@ def ignored_table() -> str:
 
 
 def refused_table() -> str:
-    return "\n## Fields that are refused\n\n" + table(("Field", "Of", "Accepted is only", "Why"), _refused())
+    return "\n## Fields that are refused\n\n" + table(
+        ("Field", "Of", "Only accepted value", "Why"), _refused()
+    )
 
 
 def _refused() -> Iterator[tuple[str, ...]]:

@@ -28,46 +28,46 @@ _OPTIONS = """\
 These are the options of `openai-cpu-server serve`, and so of `scripts/serve`. `--help` prints the same texts.
 
 Each option is also an environment variable (`OCS_CTX_SIZE=8192`) and a key of the TOML file that `--config`
-names (`ctx_size = 8192`). The command line goes before the environment, and the environment before the file.
-Between these two comes the folder that `OCS_SECRETS_DIR` names: a file in it is an option, named like the
-variable (`ocs_jobs_db`).
-An option that may be given several times is a list there: `OCS_CORS_ORIGIN='["https://a.example"]'`,
+names (`ctx_size = 8192`). So is a file in the folder of `OCS_SECRETS_DIR`, named like the variable
+(`ocs_jobs_db`). Precedence, highest first: the command line, the environment, that folder, the TOML file.
+Outside of the command line, an option that may be given several times is a list:
+`OCS_CORS_ORIGIN='["https://a.example"]'`,
 `cors_origin = ["https://a.example"]`.
 
-An empty value is as if not set, wherever it stands: `OCS_HOST=` listens on this machine only. But an empty
-key, keys' file, TOML file, folder of secrets, certificate, proxy or `--limits-url` ends the start with one
-line: nobody who names one wants to go without it.
+An empty value counts as not set: with `OCS_HOST=` the server listens on this machine only. The exceptions are
+a key, a file of keys, the TOML file, the folder of secrets, a certificate, a proxy and `--limits-url`. If one
+of these is empty, the start ends with one line, because a server without it would be less safe than intended.
 """
 _ROUTES = """\
 These are the routes, the scope that a key needs for each, and the fields of each body. [The API](api.md)
-explains them, and [Errors](errors.md) the statuses. A running server describes the same at
+explains them, and [Errors](errors.md) the statuses. A running server has the same description at
 `GET /openapi.json` (OpenAPI 3.1), with all schemas.
 """
 _FIELDS = """\
-Clients send more than a server of models on CPUs can act on. A field that changes nothing about the answer is
-ignored, and the header `x-ignored-parameters` of the response names it, but for values that ask for nothing.
-Where clients keep notes of their own, fields that nobody knows are ignored, too: in messages, their parts,
-tools, tool calls and documents (`messages[].cache_control`).
+Clients send fields that this server does not support. A field that does not change the answer is ignored, and
+the response header `x-ignored-parameters` names it, unless its value has no effect anyway. Unknown fields in
+messages, their parts, tools, tool calls and documents (`messages[].cache_control`) are ignored too, because
+clients store notes there.
 
-A field that would change the answer is refused with 400 and its name, but for values that ask for nothing
-that would be missing. So is one that nobody knows elsewhere in a body, unless `--lenient` is given. `null` is
-always the same as nothing.
+A field that would change the answer is refused with 400 and its name, unless its value has no effect. Other
+unknown fields of a body are refused too, except with `--lenient`. `null` means that a field is not set.
 """
 _ERRORS = """\
 An error is OpenAI's object: `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, it
-is the last event. Where a field of the body is wrong, `param` names it. On the paths of
-[Anthropic's API](anthropic.md#errors) errors have the shape of that, and on those of
+is the last event. If a field of the body is wrong, `param` names it. On the paths of
+[Anthropic's API](anthropic.md#errors), errors have Anthropic's format, and on those of
 [Ollama's](ollama.md#errors) they are `{"error": "..."}`. On the paths of
-[llama-server's own API](llama-server.md#errors) `code` is the status.
+[llama-server's own API](llama-server.md#errors), `code` is the status.
 """
 _METRICS = """\
-`GET /metrics` answers in Prometheus' text format. [Monitoring](monitoring.md) says how to use it.
-`deploy/chart/files/dashboard.json` is a dashboard that shows all of them. The metrics `ocs_process_...` exist
+`GET /metrics` returns these metrics in Prometheus' text format. [Monitoring](monitoring.md) describes their
+use, and `deploy/chart/files/dashboard.json` is a dashboard for all of them. The metrics `ocs_process_...`
+exist
 on Linux only.
 """
 _FILES = """\
 These are the kinds of files that requests may have. The server detects them by their content, whatever their
-names and media types say. [Pictures and files](pictures.md) has the ways to send them, and their limits.
+names and media types say. [Pictures and files](pictures.md) describes how to send them, and their limits.
 
 [Extras](start.md#extras) are parts of the package: `scripts/serve --with documents,sound,heic`, or
 `pip install 'openai-cpu-server[documents,sound,heic]'`. Readers decode all files within limits of memory and

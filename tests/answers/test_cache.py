@@ -174,4 +174,4 @@ async def test_a_failing_store_is_a_miss_and_is_left_alone(
     assert store.asked == 1
     said = [record.getMessage() for record in caplog.records if "cache of" in record.getMessage()]
     why = "no answer in time" if hangs else "ConnectionError"
-    assert said == [f"the cache of answers fails ({why}): all is computed until it is back"]
+    assert said == [f"the cache of answers fails ({why}): all answers are computed until it is back"]

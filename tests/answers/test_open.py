@@ -29,7 +29,7 @@ def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
         theirs.execute("CREATE TABLE answers (precious)")
     theirs.close()
     before = path.read_bytes()
-    with pytest.raises(StartupError, match=r"jobs\.db is a database of something else"):
+    with pytest.raises(StartupError, match=r"jobs\.db is a database of another program"):
         open_answers(str(path), BOUNDS, default=path)
     assert path.read_bytes() == before
 

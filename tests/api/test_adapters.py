@@ -26,9 +26,9 @@ def adapter(name: str, path: str = "a.gguf", scale: float = 1.0) -> Adapter:
 
 def find(source: AdapterSource) -> Adapter:
     if source.path.startswith("/"):
-        raise AdapterNotAllowed("The path leads out of the server's --adapter-dir.")
+        raise AdapterNotAllowed("The path is outside of the server's --adapter-dir.")
     if "missing" in source.path:
-        raise AdapterFailed(f"There is no file {source.path}.")
+        raise AdapterFailed(f"The file {source.path} does not exist.")
     return adapter(source.name, source.path, source.scale)
 
 

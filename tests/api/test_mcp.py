@@ -385,7 +385,7 @@ async def test_a_result_for_which_the_context_has_no_room_is_not_told(url: str) 
         response = await made(http)
         assert len(response["output"][1]["output"]) == 6000
         assert response["output"][2]["content"][0]["text"] == "Too long."
-        assert "too long for what is left of the context" in engine.prompts[1]
+        assert "too long for the rest of the context" in engine.prompts[1]
 
 
 async def test_rows_of_batches_and_sockets_call_tools_too(url: str, tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ async def test_a_key_for_a_router_is_one_for_its_models_through_it(tmp_path: Pat
         through = await chat(http, model="auto", max_tokens=40)
         past = await chat(http, model="big")
     assert (text(through), past.status_code) == ("big me", 404)
-    assert "There is: auto." in str(error_of(past)["message"])
+    assert "The models are: auto." in str(error_of(past)["message"])
 
 
 # -- what a router is not ---------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
     for refused in (tokens, vectors):
         assert (refused.status_code, error_of(refused)["code"]) == (400, "wrong_model_kind")
         assert "'auto' is a router" in str(error_of(refused)["message"])
-    assert "There is: little, big, vectors, auto, auto-too." in str(error_of(unknown)["message"])
+    assert "The models are: little, big, vectors, auto, auto-too." in str(error_of(unknown)["message"])
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_an_interrupted_run_goes_on_with_the_same_input_alone(tmp_path: Path, nu
     said = process.end()
     if number is signal.SIGINT:
         assert process.returncode == 130
-        assert "the same command goes on where it was" in said
+        assert "the same command continues the batch" in said
     assert files(tmp_path)[:2] == ["in.jsonl", "out.jsonl.jobs"]
     assert num_done(state) == 5
     same = (tmp_path / "in.jsonl").read_text()
@@ -108,10 +108,10 @@ def num_done(state: Path) -> int:
     [
         ("", (), "no line"),
         ('{"url": "/v1/completions"}\n[]\n', (), "line 2: This line is not a JSON object."),
-        (None, (), "there is no file"),
+        (None, (), "does not exist"),
         ("x", ("--cors-origin=*",), "--cors-origin is for servers"),
         ("x", ("--nonsense",), "nonsense"),
-        ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "there is no directory /nowhere"),
+        ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "the directory /nowhere does not exist"),
     ],
 )
 def test_wrong_use_is_said_before_anything_begins(

@@ -77,7 +77,7 @@ def test_a_conversation_in_the_terminal(server: ServerProcess, tmp_path: Path) -
         terminal.type("\x03")
         terminal.wait_for(">>> ")
     terminal.type("/nonsense\n")
-    assert "there is no command /nonsense" in terminal.wait_for(">>> ")
+    assert "unknown command /nonsense" in terminal.wait_for(">>> ")
     terminal.type("\x03")
     terminal.wait_for("/bye or Ctrl-D leaves\r\n>>> ")
     terminal.type("/bye\n")

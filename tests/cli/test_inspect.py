@@ -99,14 +99,14 @@ def test_what_it_sees_and_hears_with(
     model, eyes = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
     shutil.copyfile(tiny, model)
     assert facts(model)["sight"] is None
-    assert "sees pictures  no; that takes a projector, an mmproj file beside the model's" in shown(model)
+    assert "sees pictures  no; that needs a projector, an mmproj file beside the model's" in shown(model)
     shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), eyes)
     size = eyes.stat().st_size
     said = {"kind": "gemma3", "image_size": 128, "patch_size": 16, "layers": 2}
     assert facts(model)["sight"] == {"path": str(eyes), "file_bytes": size, **said}
     assert f"sees pictures  yes, with {eyes}, " in shown(model)
     assert "gemma3, 128 pixels at once, patches of 16, 2 layers" in shown(model)
-    assert "hears sound    no; that takes a projector" in shown(model)
+    assert "hears sound    no; that needs a projector" in shown(model)
     assert facts(model, "--mmproj", "off")["sight"] is None
     shutil.copyfile(tiny_projector_path("ultravox", rows_width=256), eyes)
     said = {"kind": "ultravox", "sample_rate": 16_000, "bands": 128, "layers": 2, "why_not": None}
@@ -115,7 +115,7 @@ def test_what_it_sees_and_hears_with(
     assert hears["hearing"] == {"path": str(eyes), "file_bytes": eyes.stat().st_size, **said}
     assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in shown(model)
     hearing_head(eyes, "ultravox", width=768, stacked=8)
-    assert f"hears sound    no: llama.cpp dies of any sound with {eyes} (of rows 768 wide" in shown(
+    assert f"hears sound    no: any sound crashes llama.cpp with {eyes} (of rows 768 wide" in shown(
         model, "--mmproj", eyes
     )
     assert run(model, "--mmproj", tmp_path / "absent.gguf").returncode == 2
@@ -215,7 +215,7 @@ def test_templates_are_printed_whole_and_alone(tiny: Path, tmp_path: Path, shown
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (None, "there is no file"),
+        (None, "does not exist"),
         (b"", "is not a GGUF file"),
         (b"<html>", "is not a GGUF file"),
         (b"GGUF", "is truncated or damaged: its header ends too early"),
@@ -267,8 +267,11 @@ def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: F
         (("--draft-model", tiny), "beside the weights of the model and its draft model\n"),
         (("--draft-model", tiny), "serve takes 16,384 tokens for all requests unless --ctx-size says more"),
         (("--ctx-size", 2**31 - 1), "serve would not start: Not enough memory for the KV pool: 2147483647 "),
-        (("--gpu-layers", "all"), "\ndevice: llama.cpp knows no device here beside the CPU"),
-        (("--draft-model", tiny, "--draft-gpu-layers", "all"), "\ndevice: llama.cpp knows no device here"),
+        (("--gpu-layers", "all"), "\ndevice: llama.cpp finds no device beside the CPU"),
+        (
+            ("--draft-model", tiny, "--draft-gpu-layers", "all"),
+            "\ndevice: llama.cpp finds no device beside the CPU",
+        ),
     ):
         assert line in shown(tiny, *arguments)
     assert "\ndevice" not in shown(tiny)

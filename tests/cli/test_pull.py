@@ -117,7 +117,7 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
     hub.released.set()
     if number == signal.SIGINT:
         assert said.endswith(
-            "interrupted while fetching model.gguf of acme/large: the next try goes on from there\n"
+            "interrupted while fetching model.gguf of acme/large: the next attempt resumes it\n"
         )
     here = home.partial("acme/large").stat().st_size
     assert here == LARGE.startswith(home.partial("acme/large").read_bytes()) * here
@@ -136,10 +136,10 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
     [
         ("hf:acme/huge", "not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
         ("hf:acme/gated", "acme/gated is gated: accept its terms"),
-        ("hf:acme/wrong", "acme/wrong/model.gguf has come with other content than the hub names"),
+        ("hf:acme/wrong", "acme/wrong/model.gguf was received with another hash than the hub"),
         (f"hf:acme/large --keep-free {10**10}", "are kept free"),
-        ("hf:acme/nothing", "there is no repository acme/nothing on"),
-        ("demo", "demo is here, and not from the hub: "),
+        ("hf:acme/nothing", "the repository acme/nothing does not exist on"),
+        ("demo", "demo is on this machine, and not from the hub: "),
         ("quen3.5:4b", "unknown model 'quen3.5:4b' (did you mean qwen3.5-4b"),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_cannot_come_is_said_in_one_line(home: Home, name: str, line: str) 
 
 def test_what_sees_comes_along_and_stays_as_long_as_another_needs_it(home: Home) -> None:
     said = home.told("pull", "hf:acme/eyes:Q4_0", "hf:acme/eyes:Q8_0")
-    assert "with mmproj-F16.gguf, which it sees with" in said
+    assert "with its projector mmproj-F16.gguf" in said
     folder = home.cache / "models--acme--eyes"
     home.told("rm", "hf:acme/eyes:Q4_0")
     assert {path.name for path in folder.glob("snapshots/*/*")} == {"m-Q8_0.gguf", "mmproj-F16.gguf"}
@@ -160,6 +160,6 @@ def test_what_sees_comes_along_and_stays_as_long_as_another_needs_it(home: Home)
     (model,) = folder.glob("snapshots/*/m-Q8_0.gguf")
     with ServerProcess("--model", str(model), "--mmproj", "off"):
         said = home.told("rm", "hf:acme/eyes:Q8_0", code=2)
-    assert said == "openai-cpu-server: a running server has m-Q8_0.gguf in use\n"
+    assert said == "openai-cpu-server: a running server uses m-Q8_0.gguf\n"
     home.told("rm", "hf:acme/eyes:Q8_0")
     assert not folder.exists()

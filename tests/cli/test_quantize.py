@@ -114,9 +114,9 @@ def test_what_quantised_models_are_to_be_again_must_be_said(tmp_path: Path, run:
     done = made("demo", out, "--type", "Q4_K", "--allow-requantize")
     assert Counter(types(out).values()) == {"q4_K": 44, "f32": 17, "q6_K": 5, "q5_0": 4, "q8_0": 4}
     assert done.stdout.splitlines()[-3:] == [
-        "8 of 74 tensors could not have the type that is meant for them:",
-        "  4 with rows of 704 values, no multiple of the 256 of q6_K: q8_0",
-        "  4 with rows of 704 values, no multiple of the 256 of q4_K: q5_0",
+        "8 of 74 tensors could not have their intended type:",
+        "  4 with rows of 704 values, not a multiple of 256 as for q6_K: q8_0",
+        "  4 with rows of 704 values, not a multiple of 256 as for q4_K: q5_0",
     ]
 
 
@@ -124,7 +124,7 @@ def test_rows_that_no_block_divides_are_f16(tiny: Path, tmp_path: Path, made: Ru
     source, out = tiny_model_path(shape="tiny-mamba"), tmp_path / "out.gguf"
     done = made(source, out, "--type", "q4_0")
     assert types(out)["blk.0.ssm_dt.weight"] == "f16"
-    assert "  4 with rows of 4 values, no multiple of the 32 of q4_0: f16" in done.stdout
+    assert "  4 with rows of 4 values, not a multiple of 32 as for q4_0: f16" in done.stdout
     with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
         assert model.is_recurrent
 
@@ -196,7 +196,7 @@ def test_types_are_listed_and_named(made: Run) -> None:
     assert line.split(maxsplit=2)[1:] == ["4.50", "some tensors in more bits; the usual choice"]
     assert file_type_named("Q4_K_M") == file_type_named("q4_k") == FILE_TYPES["q4_k_m"]
     assert file_type_named("FP16").name == "f16"
-    with pytest.raises(StartupError, match="there is no type 'fast': --type list"):
+    with pytest.raises(StartupError, match="unknown type 'fast': --type list"):
         file_type_named("fast")
 
 
@@ -288,7 +288,7 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("no.gguf out.gguf", "there is no file no.gguf"),
+        ("no.gguf out.gguf", "the file no.gguf does not exist"),
         ("cut.gguf out.gguf", "cut.gguf is truncated or damaged"),
         ("header.gguf out.gguf", "header.gguf is not a model: it has no weights"),
         ("unknown.gguf out.gguf", "unknown model architecture: 'llamb'"),
@@ -296,10 +296,10 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tiny.gguf old.gguf", "old.gguf exists already: --force replaces it"),
         ("tiny.gguf tiny.gguf --force", "is the input"),
         ("tiny.gguf link.gguf --force", "is the input"),
-        ("tiny.gguf no/out.gguf", "there is no folder"),
+        ("tiny.gguf no/out.gguf", "the folder no does not exist"),
         ("tiny.gguf .", "is a folder: name the file"),
         ("tiny.gguf /dev/null --force", "/dev/null is not an ordinary file"),
-        ("tiny.gguf out.gguf --type q4_m", "there is no type 'q4_m': did you mean q4_k_m"),
+        ("tiny.gguf out.gguf --type q4_m", "unknown type 'q4_m': did you mean q4_k_m"),
         ("tiny.gguf out.gguf --type iq1_s", "this type needs an importance matrix: --imatrix FILE"),
         ("tiny.gguf out.gguf --threads 0", "--threads must be at least 1, not 0"),
         ("tiny.gguf out.gguf --output-tensor-type q8", "no tensor type 'q8'"),
@@ -336,7 +336,7 @@ def test_force_replaces_and_follows_links(tiny: Path, tmp_path: Path, made: Run)
 
 def test_room_is_asked_for_before(tmp_path: Path) -> None:
     OutputFiles(tmp_path / "out.gguf").require_room(1)
-    line = r"not enough disk space for .*: 1000000 TB are needed, .* are free"
+    line = r"not enough disk space for .*: it needs 1000000 TB, and .* are free"
     with pytest.raises(StartupError, match=line):
         OutputFiles(tmp_path / "out.gguf").require_room(10**18)
 

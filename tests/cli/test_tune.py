@@ -174,7 +174,7 @@ def test_what_busy_neighbours_have_disturbed_is_shown_but_not_kept(tiny: Path, t
         done = command(tiny, "--for", "latency", "--cache-dir", tmp_path)
     assert done.returncode == 0
     assert "defaults" in done.stdout
-    assert "Not kept: other processes took" in done.stdout
+    assert "Not stored: other processes took" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -198,5 +198,5 @@ def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
     """Of each kind of damage: tests/cli/test_inspect.py."""
     done = warm.run("tune", str(tmp_path / "m.gguf"), "--cache-dir", str(tmp_path / "cache"))
     assert (done.returncode, done.stdout.strip(), len(done.stderr.splitlines())) == (2, "", 1)
-    assert "there is no file" in done.stderr
+    assert "does not exist" in done.stderr
     assert not (tmp_path / "cache").exists()

@@ -90,13 +90,13 @@ class TestFiles:
             found = AdapterFiles(folder).of_client(AdapterSource("one", name))
             assert Path(found.path).is_file()
             assert (found.name, len(found.digest)) == ("one", 64)
-        with pytest.raises(AdapterFailed, match="There is no file c"):
+        with pytest.raises(AdapterFailed, match="The file c does not exist"):
             AdapterFiles(folder).of_client(AdapterSource("one", "c"))
 
     @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link", "../nothing", "a\0b", "x" * 5000])
     def test_those_outside_are_not(self, folder: Path, name: str) -> None:
         """Whether there is such a file or not."""
-        with pytest.raises(AdapterNotAllowed, match="leads out of"):
+        with pytest.raises(AdapterNotAllowed, match="is outside of"):
             AdapterFiles(folder).of_client(AdapterSource("one", name))
 
     @pytest.mark.parametrize("name", ["a.gguf", "hf:o/r/f.gguf"])
@@ -107,5 +107,5 @@ class TestFiles:
     def test_the_operator_may_name_any(self, tmp_path: Path, folder: Path) -> None:
         files = AdapterFiles(None)
         assert files.of_operator(AdapterSource("one", str(tmp_path / "secret"))).scale == 1
-        with pytest.raises(StartupError, match="there is no file"):
+        with pytest.raises(StartupError, match="does not exist"):
             files.of_operator(AdapterSource("one", str(tmp_path / "nothing.gguf")))

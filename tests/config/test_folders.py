@@ -44,7 +44,7 @@ def test_a_cache_that_somebody_else_has_laid_there_is_not_used(nobody: Path) -> 
     folder.rmdir()
     (nobody / "hostile").mkdir()
     folder.symlink_to(nobody / "hostile")
-    with pytest.raises(StartupError, match=r"there is no folder for caches: .* is not a folder"):
+    with pytest.raises(StartupError, match=r"no folder for caches: .* is not a folder"):
         user_cache_dir()
 
 
@@ -52,7 +52,7 @@ def test_a_cache_that_somebody_else_has_laid_there_is_not_used(nobody: Path) -> 
 def test_what_is_to_stay_needs_a_home_and_says_so() -> None:
     with pytest.raises(StartupError, match="has no home directory: set HOME or XDG_DATA_HOME"):
         user_data_dir()
-    settings, said = read_settings(["--cache-dir", "~/x"]), "cannot look for ~/x: there is no such home"
+    settings, said = read_settings(["--cache-dir", "~/x"]), "cannot look for ~/x: this home"
     with pytest.raises(StartupError, match=said):
         _ = settings.profile_dir
     with pytest.raises(StartupError, match=said):

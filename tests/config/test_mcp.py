@@ -31,12 +31,12 @@ def test_a_table_is_a_program_or_a_url(tmp_path: Path, monkeypatch: pytest.Monke
         ('command = "x"\nurl = "https://x"', "[mcp.it]: give it a command or a url"),
         (
             'command = "x"\nheaders = {a = "b"}',
-            "[mcp.it]: 'headers' means nothing without a url",
+            "[mcp.it]: 'headers' needs a url",
         ),
-        ('url = "https://x"\nargs = ["b"]', "[mcp.it]: 'args' means nothing without a command"),
+        ('url = "https://x"\nargs = ["b"]', "[mcp.it]: 'args' needs a command"),
         (
             'command = "x"\nenv = {A = "${NOWHERE}"}',
-            "[mcp.it] env: there is no variable NOWHERE",
+            "[mcp.it] env: the environment has no variable NOWHERE",
         ),
         ('comand = "x"', "[mcp.it] comand: unknown option; did you mean command?"),
         ('url = "file:///x"', "[mcp.it] url: String should match"),

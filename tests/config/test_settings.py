@@ -79,7 +79,7 @@ def test_secrets_may_be_files_between_the_environment_and_the_file(
     assert (settings.port, settings.host) == (2, "file")
     assert "secret@" not in repr(settings)
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path / "none"))
-    assert "OCS_SECRETS_DIR: there is no folder" in refused()
+    assert "OCS_SECRETS_DIR: the folder" in refused()
 
 
 HOSTS = ("http://llm.example", "llm.example:80")
@@ -96,15 +96,15 @@ HOSTS = ("http://llm.example", "llm.example:80")
         ("--port 1 smollm2", "^unexpected argument 'smollm2' "),
         (
             "--tensor-parallel-size 2",
-            "^there is no option --tensor-parallel-size here: one engine uses all cores",
+            "^--tensor-parallel-size is not an option of this server: one engine uses all cores",
         ),
-        ("--max_model_len=9", "^there is no option --max_model_len here: --max-prompt-tokens"),
-        ("-b=512", "^there is no option -b here: --prefill-tokens"),
+        ("--max_model_len=9", "^--max_model_len is not an option of this server: --max-prompt-tokens"),
+        ("-b=512", "^-b is not an option of this server: --prefill-tokens"),
         ("-np 0", "^--max-seqs: "),
         ("--port", "--port: expected one argument"),
-        ("--interactive-step-ms 130", "--interactive-step-ms is gone: use --stream-rate and --stall-ms"),
-        ("--batch-step-ms=800", "--batch-step-ms is gone: use --batch-stall-ms"),
-        ("--no-mixed-steps", "--mixed-steps is gone: use --experiment mixed_steps=off"),
+        ("--interactive-step-ms 130", "--interactive-step-ms was removed: use --stream-rate and --stall-ms"),
+        ("--batch-step-ms=800", "--batch-step-ms was removed: use --batch-stall-ms"),
+        ("--no-mixed-steps", "--mixed-steps was removed: use --experiment mixed_steps=off"),
         *((f"--gpu-layers={wrong}", "^--gpu-layers: ") for wrong in ("many", "-1")),
         ("--cpu-moe auto", "^--cpu-moe: "),
         *((f"--tensor-place {wrong}", "^--tensor-place: ") for wrong in ("blk", "blk=", "=CPU", "blk.(=CPU")),
@@ -124,13 +124,13 @@ def test_wrong_options_are_named_in_one_line(arguments: str, said: str) -> None:
         ("unknown_option = 1", "unknown option --unknown-option (from "),
         ("ctx_sise = 1", "unknown option --ctx-sise; did you mean --ctx-size? (from "),
         ("parallel = 1", "unknown option --parallel; did you mean --max-seqs? (from "),
-        ("max_model_len = 1", "there is no option --max-model-len here: --max-prompt-tokens"),
+        ("max_model_len = 1", "--max-model-len is not an option of this server: --max-prompt-tokens"),
         ("[models.a]\nctxsize = 300", "[models.a] ctxsize: unknown option; did you mean ctx_size? (from "),
         ("[models.device]\nctxsize = 300", "[models.device] ctxsize: unknown option; did you mean ctx_size?"),
         ("[ray]\nreplcas = 2", "[ray] replcas: unknown option; did you mean replicas?"),
         ('[mcp.x]\nurl = "http://x"\nheader = {}', "[mcp.x] header: unknown option; did you mean headers?"),
         ('port = "x"', "--port: "),
-        ("batch_step_ms = 800", "--batch-step-ms is gone: use --batch-stall-ms"),
+        ("batch_step_ms = 800", "--batch-step-ms was removed: use --batch-stall-ms"),
     ],
 )
 def test_a_wrong_file_is_one_line_too(
@@ -139,7 +139,7 @@ def test_a_wrong_file_is_one_line_too(
     config.write_text(content)
     assert said in refused("--config", str(config))
     monkeypatch.setenv("OCS_INTERACTIVE_STEP_MS", "130")
-    assert "--interactive-step-ms is gone" in refused()
+    assert "--interactive-step-ms was removed" in refused()
 
 
 @pytest.mark.parametrize(

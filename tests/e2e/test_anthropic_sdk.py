@@ -86,7 +86,7 @@ def test_errors_are_the_exceptions_that_users_catch(server: ServerProcess, sdk: 
         "type": "error",
         "error": {
             "type": "not_found_error",
-            "message": "The model 'claude-none' does not exist on this server. There is: tiny.",
+            "message": "The model 'claude-none' does not exist on this server. The models are: tiny.",
         },
         "request_id": missing.value.request_id,
     }

@@ -55,13 +55,13 @@ def test_help_lists_the_commands_and_each_has_its_own() -> None:
     [
         ("sevre", "; did you mean serve?"),
         ("qwen3.5-4b", ": `openai-cpu-server serve qwen3.5-4b` serves a model, "),
-        ("cp", ": a running server does it for POST /api/copy, which `ollama cp` sends to it"),
+        ("cp", ": a running server does this for POST /api/copy, which `ollama cp` sends"),
     ],
 )
 def test_a_command_that_does_not_exist(word: str, hint: str) -> None:
     done = run(word)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"openai-cpu-server: there is no command '{word}'{hint}")
+    assert done.stderr.startswith(f"openai-cpu-server: unknown command '{word}'{hint}")
     assert len(done.stderr.splitlines()) == 1
 
 

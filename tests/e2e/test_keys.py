@@ -69,7 +69,7 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
 
             path.write_text(ann_lines + "[keys.broken")
             os.kill(server.process.pid, signal.SIGHUP)
-            server.wait_for("(the keys stay as they were: .*keys.toml)")
+            server.wait_for("(the keys are unchanged: .*keys.toml)")
             assert say(as_bob).choices
         server.get("/v1/models", headers={"authorization": f"Basic {ann}"})
         server.get("/v1/models", params={"key": ann})

@@ -50,7 +50,7 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
             assert server.post("/v1/completions", json=body).status_code == 200
             assert server.get("/ready").status_code == 200
             assert any("the jobs database failed: " in line for line in server.lines)
-            server.wait_for("(the jobs database is away): ")
+            server.wait_for("(the jobs database is unavailable): ")
         finally:
             postgres.start()
         server.wait_for("(the jobs database is back)")

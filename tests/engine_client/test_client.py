@@ -449,7 +449,7 @@ async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_th
     async with running(client("dies_measuring=1", calibrate="idle")) as engine:
         await dead(engine, 1)
         assert await is_served(engine, request("r", output=4))
-    assert any("steps are not timed any more" in line for line in caplog.messages)
+    assert any("steps are no longer timed" in line for line in caplog.messages)
     following = NextOptions(EngineOptions(model_path="", calibrate="idle"))
     following.measure_nothing()
     assert following.options.calibrate == "never"

@@ -193,7 +193,7 @@ def test_a_machine_without_a_driver(device: Device, expected: str) -> None:
     with Served(device.environment | device.without) as server:
         assert server.answer() == expected
         assert "'layers': 0" in server.placement()
-        assert server.says("knows no device here beside the CPU")
+        assert server.says("finds no device beside the CPU")
 
 
 def test_a_device_that_is_full(device: Device, expected: str) -> None:

@@ -28,16 +28,16 @@ def test_a_url_is_fetched_within_its_bounds() -> None:
         pytest.skip("no network of one's own can be had")
     command = [*ALONE, sys.executable, "-m", "tests.http.test_fetching"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    late = f"it does not come within {QUICKLY_S:g} seconds"
+    late = f"it was not received within {QUICKLY_S:g} seconds"
     assert json.loads(done.stdout) == {
         "sized": "picture",
         "of_http_1_0": "picture",
         "closing": "picture",
         "redirecting": "picture",
         "redirecting_inside": "its address is a private one",
-        "redirecting_for_ever": "it is redirected more than 3 times",
+        "redirecting_for_ever": "it has more than 3 redirects",
         "redirecting_to_a_file": "this is not a URL that can be fetched",
-        "missing": "its server answers 404",
+        "missing": "its server answered with status 404",
         "endless": "it has more than 100000 bytes",
         "no_http": "it cannot be fetched (BadStatusLine)",
         "silent": late,
@@ -87,10 +87,10 @@ def test_an_own_host_has_an_address_of_a_private_network(address: str, host: str
     ("url", "why"),
     [
         ("http://localhost:1/a.png", "cannot be fetched"),
-        ("http://localhost:2/a.png", "its domain is none"),
-        ("http://localhost/a.png", "its domain is none"),
-        ("http://127.0.0.1:1/a.png", "its domain is none"),
-        ("http://localhost.example.org:1/a.png", "its domain is none"),
+        ("http://localhost:2/a.png", "its domain is not one"),
+        ("http://localhost/a.png", "its domain is not one"),
+        ("http://127.0.0.1:1/a.png", "its domain is not one"),
+        ("http://localhost.example.org:1/a.png", "its domain is not one"),
     ],
 )
 async def test_an_own_host_is_named_with_its_port(url: str, why: str) -> None:

@@ -117,7 +117,7 @@ def test_a_broken_file_is_one_line_without_secrets_and_leaves_the_keys_as_they_w
     ring.reload()
     assert find(ring, b"old") is not None
     (record,) = caplog.records
-    assert "the keys stay as they were" in record.getMessage()
+    assert "the keys are unchanged" in record.getMessage()
 
 
 def test_reading_again_replaces_the_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ def chat(**fields: object) -> bytes:
     return json.dumps({"messages": MESSAGES, **fields}).encode()
 
 
-TEXTS_ALONE = "only parts of type 'text' are taken"
+TEXTS_ALONE = "only parts of type 'text' are supported"
 
 
 def refused(data: bytes, schema: type[Body] = ChatBody) -> InvalidRequest:
@@ -179,7 +179,7 @@ def test_a_wrong_value_is_named_with_its_path(
     ("kind", "lack", "taken"),
     [
         ("input_audio", "this model cannot hear audio", TEXTS_ALONE),
-        ("file", "there is no file in it", TEXTS_ALONE),
+        ("file", "it contains no file", TEXTS_ALONE),
         (
             "hologram",
             "content of type 'hologram' is not supported",
@@ -213,7 +213,7 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
     earlier, asked = message_attachments(body.messages)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
-    refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
+    refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are supported."
     assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)
 
 
@@ -355,7 +355,7 @@ def test_other_fields_may_ask_for_nothing_too(fields: dict[str, object], ignored
 def test_it_is_said_which_values_are_accepted() -> None:
     message = str(refused(chat(modalities=["text", "audio"])))
     assert message == (
-        "'modalities' is not supported: the models here answer with text only (accepted is only [\"text\"])."
+        "'modalities' is not supported: the models answer with text only (only [\"text\"] is accepted)."
     )
 
 

@@ -404,7 +404,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     open_database(str(path)).close()
     _execute(path, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StartupError, match="of version 99, this program needs 5"):
+    with pytest.raises(StartupError, match="version 99, and this program needs 5"):
         open_database(str(path))
 
 

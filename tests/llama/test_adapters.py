@@ -166,7 +166,7 @@ def test_what_is_no_adapter_is_refused_and_a_good_one_served(backend: LlamaBacke
     assert "is not an adapter" in refusal(backend, tiny_model_path())
     one = adapter(path)
     make_adapter(path, "--seed", "1")
-    with pytest.raises(AdapterFailed, match="not the file any more"):
+    with pytest.raises(AdapterFailed, match="no longer the file"):
         backend.check_adapter(one)
     one = adapter(path)
     backend.check_adapter(one)

@@ -368,7 +368,7 @@ def test_its_price_and_what_cannot_draft(demo: LlamaBackend, tiny: Path, tmp_pat
     assert 0 < demo.info.draft_cost < 1
     for model, draft, why in (
         (tiny, DRAFT, r"demo-draft\.gguf has another tokenizer"),
-        (DEMO, tmp_path / "none.gguf", "There is no model file"),
+        (DEMO, tmp_path / "none.gguf", "does not exist"),
     ):
         with pytest.raises(StartupError, match=why), drafting(model, draft):
             pass

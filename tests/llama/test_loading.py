@@ -150,7 +150,7 @@ def test_not_enough_memory(
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (lambda tiny: None, "There is no model file PATH."),
+        (lambda tiny: None, "The model file PATH does not exist."),
         *(
             (lambda tiny, data=data: data, "PATH is not a GGUF file.")
             for data in (b"", b"GG", b"<html>not found</html>", b"PK\x03\x04")
@@ -248,7 +248,7 @@ def test_missing_parts(tiny: Path, tmp_path: Path, failure: Failure) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"kv_type": "q2_k"}, "Unknown KV type 'q2_k'; known are f32, f16, bf16, q8_0."),
+        ({"kv_type": "q2_k"}, "Unknown KV type 'q2_k'; the types are f32, f16, bf16, q8_0."),
         ({"max_seqs": 255}, "--max-seqs must be between 1 and 254 for this model, not 255."),
         ({"max_seqs": 0}, "--max-seqs must be between 1 and 254 for this model, not 0."),
         ({"threads": 0}, "--threads must be at least 1, not 0."),

@@ -450,5 +450,5 @@ def test_a_projector_that_llama_cpp_dies_of_is_a_line_at_start(
     found = why_deadly(GgufHeader(path))
     assert found is None if why is None else why in (found or "")
     if why is not None:
-        with pytest.raises(StartupError, match=rf"{path} .* dies of any sound .*{why}"):
+        with pytest.raises(StartupError, match=rf"{path} .* crashes with any sound .*{why}"):
             LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)

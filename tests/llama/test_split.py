@@ -177,8 +177,8 @@ def test_wishes_that_the_model_cannot_heed_are_told(files: dict[str, Path]) -> N
     places = ((r"attn", "CPU"), (r"blk\.0\.attn_q\.", "GPU0"), (r"ffn_upp", "GPU0"))
     asked = Offload(gpu_layers=4, cpu_moe=ALL_LAYERS, tensor_place=places)
     assert fitting(files["1b"], 4096, asked).unused_options == [
-        r"--tensor-place: 'blk\\.0\\.attn_q\\.' places no tensor",
-        "--tensor-place: 'ffn_upp' places no tensor",
+        r"--tensor-place: 'blk\\.0\\.attn_q\\.' matches no tensor",
+        "--tensor-place: 'ffn_upp' matches no tensor",
         "--cpu-moe: the model has no experts",
     ]
     assert fitting(files["qwen3-moe"], 4096, msgspec.structs.replace(ALL, cpu_moe=2)).unused_options == []

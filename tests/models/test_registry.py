@@ -191,10 +191,10 @@ def test_the_first_that_is_able_is_meant_where_no_name_is_given(
 @pytest.mark.parametrize(
     ("name", "allowed", "ability", "said"),
     [
-        ("chat", None, Ability.EMBED, "'chat' cannot embed. On this server can: 'embeds', 'e'."),
+        ("chat", None, Ability.EMBED, "'chat' cannot embed. Models that can: 'embeds', 'e'."),
         ("chat", {"chat"}, Ability.EMBED, "'chat' cannot embed. No model of this server can."),
         (None, {"ranks"}, Ability.GENERATE, "'ranks' cannot generate text. No model of this server can."),
-        ("ranks", None, Ability.EMBED, "'ranks' cannot embed. On this server can: 'embeds', 'e'."),
+        ("ranks", None, Ability.EMBED, "'ranks' cannot embed. Models that can: 'embeds', 'e'."),
     ],
 )
 def test_others_are_refused_with_a_hint_to_those_that_the_caller_may_use(

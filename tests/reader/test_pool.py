@@ -157,7 +157,7 @@ def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderP
     assert encoded(model, "Hello")  # open still
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
-    with pytest.raises(EngineUnavailable, match="must be loaded anew"):
+    with pytest.raises(EngineUnavailable, match="must reload it"):
         encoded(model, "Hello")
     model.close()
 

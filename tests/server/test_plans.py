@@ -58,7 +58,7 @@ def test_an_engine_on_each_numa_node_is_for_one_model(files: Path) -> None:
         with pytest.raises(StartupError, match="--numa is for a server with one model"):
             planned(files, "--model", "a.gguf", "--numa", *others)
     for asked in (["--gpu-layers", "all"], ["--draft-model", "b.gguf", "--draft-gpu-layers", "2"]):
-        with pytest.raises(StartupError, match="--numa is for engines that share nothing"):
+        with pytest.raises(StartupError, match="--numa cannot be combined with --gpu-layers"):
             planned(files, "--model", "a.gguf", "--numa", *asked)
 
 
@@ -162,18 +162,18 @@ WRONG_ROUTERS = [
     ('by = "rules", a = "x"', "chooses by 'rules', and has no 'rules'"),
     ('by = "rules", a = "x", shares = { weights = { a = 1 } }', "chooses by 'rules', and has 'shares'"),
     ('by = "rules", rules = [{ route = "a", tools = true }]', "has no routes"),
-    ('by = "rules", a = "x", rules = [{ route = "b", tools = true }]', "no route 'b'; there is a"),
+    ('by = "rules", a = "x", rules = [{ route = "b", tools = true }]', "unknown route 'b'; the routes are a"),
     ('by = "rules", a = "x", rules = [{ route = "a" }]', "needs a condition"),
     ('by = "rules", a = "x", rules = [{ route = "a", tool = true }]', "tool: "),
     ('by = "rules", a = 1, rules = [{ route = "a", tools = true }]', "router a: "),
-    ('by = "rules", a = "x", otherwise = "b", rules = [{ route = "a", tools = true }]', "no route 'b'"),
-    ('by = "cascade", small = "x", cascade = { mean_logprob = -1 }', "no route 'large'"),
+    ('by = "rules", a = "x", otherwise = "b", rules = [{ route = "a", tools = true }]', "unknown route 'b'"),
+    ('by = "cascade", small = "x", cascade = { mean_logprob = -1 }', "unknown route 'large'"),
     ('by = "cascade", small = "x", large = "y", cascade = { mean_logprob = 1 }', "mean_logprob: "),
     ('by = "shares", a = "x", shares = { weights = { a = 0 } }', "the weights are all 0"),
     ('by = "shares", a = "x", shares = { weights = { a = -1 } }', "weights a: "),
-    ('by = "classifier", a = "x", classifier = { model = "x", prompt = "?" }', "have {request} in it"),
+    ('by = "classifier", a = "x", classifier = { model = "x", prompt = "?" }', "contain {request}"),
     ('by = "examples", a = "x", examples = { model = "x", texts = { a = [] } }', "texts a: "),
-    ('by = "examples", a = "x", examples = { model = "x", texts = { b = ["b"] } }', "no route 'b'"),
+    ('by = "examples", a = "x", examples = { model = "x", texts = { b = ["b"] } }', "unknown route 'b'"),
 ]
 
 
@@ -188,16 +188,16 @@ ROUTER = 'router = { by = "shares", a = "a", shares = { weights = { a = 1 } } }'
         (("--model", "a.gguf"), '[models.b]\nsource = "b.gguf"\naliases = ["a"]', "the name 'a'"),
         (("--model", "a.gguf", "--model", "b.gguf", "--served-model-name", "x"), "", "is for one model"),
         (("--model", "a.gguf"), '[aliases]\nx = "y"\ny = "x"', "x -> y -> x is a loop"),
-        (("--model", "a.gguf"), '[aliases]\nx = "y"', "there is no model 'y'; there is a"),
+        (("--model", "a.gguf"), '[aliases]\nx = "y"', "unknown model 'y'; the models are a"),
         (("--model", "a.gguf"), '[aliases]\na = "a"', "two models have the name 'a'"),
         ((), '[models.a]\nsource = "a.gguf"\nfoo = 1', r"\[models.a\] foo: "),
         ((), '[models.a]\nsource = "a.gguf"\nctx_size = 1', r"\[models.a\] ctx_size: "),
-        (("--model", "a.gguf", "--model", "c.gguf"), "", "there is no file c.gguf"),
+        (("--model", "a.gguf", "--model", "c.gguf"), "", "the file c.gguf does not exist"),
         (("--model", "a.gguf", "--model", "b.gguf", "--cache-file", "c"), "", "each its own"),
         (("--model", "a.gguf", "--memory", "0"), "", "--memory: "),
         (("--model", "a.gguf"), f"[models.a]\n{ROUTER}", "two models have the name 'a'"),
         (("--model", "a.gguf"), f"[models.r]\npinned = true\n{ROUTER}", "a router has no 'pinned'"),
-        (("--models-dir", "nowhere"), "", "--models-dir: there is no folder nowhere"),
+        (("--models-dir", "nowhere"), "", "--models-dir: the folder nowhere does not exist"),
         (("--models-dir", ".", "--model", "a.gguf", "--cache-file", "c"), "", "each its own"),
         *(
             (("--model", "x=a.gguf"), f"[models.r]\nrouter = {{ {one} }}", line)

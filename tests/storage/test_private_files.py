@@ -154,7 +154,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(StartupError, match="is not a plain file"):
+        with pytest.raises(StartupError, match="is not a regular file"):
             open_database(str(tmp_path / name))
 
 

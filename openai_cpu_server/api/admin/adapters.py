@@ -125,7 +125,7 @@ def _source(body: AdapterBody) -> AdapterSource:
     path = body.path if body.source is None else body.source
     assert path is not None, "one of the two is set"
     if body.source is None and path.startswith("hf:"):
-        raise wrong("Give a file of the hub as 'source'.", "path")
+        raise wrong("'source' must name a file of the hub.", "path")
     return AdapterSource(body.name, path, 1.0 if body.scale is None else body.scale)
 
 

@@ -198,7 +198,7 @@ async def _pull_events(store: ModelStore, name: str, request: Request) -> AsyncI
 class AlwaysLoaded:
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
         if replace:
-            raise InvalidRequest("This server does not load models anew.", param="reload")
+            raise InvalidRequest("This server does not reload models.", param="reload")
         if model.engine.state is not EngineState.READY:
             raise unavailable(model.engine.status())
         return model
@@ -287,8 +287,12 @@ class ModelRoutes:
         "/v1/models/{id:path}/load",
         access=ADMIN,
         query={
-            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
-            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+            "wait": {"type": "boolean", "default": True, "description": "false: answer 202 at once"},
+            "reload": {
+                "type": "boolean",
+                "default": False,
+                "description": "true: load an unchanged file again",
+            },
         },
         errors=(503,),
     )

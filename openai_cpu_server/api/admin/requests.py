@@ -112,7 +112,7 @@ class Controlled(msgspec.Struct, frozen=True):
 class LlamaControlled(msgspec.Struct, frozen=True, omit_defaults=True):
     """llama-server reports a wrong id without an error status."""
 
-    success: Annotated[bool, msgspec.Meta(description="Else `message` says why not")]
+    success: Annotated[bool, msgspec.Meta(description="otherwise `message` has the reason")]
     message: str = ""
 
 

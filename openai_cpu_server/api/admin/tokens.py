@@ -231,7 +231,7 @@ def _tokens(
     if body.messages is not None and chat is not None:
         return _tokens_of_messages(body, body.messages, chat, model, has_marks=add_special)
     if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
-        raise wrong("This is for 'messages'.", strange)
+        raise wrong("This field needs 'messages'.", strange)
     content = body.content if body.prompt is None else body.prompt
     assert content is not None, "one of the three is set"
     items = [content] if isinstance(content, str) else content
@@ -268,7 +268,7 @@ def _tokens_of_messages(
     has_marks: bool | None,
 ) -> tuple[int, ...]:
     if body.parse_special is not None:
-        raise wrong("Contents of messages are text always.", "parse_special")
+        raise wrong("Contents of messages are always text.", "parse_special")
     begins_answer = body.add_generation_prompt is not False or bool(body.continue_final_message)
     if body.continue_final_message and (body.add_generation_prompt or messages[-1].role != "assistant"):
         what = "begin another answer" if body.add_generation_prompt else "end with another's message"

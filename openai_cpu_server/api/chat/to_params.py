@@ -72,7 +72,7 @@ def chat_params(body: ChatBody) -> GenerationParams:
 def _check_continues(body: ChatBody) -> None:
     continues = body.messages[-1].role == "assistant"
     if body.continue_final_message and not continues:
-        message = "A conversation that ends with another's message is answered, not continued."
+        message = "Only a conversation that ends with an assistant's message can be continued."
         raise wrong(message, "continue_final_message")
     if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
         what = "continued" if continues else "answered"
@@ -140,7 +140,7 @@ def _foreign_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ForeignKi
 
 
 def _unseen(part: ForeignKind, param: str) -> str:
-    taken = "only parts of type 'text' are taken"
+    taken = "only parts of type 'text' are supported"
     if part.type not in LACKS:  # which model it is is not known yet
         taken = "parts are of type 'text', 'file', or, as the model sees or hears, 'image_url', 'input_audio'"
     return f"Invalid value for '{param}': {part.lack}; {taken}."
@@ -276,7 +276,7 @@ def _unsupported_tools(body: ChatBody) -> list[str]:
     ]
     for at, tool in others:
         if tool.type == "mcp":
-            message = f"'{at}': tools of MCP servers are called for /v1/responses only."
+            message = f"'{at}': tools of MCP servers are supported on /v1/responses only."
             raise InvalidRequest(message, param=f"{at}.type", code="unsupported_value")
     return [tool.named(at) for at, tool in others]
 

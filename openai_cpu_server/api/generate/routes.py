@@ -78,7 +78,7 @@ class GenerateBatchBody(GenerateFields):
 
 def generate_params(body: GenerateBody) -> GenerationParams:
     if (body.n or 1) > 1:
-        raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
+        raise wrong("'n' above 1 is not supported here: an answer has one text.", "n")
     prompt = PromptsParam([body.prompt], is_said=not body.raw)
     params = generation_params(body, prompt, id_prefix="gen-")
     response_format = body.response_format

@@ -221,7 +221,7 @@ class AttachmentFinder:
     async def _cut(
         self, params: GenerationParams, recording: RecordingParam, model: ServedModel
     ) -> GenerationParams:
-        assert isinstance(params.prompt, ConversationParam), "there is one for the recording"
+        assert isinstance(params.prompt, ConversationParam), "the recording has one"
         attachment = Attachment(AttachmentSource(AttachmentKind.SOUND, ""), recording.at, recording.at)
         with _blaming(attachment):
             _check_size(AttachmentKind.SOUND, recording.data, self._options)
@@ -322,7 +322,9 @@ class AttachmentFinder:
         url, options, most_bytes = source.url, self._options, _most_bytes(source.kind, self._options)
         if url.startswith(UPLOAD):
             if self._upload is None:
-                raise InvalidRequest("this server keeps no files because it has no jobs database (--jobs-db)")
+                raise InvalidRequest(
+                    "this server stores no files because it has no jobs database (--jobs-db)"
+                )
             try:
                 return await self._upload(owner, url.removeprefix(UPLOAD), most_bytes)
             except JobObjectNotFound as error:
@@ -481,7 +483,7 @@ def _of_data_uri(source: str) -> bytes:
             rest = piece[num_whole:]
         data.write(base64.b64decode(rest + "=" * (-len(rest) % 4), validate=True))
     except (binascii.Error, ValueError):
-        raise InvalidRequest("this is not base64") from None
+        raise InvalidRequest("it is not valid base64") from None
     return data.getvalue()  # without a copy, as CPython has it
 
 
@@ -501,7 +503,7 @@ _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
 
 def _of_file(source: str, folder: Path | None, most_bytes: int) -> bytes:
     if folder is None:
-        raise InvalidRequest("files of the server are not shown: it was started without --media-dir")
+        raise InvalidRequest("'file:' URLs need a server with --media-dir")
     url = urllib.parse.urlsplit(source)
     host = "" if url.netloc == "localhost" else url.netloc
     path = urllib.parse.unquote(host + url.path)
@@ -513,4 +515,4 @@ def _of_file(source: str, folder: Path | None, most_bytes: int) -> bytes:
             if real.is_relative_to(folder.resolve()) and real.is_file():
                 with real.open("rb") as file:
                     return file.read(most_bytes + 1)
-    raise InvalidRequest("there is no such file below --media-dir")
+    raise InvalidRequest("the file does not exist below --media-dir")

@@ -231,7 +231,10 @@ class _GenerationPipeline:
             ability = Ability.GENERATE if params.recording is None else Ability.HEAR
             return RequestedModel(choose_able(models, params.model, allowed, ability, adapter=params.lora))
         if params.lora is not None:
-            message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
+            message = (
+                f"'{router.name}' routes to several models, whose adapters differ; "
+                "name one of the models in 'model'."
+            )
             raise errors.InvalidRequest(message, param="lora", code="unsupported_value")
         question, router_caller = router_input(params, caller), router_caller_of(params, caller)
         routed = await follow(models, router, question, router_caller, params.model or router.name)

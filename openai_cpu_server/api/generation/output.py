@@ -38,13 +38,13 @@ def usable_tools(tools: ToolsParam | None) -> ToolsParam | None:
     names: set[str] = set()
     for function in tools.functions:
         if function.name in names:
-            message = f"There are several functions of the name '{function.name}'."
+            message = f"Several functions have the name '{function.name}'."
             raise wrong(message, f"{function.path}.name")
         names.add(function.name)
     path = tools.choice_path
     for name in tools.chosen or ():
         if name not in names:
-            raise wrong(f"'{path}' names '{name[:64]}', which is none of the functions given.", path)
+            raise wrong(f"'{path}' names '{name[:64]}', which is not among the functions.", path)
     return None if tools.use is None and not tools.is_shown else tools
 
 
@@ -248,8 +248,8 @@ class ToolOutputs:
             spent += offers[-1].share
             if spent > _MOST_SHARES:
                 message = (
-                    "The schemas of this call are too large together: all may cost three times what one may; "
-                    "use fewer tools, or simpler patterns."
+                    "The schemas of this call are too large together: their limit is three times that "
+                    "of one schema; use fewer tools, or simpler patterns."
                 )
                 raise wrong(message, function.schema_path)
         return offers
@@ -257,9 +257,8 @@ class ToolOutputs:
     def _check_beside(self, answer: CheckedGrammar, field: str) -> None:
         if not (answer.is_json or self._form.announces(self._spelling)):
             message = (
-                "An answer of a given form that is not JSON cannot be combined with tools that the model may "
-                f"or may not call (tool format '{self._form.name}'); set 'tool_choice' to 'none' or "
-                "'required'."
+                "A structured answer other than JSON cannot be combined with 'tool_choice' 'auto' in the "
+                f"tool format '{self._form.name}'; set 'tool_choice' to 'none' or 'required'."
             )
             raise InvalidRequest(message, param=field, code="unsupported_parameter")
 
@@ -289,7 +288,10 @@ class ToolOutputs:
         unenforced = tuple(joined.unenforced)
         if unenforced and function.is_strict:
             keyword = unenforced[0].rpartition(".")[2]
-            message = f"'{keyword}' cannot be enforced: this model writes each parameter by itself."
+            message = (
+                f"'{keyword}' cannot be enforced, because this model's format "
+                "writes each parameter separately."
+            )
             raise InvalidRequest(message, param=unenforced[0], code="unsupported_schema")
         for name in self._written_names(joined):
             # A place in the whole schema is compiled, so that its references resolve.
@@ -310,7 +312,7 @@ class ToolOutputs:
         names = [*{**joined.properties, **joined.required}]
         for name in names:
             if name in joined.required and not self._form.names_parameter(name):
-                message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
+                message = f"A parameter named '{name[:64]}' cannot be written in this model's format."
                 path = f"{joined.path}.required"
                 raise InvalidRequest(message, param=path, code="invalid_function_parameters")
         return [name for name in names if self._form.names_parameter(name)]

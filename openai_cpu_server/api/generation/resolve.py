@@ -282,9 +282,13 @@ def _written(
 ) -> PromptsParam:
     """Write the prompt with a template of Ollama, which shows neither tools nor media."""
     if params.tools is not None and params.tools.use is not None:
-        raise wrong("A template of Ollama's shows no tools here: use the model's own.", params.tools.path)
+        raise wrong(
+            "Templates in Ollama's language do not render tools here: use the model's own.", params.tools.path
+        )
     if params.media:
-        raise wrong("A template of Ollama's shows no media here: use the model's own.", conversation.path)
+        raise wrong(
+            "Templates in Ollama's language do not render media here: use the model's own.", conversation.path
+        )
     roles = {"developer": "system"}
     messages = [
         {"role": roles.get(str(one.role), str(one.role)), "content": one.text}
@@ -404,7 +408,7 @@ def _cut(
     prompts: Sequence[Prompt], params: GenerationParams, last_tokens: int, context: ResolveContext
 ) -> list[Prompt]:
     if params.media:
-        message = "'truncate_prompt_tokens' is not possible with pictures and sounds."
+        message = "'truncate_prompt_tokens' is not supported with pictures and sounds."
         raise InvalidRequest(message, param="truncate_prompt_tokens", code="unsupported_parameter")
     num_left = _prompt_room(params, context) if last_tokens < 0 else last_tokens
     tokenizer = context.chosen.model.tokenizer

@@ -182,7 +182,7 @@ class BufferedBody:
 
 
 def not_in_batches(param: str) -> InvalidRequest:
-    message = f"'{param}' is not possible in a batch."
+    message = f"'{param}' is not supported in a batch."
     return InvalidRequest(message, param=param, code="unsupported_value")
 
 

@@ -190,7 +190,9 @@ def choices_of(params: GenerationParams, options: ApiOptions) -> NumChoices:
         if best_of < n:
             raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
         if best_of > n and params.stream:
-            message = "'best_of' above 'n' cannot be streamed: the best is known at the end only."
+            message = (
+                "'best_of' above 'n' cannot be streamed, because the best answer is known only at the end."
+            )
             raise wrong(message, "best_of")
     if n > most:
         raise wrong(f"Invalid value for 'n': this server allows at most {most}.", "n")
@@ -246,7 +248,7 @@ def _known_samplers(value: object) -> tuple[str, ...]:
     strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
     if strange is not None:
         values = {"name": strange[:64], "known": ", ".join(CHAIN)}
-        raise PydanticCustomError("samplers", "'{name}' is not a sampler; there are {known}", values)
+        raise PydanticCustomError("samplers", "'{name}' is not a sampler; the samplers are {known}", values)
     return tuple(found)
 
 
@@ -273,7 +275,7 @@ def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling
     if active != sorted(set(active), key=CHAIN.index):
         order = ", ".join(sorted(set(active), key=CHAIN.index))
         raise wrong(
-            f"Invalid value for 'samplers': here they are applied in this order: {order}.", "samplers"
+            f"Invalid value for 'samplers': this server applies them in this order: {order}.", "samplers"
         )
     off = [field for name in CHAIN if name not in names for field in _OF_SAMPLER[name]]
     return msgspec.structs.replace(sampling, **{field: getattr(_NEUTRAL, field) for field in off})

@@ -135,7 +135,7 @@ LACKS = {
     "input_audio": _HEARING,
     "audio": _HEARING,
     "audio_url": _HEARING,
-    **dict.fromkeys(("file", "input_file", "document"), "there is no file in it"),
+    **dict.fromkeys(("file", "input_file", "document"), "it contains no file"),
 }
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 

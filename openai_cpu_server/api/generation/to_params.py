@@ -329,5 +329,5 @@ def _one(sent: Sequence[Sent[T]]) -> T | None:
     path, value = sent[0]
     for other, contrary in sent[1:]:
         if contrary != value:
-            raise wrong(f"'{path}' and '{other}' say different things about the model's thinking.", other)
+            raise wrong(f"'{path}' and '{other}' contradict each other about the model's thinking.", other)
     return value

@@ -29,7 +29,7 @@ MAX_TOOLS = 512
 """Above OpenAI's 128, because agents with many tool servers have more."""
 NO_THREADS = "thread_unsupported_request"
 """Code on which Anthropic's SDKs send the whole conversation."""
-_SERVICE = IgnoredParam("it is for a service of Anthropic's that is not here")
+_SERVICE = IgnoredParam("it is for a service of Anthropic")
 SERVICE_HINTS: Hints = dict.fromkeys(
     (
         "billing_policy",
@@ -47,10 +47,10 @@ SERVICE_HINTS: Hints = dict.fromkeys(
 )
 SERVICE_REFUSALS: Refusals = {
     "compaction": UnsupportedParam("conversations are not summarised"),
-    "mcp_servers": UnsupportedParam("the Responses API calls MCP servers; this one does not", ([],)),
-    "thread": UnsupportedParam("conversations are not kept; send all messages", code=NO_THREADS),
+    "mcp_servers": UnsupportedParam("only the Responses API calls MCP servers", ([],)),
+    "thread": UnsupportedParam("conversations are not stored; send all messages", code=NO_THREADS),
 }
-_UNCOUNTED = IgnoredParam("it is for answers; here nothing is generated")
+_UNCOUNTED = IgnoredParam("it is for answers, and this route generates nothing")
 
 
 class Cacheable(OpenBody):

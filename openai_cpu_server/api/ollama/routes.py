@@ -213,7 +213,7 @@ class OllamaRoutes:
     async def has_blob(self, request: Request) -> Response:
         """Answer 404, because the server stores no blobs."""
         digest = shown(request.path_params["digest"])
-        return json_response(render.OllamaError(f"There is no blob '{digest}'."), 404)
+        return json_response(render.OllamaError(f"The blob '{digest}' does not exist."), 404)
 
     @_admin_route("POST", f"{render.OLLAMA}/blobs/{{digest}}", errors=(400,))
     async def take_blob(self, request: Request) -> NoReturn:
@@ -223,7 +223,7 @@ class OllamaRoutes:
     @_admin_route("POST", f"{render.OLLAMA}/push", errors=(400,))
     async def push(self, request: Request) -> NoReturn:
         """Reject uploads of models to a hub."""
-        raise InvalidRequest("This server sends models nowhere.")
+        raise InvalidRequest("This server does not upload models.")
 
     async def _derive(self, request: Request, name: str, preset: Preset) -> None:
         store = store_for(self._store, name, request)

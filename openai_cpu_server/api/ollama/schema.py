@@ -15,8 +15,8 @@ from openai_cpu_server.models.defaults import SamplingValues
 
 MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
-_RUNNER = IgnoredParam("the server's own options decide it, for all requests alike")
-_NO_MIROSTAT = "this sampler is not built"
+_RUNNER = IgnoredParam("the server's options set it for all requests")
+_NO_MIROSTAT = "this sampler is not implemented"
 
 
 OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
@@ -49,7 +49,7 @@ class OllamaOptions(shared.OpenBody):
     refusals: ClassVar[Refusals] = {
         "mirostat": UnsupportedParam(_NO_MIROSTAT, (0,)),
         "tfs_z": UnsupportedParam(_NO_MIROSTAT, (1, 1.0)),
-        "penalize_newline": UnsupportedParam("line ends are tokens as any other", (True,)),
+        "penalize_newline": UnsupportedParam("line ends are tokens like all others", (True,)),
     }
 
     num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), shared.IntegralFloat] | None = None
@@ -83,11 +83,12 @@ class OllamaBody(shared.ProgressBody, shared.OpenBody):
 
     hints: ClassVar[Hints] = {
         "keep_alive": IgnoredParam(
-            "the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0")
+            "the server decides how long models stay in memory; 0 without messages or a prompt unloads",
+            (0, "0"),
         )
     }
     refusals: ClassVar[Refusals] = {
-        "shift": UnsupportedParam("an answer ends where the context does", (False,))
+        "shift": UnsupportedParam("an answer ends at the end of the context", (False,))
     }
 
     model: str
@@ -189,7 +190,7 @@ class OllamaPullBody(OllamaNamed):
 
 
 class OllamaCreateBody(OllamaNamed):
-    hints: ClassVar[Hints] = {"license": IgnoredParam("it is that of the model")}
+    hints: ClassVar[Hints] = {"license": IgnoredParam("it belongs to the model")}
     refusals: ClassVar[Refusals] = {
         "files": UnsupportedParam(NO_FILES, ({},)),
         "adapters": UnsupportedParam("load it with POST /v1/adapters", ({},)),

@@ -68,20 +68,20 @@ def ollama_generate_params(body: schema.OllamaGenerateBody) -> GenerationParams:
     """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
     prompt = body.prompt or ""
     if body.raw and body.system:
-        raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
+        raise wrong("'raw' and 'system' cannot be combined: a raw prompt is the whole prompt.", "system")
     template = body.template or ""
     if body.raw and template:
-        raise wrong("'raw' and 'template' cannot be combined: a raw prompt is all of the prompt.", "template")
+        raise wrong("'raw' and 'template' cannot be combined: a raw prompt is the whole prompt.", "template")
     context = tuple(body.context or ())
     if context and (body.raw or body.suffix):
         other = "raw" if body.raw else "suffix"
         raise wrong(f"'{other}' and 'context' cannot be combined: it is not a conversation.", "context")
     if body.suffix and body.images and template:
-        raise wrong("'suffix' and 'images' cannot be combined: a text is filled in.", "images")
+        raise wrong("'suffix' and 'images' cannot be combined: only text can be filled in.", "images")
     if body.suffix and not template:
         return _params(body, PromptsParam([prompt], suffix=body.suffix))
     if body.raw and body.images:
-        raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
+        raise wrong("'raw' and 'images' cannot be combined: a raw prompt is text.", "images")
     if body.raw or not (body.system or body.images or template):
         texts = PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
         return _params(body, texts, returns_context=texts.is_said)
@@ -217,11 +217,11 @@ def preset_of(body: schema.OllamaCreateBody) -> Preset:
         raise missing("from")
     options = body.parameters or schema.OllamaOptions()
     if options.logit_bias:
-        raise wrong("'logit_bias' is for requests: it has no place in a model's parameters.", "parameters")
+        raise wrong("'logit_bias' is for requests, not for a model's parameters.", "parameters")
     messages = body.messages or ()
     for index, message in enumerate(messages):
         if message.images or message.tool_calls or message.role == "tool":
-            raise wrong("Messages that are kept have texts only.", f"messages[{index}]")
+            raise wrong("A model's stored messages can contain text only.", f"messages[{index}]")
     sampling = sampling_of(options)
     numbers = {name: getattr(sampling, name) for name in sampling_sent(options) if name != "logit_bias"}
     stop = options.stop or ()

@@ -27,7 +27,7 @@ _ENCODER = msgspec.json.Encoder()
 def checked(rows: Rows) -> Rows:
     """Return the rows. Raises GenerationFailed for numbers that JSON cannot express."""
     if not np.isfinite(rows).all():
-        raise GenerationFailed("The model has computed a value that is not a number.")
+        raise GenerationFailed("The model computed a value that is not a number.")
     return rows
 
 

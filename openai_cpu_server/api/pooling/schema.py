@@ -93,7 +93,7 @@ class PoolingBody(Body):
         """Return the truncation, or None to reject long inputs. Raises InvalidRequest."""
         tokens = self.truncate_prompt_tokens
         if tokens is not None and self.truncate is False:
-            raise wrong("'truncate' cannot be false beside 'truncate_prompt_tokens'.", "truncate")
+            raise wrong("'truncate' cannot be false together with 'truncate_prompt_tokens'.", "truncate")
         if tokens is None and not self.truncate:
             return None
         return Cut(tokens if tokens is not None and tokens > 0 else None, self.side == "left")
@@ -301,7 +301,7 @@ class YesOrNoScores:
                 raise GenerationFailed("The server ended the request before its end.")
         ids = [request.id for request in self.prompts.requests]
         if not scores.keys() >= set(ids):
-            raise GenerationFailed("The model has answered neither yes nor no.")
+            raise GenerationFailed("The model answered neither yes nor no.")
         return np.array([scores[request_id] for request_id in ids], np.float32).tobytes()
 
     @property

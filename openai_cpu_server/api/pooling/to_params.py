@@ -299,7 +299,7 @@ def _documents(body: schema.RerankBody) -> tuple[str, tuple[str, ...]]:
         raise wrong("Give exactly one of 'documents' and 'texts'.", "texts")
     name, other = ("documents", "return_text") if body.texts is None else ("texts", "return_documents")
     if getattr(body, other) is not None:
-        raise wrong(f"'{other}' does not go with '{'texts' if body.texts else 'documents'}'.", other)
+        raise wrong(f"'{other}' cannot be combined with '{'texts' if body.texts else 'documents'}'.", other)
     if body.texts is not None:
         return name, tuple(body.texts)
     return name, tuple(item if isinstance(item, str) else item.text for item in body.documents or ())
@@ -311,7 +311,7 @@ def resolve_scores(body: schema.ScoreBody, context: ResolveContext) -> schema.Po
         (texts,) if isinstance(texts, str) else tuple(texts) for texts in (body.text_1, body.text_2)
     )
     if len(first) not in (1, len(second)):
-        raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
+        raise wrong("'text_1' must be one text, or as many as in 'text_2'.", "text_1")
     pairs = _Pairs(first, second, "text_1", "text_2")
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
     writer = partial(render.score_list, _head(work, context), scores_of)
@@ -398,7 +398,7 @@ def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
     """The first tokens of yes and no must differ. Raises InvalidRequest."""
     yes, no = (tokens[:1] for tokens in reader.plain((template.yes, template.no), ("model", "model")))
     if yes == no:
-        message = "This model cannot rerank: its tokens for yes and no begin alike."
+        message = "This model cannot rerank, because its tokens for yes and no begin alike."
         raise InvalidRequest(message, param="model", code="unsupported_parameter")
     return yes[0], no[0]
 

@@ -85,7 +85,8 @@ async def open_tools(servers: McpServers, body: schema.ResponsesBody, identity: 
                 functions.append(FunctionParam(name, at, at, one.description, parameters))
         if len(functions) > MAX_TOOLS:
             message = (
-                f"The MCP servers have {len(functions)} tools, and {MAX_TOOLS} may be asked for: choose some."
+                f"The MCP servers have {len(functions)} tools, and a request may have {MAX_TOOLS}: "
+                "choose some with 'allowed_tools'."
             )
             raise wrong(message, f"{wanted[0][0]}.allowed_tools")
         return McpTools(offered, functions, listings, own, servers.limits)
@@ -108,7 +109,7 @@ def _server(servers: McpServers, at: str, tool: schema.McpServerTool, identity: 
     names = [name for name in servers.names if identity.may_call(name)]
     if tool.server_label not in names:
         choices = ", ".join(f"'{name}'" for name in names) or "none"
-        message = f"There is no MCP server '{tool.server_label}' for you; there are: {choices}."
+        message = f"No MCP server '{tool.server_label}' is available to this key; available are: {choices}."
         raise InvalidRequest(message, param=f"{at}.server_label", code="unknown_mcp_server")
     return servers.named(tool.server_label)
 
@@ -135,13 +136,15 @@ def _check_labels(wanted: Sequence[tuple[str, schema.McpServerTool]]) -> None:
     seen: set[str] = set()
     for at, tool in wanted:
         if tool.server_label in seen:
-            message = f"There are several MCP servers of the label '{tool.server_label}'."
+            message = f"Several MCP servers have the label '{tool.server_label}'."
             raise wrong(message, f"{at}.server_label")
         seen.add(tool.server_label)
 
 
-_ELSEWHERE = "there are no services of OpenAI's here: name a server of the configuration, or a 'server_url'"
-_CONFIGURED = "how it is reached stands in this server's configuration"
+_ELSEWHERE = (
+    "the server has no services of OpenAI: name an MCP server of the configuration, or a 'server_url'"
+)
+_CONFIGURED = "the configuration of this server sets it"
 
 
 def _check_form(at: str, tool: schema.McpServerTool) -> None:

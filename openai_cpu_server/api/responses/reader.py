@@ -47,7 +47,7 @@ from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.jobs.records import ResponseStatus, StorageLimits, StoredAmount
 from openai_cpu_server.jobs.responses import ResponseRepository
 
-NO_DATABASE = "this server keeps no responses because it has no jobs database (--jobs-db)"
+NO_DATABASE = "this server stores no responses because it has no jobs database (--jobs-db)"
 _MANAGEMENT = "context_management"
 USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
@@ -167,9 +167,7 @@ class ResponseReader:
             _check_no_mcp(body)
         is_stored = self._is_stored(body)
         if body.conversation is not None and body.previous_response_id is not None:
-            message = (
-                "Go on from a response or in a conversation: 'conversation' excludes 'previous_response_id'."
-            )
+            message = "'conversation' and 'previous_response_id' cannot be combined."
             raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
         earlier = await self._earlier(body, owner, recent)
         referenced = {one.item.id: one.item for one in earlier}
@@ -222,11 +220,11 @@ class ResponseReader:
 
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
-            raise wrong("'background' needs a stored response: 'store' must not be false.", "store")
+            raise wrong("'background' needs a stored response, so 'store' must not be false.", "store")
         if self.repository is None and (body.background or body.store):
             param = "background" if body.background else "store"
             raise InvalidRequest(
-                f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
+                f"'{param}' is not supported: {NO_DATABASE}.", param=param, code="unsupported_parameter"
             )
         return self.repository is not None and body.store is not False
 
@@ -244,7 +242,7 @@ class ResponseReader:
 
     async def _chained(self, previous_id: str, owner: str) -> tuple[ItemWithSource, ...]:
         if self.repository is None:
-            raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
+            raise _no_previous(f"'previous_response_id' is not supported: {NO_DATABASE}.")
         try:
             links = await self.repository.chain(owner, previous_id, max_bytes=self._max_bytes)
         except JobObjectNotFound as error:
@@ -252,11 +250,11 @@ class ResponseReader:
         last = links[-1].record
         if last.status not in USABLE:
             raise _no_previous(
-                f"The response '{previous_id}' cannot be gone on from: it is {last.status.value}."
+                f"The response '{previous_id}' cannot be continued: it is {last.status.value}."
             )
         if msgspec.json.decode(last.response, type=_StoredConversation).conversation is not UNSET:
             raise _no_previous(
-                f"The response '{previous_id}' is one of a conversation: go on with 'conversation'."
+                f"The response '{previous_id}' belongs to a conversation: continue it with 'conversation'."
             )
 
         def decode() -> Iterator[ItemWithSource]:
@@ -271,7 +269,7 @@ class ResponseReader:
 
     async def _in_conversation(self, conversation_id: str, owner: str) -> tuple[ItemWithSource, ...]:
         if self.repository is None:
-            message = f"'conversation' is not possible: {NO_DATABASE}."
+            message = f"'conversation' is not supported: {NO_DATABASE}."
             raise InvalidRequest(message, param="conversation", code="unsupported_parameter")
         conversations = self.repository.conversations
         try:

@@ -178,8 +178,11 @@ class ResponsesRoutes:
         "/v1/responses/{id}",
         query={
             "stream": {"type": "boolean", "default": False},
-            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
-            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
+            "starting_after": {
+                "type": "integer",
+                "description": "number of the last event that the client has",
+            },
+            "include[]": {"type": "string", "description": "has no effect: all fields are returned"},
             "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
         },
         answer=objects.ResponseObject,

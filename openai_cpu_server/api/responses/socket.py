@@ -129,11 +129,11 @@ def _body(data: bytes) -> tuple[bytes, bool]:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise errors.wrong(f"A message is a JSON object with the type '{_CREATE}'.", "type") from None
+        raise errors.wrong(f"A message must be a JSON object with the type '{_CREATE}'.", "type") from None
     if kind != _CREATE:
         raise errors.wrong_value("type", f"'{_CREATE}'")
     if "background" in fields and bytes(fields["background"]).strip() == b"true":
-        message = "'background' is not possible over a WebSocket."
+        message = "'background' is not supported over a WebSocket."
         raise errors.InvalidRequest(message, param="background", code="unsupported_value")
     fields["stream"] = msgspec.Raw(b"true")
     is_to_generate = bytes(fields.pop("generate", b"true")).strip() != b"false"

@@ -63,7 +63,7 @@ class ConversationDeleted(msgspec.Struct, frozen=True):
 
 
 _INCLUDE: Mapping[str, JsonSchema] = {
-    "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"}
+    "include[]": {"type": "string", "description": "has no effect: all fields are returned"}
 }
 _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
@@ -163,7 +163,7 @@ class ConversationRoutes:
 
     def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
-            raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
+            raise JobObjectNotFound(f"Conversations are not supported: {NO_DATABASE}.")
         return self._repository
 
     async def _items(
@@ -173,7 +173,7 @@ class ConversationRoutes:
         response."""
         for index, one in enumerate(sent):
             if isinstance(one, CompactionTrigger):
-                raise wrong("Only a response can be asked for a summary.", f"items[{index}].type")
+                raise wrong("Only a response can contain a 'compaction_trigger'.", f"items[{index}].type")
         referenced = await self._reader.items_by_id(references(sent), owner)
 
         def convert() -> tuple[list[ConversationItem], list[str]]:

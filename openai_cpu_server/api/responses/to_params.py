@@ -168,7 +168,9 @@ def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | No
         case schema.NamedMcpTool(server_label=label):
             names = _below(label, all_names)
             if not names:
-                raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
+                raise wrong(
+                    f"The request has no tools of an MCP server '{label}'.", "tool_choice.server_label"
+                )
             return ToolUse.REQUIRED, tuple(names)
         case schema.AllowedToolsChoice(mode=mode, tools=tools):
             return ToolUse(mode), _allowed(tools, all_names)

@@ -38,7 +38,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import EndedCall, ended_rounds
 
 _TOO_LONG = "context_length_exceeded"
-_NO_ROOM = "the result is too long for what is left of the context"
+_NO_ROOM = "the result is too long for the rest of the context"
 _STOPPED = "the answer was stopped, so this call was not made"
 _LEFT = "the answer was stopped while this call was made"
 _CALLS_ENOUGH = "'max_tool_calls' is reached, so this call was not made"
@@ -46,7 +46,7 @@ _CALLS_ENOUGH = "'max_tool_calls' is reached, so this call was not made"
 
 def not_offered(call: ApprovedCall) -> errors.InvalidRequest:
     request = call.request
-    message = f"'{request.name}' of '{request.server_label}' is none of the tools that this request offers."
+    message = f"'{request.name}' of '{request.server_label}' is not among the tools of this request."
     return errors.InvalidRequest(message, param=call.param, code="unknown_mcp_tool")
 
 

@@ -70,7 +70,7 @@ def _no_tuning(strategy: object) -> object:
     strategy = _from_json(strategy)
     if isinstance(strategy, dict) and strategy.keys() - {"type"}:
         raise PydanticCustomError(
-            "tuning", "Input should be 'auto': a recording is always cut where it is quiet, and not otherwise"
+            "tuning", "Input should be 'auto': a recording is always split at quiet places"
         )
     return strategy["type"] if isinstance(strategy, dict) and "type" in strategy else strategy
 
@@ -176,7 +176,7 @@ def _check_together(body: RecordingBody) -> None:
     if body.include and body.form != "json":
         raise wrong("'include' is only allowed with the response_format 'json'.", "include")
     if body.stream and body.form not in ("json", "text"):
-        message = f"'{body.form}' cannot be streamed, because events carry the text alone."
+        message = f"'{body.form}' cannot be streamed, because events contain only the text."
         raise wrong(message, "response_format")
 
 

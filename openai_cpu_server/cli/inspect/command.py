@@ -89,7 +89,7 @@ def _joined(*parts: object, by: str = ", ") -> str:
 
 def _about(report: InspectReport) -> str:
     facts, shape, weights, memory = report.model, report.model.shape, report.model.weights, report.memory
-    content = "no model that generates text"
+    content = "not a model that generates text"
     if facts.content != "model":
         content = f"{printable(facts.content)}, not a model"
     parts = f" and {facts.files - 1} more" if facts.files > 1 else ""
@@ -183,7 +183,7 @@ def _template(template: TemplateFacts | None) -> str:
     return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
 
 
-_NO_PROJECTOR = "no; that takes a projector, an mmproj file beside the model's"
+_NO_PROJECTOR = "no; that needs a projector, an mmproj file beside the model's"
 
 
 def _sight(sight: SightFacts | None) -> str:
@@ -203,7 +203,7 @@ def _hearing(hearing: HearingFacts | None) -> str:
     if hearing is None:
         return _NO_PROJECTOR
     if hearing.why_not is not None:
-        return f"no: llama.cpp dies of any sound with {hearing.path} ({hearing.why_not})"
+        return f"no: any sound crashes llama.cpp with {hearing.path} ({hearing.why_not})"
     return "yes, with " + _joined(
         hearing.path,
         bytes_text(hearing.file_bytes),
@@ -342,10 +342,11 @@ def inspect(arguments: Sequence[str]) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "inspect",
-        description="Say what a model file holds, what fits into this machine's memory, and how fast it is"
-        " here. Reads the header only; nothing is loaded or downloaded.",
-        epilog="All options of serve that concern the engine are accepted too (--kv-type q8_0): the report is"
-        " about a server with them. Exit status: 0, or 2 if the file is missing, damaged or no GGUF file.",
+        description="Show what a model file contains, what fits into this machine's memory, and how fast "
+        "the model is here. Reads only the header; nothing is loaded or downloaded.",
+        epilog="All options of serve that concern the engine are accepted too (--kv-type q8_0): the report "
+        "describes a server with them. Exit status: 0, or 2 if the file is missing, damaged or not a "
+        "GGUF file.",
     )
     parser.add_argument(
         "model",
@@ -353,13 +354,13 @@ def _parser() -> CommandParser:
         help="PATH, smollm2, demo, or an alias or hf:OWNER/REPO[/FILE] that was downloaded",
     )
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
+    output.add_argument("--json", action="store_true", help="print the report as JSON, with sizes in bytes")
     output.add_argument(
         "--template",
         nargs="?",
         const="",
         metavar="NAME",
-        help="print the chat template, whole, and nothing else; NAME: of a further one, such as tool_use",
+        help="print only the chat template; NAME: another template of the file, such as tool_use",
     )
     parser.add_argument(
         "--measure",

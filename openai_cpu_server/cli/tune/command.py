@@ -165,20 +165,20 @@ def tune(arguments: Sequence[str]) -> None:
         show(f"\nSplits, with --gpu-layers auto (on {race.device}):\n{columns(splits)}")
     others = neighbours.share()
     if others >= NOISY and not options.force:
-        show(f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.")
+        show(f"Not stored: other processes took {others:.0%} of the machine. Tune again when it is idle.")
         return
     profile = winner(rows).profile
     if race is not None:
         race.keep_for(profile)
     path = save_profile(model, cache_dir, profile)
     if path is not None:
-        show(f"kept in {path}: serve uses it from now on")
+        show(f"stored in {path}: serve uses it from now on")
 
 
 def _parser() -> CommandParser:
     parser = CommandParser(
         "tune",
-        description="Measure which settings serve a model best on this machine, and keep them for serve.",
+        description="Measure the best settings for a model on this machine, and store them for serve.",
     )
     parser.add_argument("model", help="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2, or demo")
     parser.add_argument(
@@ -193,9 +193,11 @@ def _parser() -> CommandParser:
         choices=["auto"],
         help="measure first which split between CPU and device is the fastest, for serve --gpu-layers auto",
     )
-    parser.add_argument("--cache-dir", type=Path, help="where the profile is kept; default: as for serve")
+    parser.add_argument("--cache-dir", type=Path, help="folder of the profile; default: as for serve")
     parser.add_argument(
-        "--force", action="store_true", help="keep the profile even if other processes have disturbed it"
+        "--force",
+        action="store_true",
+        help="store the profile even if other processes disturbed the measurement",
     )
     return parser
 

@@ -407,7 +407,9 @@ def _url(where: str) -> sa.URL:
     if url.drivername in ("postgres", "postgresql"):
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise StartupError(f"--jobs-db: {url.get_backend_name()} is not supported, sqlite and postgresql are")
+        raise StartupError(
+            f"--jobs-db: {url.get_backend_name()} is not supported; supported are sqlite and postgresql"
+        )
     return url
 
 
@@ -427,7 +429,9 @@ def _prepare(engine: sa.Engine) -> None:
             found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:
         versions = ", ".join(map(str, found))
-        raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")
+        raise StartupError(
+            f"the jobs database has version {versions}, and this program needs {SCHEMA_VERSION}"
+        )
 
 
 def _create(engine: sa.Engine) -> None:

@@ -53,7 +53,7 @@ def opened(path: Path) -> BinaryIO:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        raise StartupError(f"There is no model file {path}.") from None
+        raise StartupError(f"The model file {path} does not exist.") from None
     except IsADirectoryError:
         raise StartupError(f"{path} is a directory, not a GGUF file.") from None
     except OSError as error:
@@ -399,7 +399,7 @@ def file_type_named(name: str) -> FileType:
     if found is None:
         near = difflib.get_close_matches(wanted, FILE_TYPES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise StartupError(f"there is no type {name!r}: {hint}--type list shows all")
+        raise StartupError(f"unknown type {name!r}: {hint}--type list shows all")
     return found
 
 

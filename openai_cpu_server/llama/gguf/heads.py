@@ -143,7 +143,7 @@ def only_drafts(header: GgufHeader) -> bool:
 
 
 def require_model(header: GgufHeader) -> None:
-    """Raise `StartupError` for a file that only drafts. llama.cpp dies of some as models."""
+    """Raise `StartupError` for a file that only drafts. Some crash llama.cpp as models."""
     if only_drafts(header):
         raise StartupError(f"{header.path} is not a model: it drafts for one, as --draft-model of that.")
 

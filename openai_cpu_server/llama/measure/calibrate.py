@@ -170,7 +170,8 @@ class Calibrator:
             self._curves.put(self._key, curve)
         else:
             logger.warning(
-                "other processes took %.0f %% of the machine while steps were timed: next time again",
+                "other processes took %.0f %% of the machine while steps were timed: they are timed "
+                "again at the next start",
                 100 * others,
             )
         return curve

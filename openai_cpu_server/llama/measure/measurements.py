@@ -147,7 +147,7 @@ class Measured(Generic[K, V]):
             try:
                 key, value = self._read(path)
             except _DAMAGE as error:
-                logger.debug("passing over %s: %s", path, error)
+                logger.debug("ignoring %s: %s", path, error)
                 continue
             if (key.version, key.model, key.machine) == conditions and self.is_sane(value):
                 found.append((key, value))

@@ -46,7 +46,7 @@ class KVType(enum.Enum):
             if kind.label == label:
                 return kind
         labels = ", ".join(kind.label for kind in cls)
-        raise StartupError(f"Unknown KV type '{label}'; known are {labels}.")
+        raise StartupError(f"Unknown KV type '{label}'; the types are {labels}.")
 
     @property
     def is_quantised(self) -> bool:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _PREFERRED = ("gpu", "integrated", "cpu")
 
-NO_DEVICE = "llama.cpp knows no device here beside the CPU (scripts/serve --gpu builds it with one)"
+NO_DEVICE = "llama.cpp finds no device beside the CPU (scripts/serve --gpu builds it for one)"
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
@@ -101,7 +101,7 @@ def _handle(name: str) -> int:
     handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
     if handle is None:
         names = [CPU, *(device.name for device in devices())]
-        raise StartupError(f"There is no device {name!r} here, but {', '.join(names)}.")
+        raise StartupError(f"This machine has no device {name!r}; it has {', '.join(names)}.")
     return handle
 
 
@@ -255,5 +255,5 @@ def device_for(offload: Offload) -> Device | None:
     named = next((device for device in found if device.name.lower() == offload.device.lower()), None)
     if named is None:
         names = ", ".join(device.name for device in found)
-        raise StartupError(f"--device: there is no {offload.device!r} here, but {names}.")
+        raise StartupError(f"--device: this machine has no {offload.device!r}; it has {names}.")
     return named

@@ -350,7 +350,7 @@ class SplitPlanner:
     def unused_options(self) -> list[str]:
         """Sentences about options that do not apply to this model."""
         sentences = [
-            f"--tensor-place: {pattern!r} places no tensor" for pattern in self._sizes.unused_patterns
+            f"--tensor-place: {pattern!r} matches no tensor" for pattern in self._sizes.unused_patterns
         ]
         if self._offload.cpu_moe and not self._sizes.has_experts:
             sentences.append("--cpu-moe: the model has no experts")

@@ -135,7 +135,7 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
 
 def _no_plain_model(where: str, name: str, wanted: ModelKind, kinds: Kinds) -> Iterator[str]:
     if name not in kinds:
-        yield f"{where} {name!r}: there is no such model; there is {', '.join(kinds)}"
+        yield f"{where} {name!r}: unknown model; the models are {', '.join(kinds)}"
     elif kinds[name] not in (wanted, None):
         verb = {ModelKind.GENERATES: "generates text", ModelKind.EMBEDS: "embeds"}[wanted]
         found = kinds[name]

@@ -66,7 +66,7 @@ def _contained(blocks: Iterator[Block]) -> Iterator[Block]:
     except (InvalidRequest, MemoryError, RecursionError):
         raise
     except ImportError as error:
-        message = f"the server lacks what reads this kind of document (its extra 'documents': {error.name})"
+        message = f"this kind of document needs the server's extra 'documents' ({error.name} is missing)"
         raise unreadable(message) from None
     except BaseException as error:  # libraries raise many kinds, and their next versions may raise others
         is_panic = type(error).__name__ == "PanicException"  # of a library in Rust

@@ -359,7 +359,9 @@ class ReplicaHost:
                 )
             else:
                 session.collect(
-                    wire.RequestEnd(request.id, wire.EndReason.RETURNED, "This replica cannot compute it.")
+                    wire.RequestEnd(
+                        request.id, wire.EndReason.RETURNED, "This replica cannot compute the request."
+                    )
                 )
         if taken:
             self._replay.accept(taken)

@@ -131,7 +131,7 @@ class ApiReplica:
     async def check_health(self) -> None:
         """Let Serve replace the replica if a background task has ended. Raises RuntimeError."""
         if any(task.done() for task in self._tasks):
-            raise RuntimeError("it does not listen, or does not follow the engine replicas, any more")
+            raise RuntimeError("it no longer listens, or no longer follows the engine replicas")
 
     async def __del__(self) -> None:
         if not hasattr(self, "_open"):

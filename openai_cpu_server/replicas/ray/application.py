@@ -204,7 +204,7 @@ def _cause(name: str, message: str) -> str:
     messages = [one.message for one in app.deployments.values()] if app is not None else []
     lines = [line.strip() for text in (*messages, message) for line in text.splitlines()]
     own = [line.partition("StartupError: ")[2] for line in lines]
-    return next(filter(None, [*own, message.partition("\n")[0]]), "it does not say why")
+    return next(filter(None, [*own, message.partition("\n")[0]]), "it reports no reason")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -70,7 +70,7 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Fail if the engine has failed for longer than `retry_s`. Raises RuntimeError."""
         if self._running.done():
-            raise RuntimeError("the engine is not watched any more")
+            raise RuntimeError("the engine is no longer watched")
         failed_s, retry_s = self._supervisor.failed_s, self._settings.ray.retry_s
         if failed_s is not None and time.monotonic() - failed_s > retry_s:
             raise RuntimeError(f"the engine has failed: {self._supervisor.reason}")

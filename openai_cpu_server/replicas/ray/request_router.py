@@ -34,7 +34,7 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
             return [wanted]
         if to and pending_request is not None and not pending_request.future.done():
             # The caller must hear of it. Ray would ask again and again, without a pause.
-            pending_request.future.set_exception(NoSuchReplica(f"the replica {to} does not run any more"))
+            pending_request.future.set_exception(NoSuchReplica(f"the replica {to} no longer runs"))
         return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

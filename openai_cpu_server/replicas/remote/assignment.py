@@ -260,7 +260,7 @@ class RequestAssignment:
         routed = self._requests[call[0].request.id].routed()
         choice = self._router.choose(routed, now_s=self._clock(), among=among)
         if choice is None and key is not None and not any(one.may_have(key) for one in members.values()):
-            self.delivery.fail(call, lambda: GenerationFailed("Its adapter is not loaded any more."))
+            self.delivery.fail(call, lambda: GenerationFailed("Its adapter is no longer loaded."))
         return choice
 
     def _send(self, call: Sequence[AcceptedRequest], choice: ReplicaChoice) -> None:

@@ -91,7 +91,7 @@ class Properties(msgspec.Struct, frozen=True):
     rest: int
     """For properties that are neither named nor match a pattern."""
     writes_rest: bool | None = None
-    """False: the schema declares names and says nothing about others, so that none are written. True: it
+    """False: the schema declares names and does not mention others, so that none are written. True: it
     allows others explicitly. None: it has no say."""
 
 

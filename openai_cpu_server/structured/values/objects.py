@@ -43,7 +43,7 @@ class Others(msgspec.Struct, frozen=True):
     names: Expr
     value: Goal
     is_declared: bool = True
-    """False if no schema declares the names, and one that declares others says nothing about them."""
+    """False if no schema declares the names, and one that declares others does not mention them."""
 
 
 class ObjectShape(msgspec.Struct, frozen=True):

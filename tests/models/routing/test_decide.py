@@ -152,9 +152,9 @@ def test_models_and_routers_that_end_at_models_are_fine() -> None:
 @pytest.mark.parametrize(
     ("routers", "said"),
     [
-        ([router("r", a="none")], "a = 'none': there is no such model; there is small, vectors"),
+        ([router("r", a="none")], "a = 'none': unknown model; the models are small, vectors"),
         ([router("r", a="vectors")], "a = 'vectors' embeds: it must be a model that generates text"),
-        ([router("r", a="none:adapter")], "a = 'none:adapter': there is no such model"),
+        ([router("r", a="none:adapter")], "a = 'none:adapter': unknown model"),
         ([router("r", a="scores")], "a = 'scores' reranks: it must be a model that generates text"),
         ([router("r", a="r")], "[models.r] router: r -> r is a loop"),
         ([router("r", a="s-too"), router("s", a="small", b="r-too")], "r -> s -> r is a loop"),
