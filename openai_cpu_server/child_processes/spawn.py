@@ -1,4 +1,4 @@
-"""Parent's side: what a child inherits, and what it died of."""
+"""Parent's side: what a child inherits, and why it ended."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def _parser() -> CommandParser:
     add("--type", required=True, help="such as q4_k_m or q8_0; list shows all")
     add("--allow-requantize", action="store_true", help="even if IN is quantised: loses more than from f16")
     add("--pure", action="store_true", help="one type for all tensors")
-    add("--output-tensor-type", metavar="TYPE", help="type type of output.weight, such as q8_0")
-    add("--token-embedding-type", metavar="TYPE", help="type type of the token embeddings")
+    add("--output-tensor-type", metavar="TYPE", help="type of output.weight, such as q8_0")
+    add("--token-embedding-type", metavar="TYPE", help="type of the token embeddings")
     add("--leave-output-tensor", action="store_true", help="output.weight stays as it is in IN")
     add(
         "--tensor-type",

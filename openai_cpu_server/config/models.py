@@ -207,7 +207,7 @@ class ModelOptions(BaseModel):
         ENGINE_DEFAULTS.max_seqs,
         ge=1,
         le=254,
-        description="maximum number of maximum number of sequences that run at once",
+        description="maximum number of sequences that run at once",
     )
     threads: Annotated[_Threads | None, _AS_BY_DEFAULT] = Field(
         None, description="compute threads; default: physical cores"

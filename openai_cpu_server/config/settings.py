@@ -96,7 +96,7 @@ class RayTable(Table):
     address: str | None = Field(
         None, description="the cluster, such as auto; default: RAY_ADDRESS, else a new one"
     )
-    name: str = Field("openai-cpu-server", min_length=1, description="name name of the Serve application")
+    name: str = Field("openai-cpu-server", min_length=1, description="name of the Serve application")
     replicas: int = Field(1, ge=1, description="minimum number of engine replicas of each model")
     max_replicas: int | None = Field(
         None,
@@ -109,7 +109,7 @@ class RayTable(Table):
         description="CPUs of each engine replica; a whole number reserves as many CPUs for its threads",
     )
     memory_gb: float | None = Field(
-        None, gt=0, description="memory memory of each engine replica; default: nothing is reserved"
+        None, gt=0, description="memory of each engine replica; default: nothing is reserved"
     )
     resources: dict[str, float] = Field(
         {}, description="other resources that an engine replica's node must have, by Ray's names"

@@ -68,7 +68,7 @@ class EngineLifecycle:
 
 
 class NextOptions:
-    """Wanted options without features that processes died of."""
+    """Wanted options without features that ended processes."""
 
     def __init__(self, wished: EngineOptions) -> None:
         self.options = self._wished = wished

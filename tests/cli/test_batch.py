@@ -109,7 +109,7 @@ def num_done(state: Path) -> int:
         ("", (), "no line"),
         ('{"url": "/v1/completions"}\n[]\n', (), "line 2: This line is not a JSON object."),
         (None, (), "does not exist"),
-        ("x", ("--cors-origin=*",), "--cors-origin is for servers"),
+        ("x", ("--cors-origin=*",), "--cors-origin is an option of the server"),
         ("x", ("--nonsense",), "nonsense"),
         ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "the directory /nowhere does not exist"),
     ],
@@ -129,7 +129,7 @@ def test_an_option_of_servers_is_refused_by_each_name_that_it_has(tmp_path: Path
     (tmp_path / "in.jsonl").write_text("x")
     given = name.replace("_", "-")
     for switch in (f"--{given}", f"--{given}=1", f"--no-{given}"):
-        with pytest.raises(StartupError, match=f"^{switch.partition('=')[0]} is for servers"):
+        with pytest.raises(StartupError, match=f"^{switch.partition('=')[0]} is an option of the server"):
             batch([*command(tmp_path)[1:], switch])
 
 

@@ -104,7 +104,7 @@ def test_a_text_that_is_piped_in_is_answered_by_a_server_of_its_own() -> None:
     ("arguments", "line"),
     [
         ("chat nonsense-model hi", "unknown model 'nonsense-model'"),
-        ("chat demo hi --port 1", "--port is for servers"),
+        ("chat demo hi --port 1", "--port is an option of the server"),
         ("chat demo hi --systm x", "unknown option --systm; did you mean --system?"),
         ("chat demo hi --url {url} --ctx-size 4096", "unknown option --ctx-size"),
         ("chat demo hi --url {url}", "Missing or incorrect API key"),

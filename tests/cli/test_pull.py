@@ -90,7 +90,7 @@ def test_comes_is_listed_and_goes(home: Home, hub: Hub) -> None:
     source = KNOWN_MODELS[ALIAS].source or ""
     file = source.rpartition("/")[2]
     assert said.startswith(f"pulling {source}: ")
-    assert "it fits: " in said
+    assert "it fits into memory: " in said
     assert f"{file}: 100 % of" in said
     assert f"{source} is here: {home.cache}" in said
     assert home.here() == {ALIAS}
@@ -134,10 +134,10 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("hf:acme/huge", "not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
+        ("hf:acme/huge", "not enough disk space for acme/huge: it needs 1000000000.00 GB, and "),
         ("hf:acme/gated", "acme/gated is gated: accept its terms"),
         ("hf:acme/wrong", "acme/wrong/model.gguf was received with another hash than the hub"),
-        (f"hf:acme/large --keep-free {10**10}", "are kept free"),
+        (f"hf:acme/large --keep-free {10**10}", "must stay free"),
         ("hf:acme/nothing", "the repository acme/nothing does not exist on"),
         ("demo", "demo is on this machine, and not from the hub: "),
         ("quen3.5:4b", "unknown model 'quen3.5:4b' (did you mean qwen3.5-4b"),

@@ -296,7 +296,7 @@ def mixed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tiny.gguf old.gguf", "old.gguf exists already: --force replaces it"),
         ("tiny.gguf tiny.gguf --force", "is the input"),
         ("tiny.gguf link.gguf --force", "is the input"),
-        ("tiny.gguf no/out.gguf", "the folder no does not exist"),
+        ("tiny.gguf no/out.gguf", "/no does not exist"),
         ("tiny.gguf .", "is a folder: name the file"),
         ("tiny.gguf /dev/null --force", "/dev/null is not an ordinary file"),
         ("tiny.gguf out.gguf --type q4_m", "unknown type 'q4_m': did you mean q4_k_m"),

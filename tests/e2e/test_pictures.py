@@ -208,7 +208,7 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
         assert answer(client, url) == red
     outside = ("../secret.png", "//../secret.png", "///secret.png", "//out.png", "out.png", "/etc/passwd")
     for path in (*outside, "", "none.png", "a%00b", "."):
-        assert "no such file" in refusal(server, f"file:{path}")["message"], path
+        assert "the file does not exist" in refusal(server, f"file:{path}")["message"], path
 
 
 @pytest.mark.parametrize(

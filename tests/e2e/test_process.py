@@ -47,7 +47,10 @@ def without_library(tmp_path: Path) -> dict[str, str]:
 
 def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(without_library: dict[str, str]) -> None:
     said = start_failure("--model", str(tiny_model_path()), env=without_library)
-    assert said == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log says why."
+    assert (
+        said
+        == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log has the reason."
+    )
 
 
 def test_a_command_says_that_llama_cpp_cannot_be_loaded(without_library: dict[str, str]) -> None:

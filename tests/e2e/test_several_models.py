@@ -158,7 +158,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerPro
         is_over.set()
     assert [client.exception() for client in clients] == [None, None]
     assert set(texts) == {wanted}
-    assert "has been loaded anew" in "".join(server.lines)
+    assert "was reloaded" in "".join(server.lines)
     wait_until(lambda: num_engines(server) == 1)
 
 

@@ -75,7 +75,7 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         ask = {**HI, "model": "hf:acme/tiny"}
         assert server.post("/v1/chat/completions", json=ask).status_code == 200
         for name, said in (
-            ("hf:acme/nothing", "There is no repository acme/nothing on "),
+            ("hf:acme/nothing", "The repository acme/nothing does not exist on "),
             ("/etc/passwd", "The model '/etc/passwd' is unknown: use hf:OWNER/REPO"),
         ):
             error = pull(server, name)[-1]["error"]

@@ -163,6 +163,6 @@ def test_an_engine_without_its_library_says_so() -> None:
     death = Death.of(UNLOADABLE, hang_s=None)
     assert (death.kind, death.message) == (
         DeathKind.FAULT,
-        "llama.cpp cannot be loaded: the log says why",
+        "llama.cpp cannot be loaded: the log has the reason",
     )
     assert "exit status 1" in Death.of(1, hang_s=None).message

@@ -81,7 +81,7 @@ async def test_an_engine_that_cannot_be_read_is_replaced(tmp_path: Path) -> None
     async with running(client(f"babble_if={babbling}", clock=MINUTES)) as engine:
         babbling.touch()
         kill_engine(engine)
-        await eventually(lambda: says(engine, "cannot be read"))
+        await eventually(lambda: says(engine, "unreadable message"))
         babbling.unlink()
         assert await is_served(engine, request("a"))
         assert engine.status().last_death.cause == "bad_message"

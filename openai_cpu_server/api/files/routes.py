@@ -92,7 +92,7 @@ class RowRunner:
         try:
             key = self.keys.named(owner)
             if key is None and owner and not self.keys.is_open:
-                raise errors.Unauthorized(f"The API key '{owner}' of this batch does not exist any more.")
+                raise errors.Unauthorized(f"The API key '{owner}' of this batch was deleted.")
             if self.storage is not None:
                 limits = key.allowance.storage if key else NO_LIMITS
                 await self.storage.check(owner, limits, StoredAmount(num_bytes=1))

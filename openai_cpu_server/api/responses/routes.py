@@ -265,7 +265,7 @@ class ResponsesRoutes:
 
     def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
-            raise errors.JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
+            raise errors.JobObjectNotFound(f"Responses are not supported: {NO_DATABASE}.")
         return self._repository
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:

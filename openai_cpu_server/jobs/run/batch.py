@@ -254,7 +254,7 @@ class BatchRunner:
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
         self._breaker = CircuitBreaker(
-            fails="the jobs database is away: %s",
+            fails="the jobs database is unavailable: %s",
             back="the jobs database is back",
             failure=unavailable_reason,
         )

@@ -269,7 +269,7 @@ class Model(NativeObject):
 
     @property
     def is_copied_whole(self) -> bool:
-        """True if llama.cpp dies of copying parts of a sequence (llama-kv-cache-dsv4.cpp)."""
+        """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
         return self.header.architecture in _COPIED_WHOLE
 
     @property
