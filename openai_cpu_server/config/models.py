@@ -135,7 +135,7 @@ class ModelOptions(BaseModel):
     """Options of a model. Those of the server are the defaults of all models."""
 
     temperature: float | None = _sampling(
-        TEMPERATURE, "below the model's own; 0: always the likeliest token; default: 1", after=", "
+        TEMPERATURE, "unless the model has its own; 0: always the likeliest token; default: 1", after=", "
     )
     top_p: float | None = _sampling(SHARE, "share of the likeliest tokens; default: 1, all")
     top_k: int | None = _sampling(

@@ -357,7 +357,7 @@ async def test_an_unreadable_prompt_is_blamed(path: str, body: dict[str, object]
         refused = await http.post(path, json={"model": "auto", **body})
     error = messages_error_of(refused) if param is None else error_of(refused)
     assert (refused.status_code, error.get("param")) == (400, param)
-    assert "answers must follow" in str(error["message"])
+    assert "the results of the calls must follow" in str(error["message"])
 
 
 async def test_options_of_the_server_hold_for_both_models() -> None:

@@ -89,7 +89,7 @@ HOSTS = ("http://llm.example", "llm.example:80")
     ("arguments", "said"),
     [
         ("--cache-isolation salt", "--cache-isolation"),
-        ("--config /nowhere.toml", "no configuration file"),
+        ("--config /nowhere.toml", "the configuration file /nowhere.toml does not exist"),
         ("--bogus", "^unknown option --bogus .see openai-cpu-server serve --help.$"),
         ("--ctx-sise 4096", "^unknown option --ctx-sise; did you mean --ctx-size[?]$"),
         ("--ctx=4096", "^unknown option --ctx; did you mean --ctx-size[?]$"),
