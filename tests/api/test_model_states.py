@@ -242,7 +242,7 @@ def check_refusal(answer: httpx.Response, name: str, status: int) -> None:
     assert answer.status_code == status, told
     if status == 503:
         assert "retry-after" in answer.headers or answer.headers["x-should-retry"] == "false", told
-        assert any(word in answer.text for word in (REASON, "loading", "about to end", "stopped")), told
+        assert any(word in answer.text for word in (REASON, "loading", "shutting down", "stopped")), told
     if status == 404:
         assert "does not exist" in answer.text, told
 

@@ -110,8 +110,8 @@ def test_a_signal_drains(number: signal.Signals) -> None:
                 again = {**window, "input_file_id": batch.input_file_id}
                 for refused, why in (
                     (http.post("/v1/completions", json=body(5)), "draining"),
-                    (http.post("/v1/batches", json=again), "about to end"),
-                    (http.post("/v1/files", data={"purpose": "batch"}, files=rows), "about to end"),
+                    (http.post("/v1/batches", json=again), "shutting down"),
+                    (http.post("/v1/files", data={"purpose": "batch"}, files=rows), "shutting down"),
                 ):
                     assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
                     assert refused.json()["error"]["code"] == "engine_unavailable"

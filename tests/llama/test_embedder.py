@@ -166,7 +166,7 @@ def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
     inputs = [(CLS,) * POSITIONS] * (tiny.info.max_step_tokens // POSITIONS)
     expected = embed(tiny, *inputs)
     for at_node in (1, 9):
-        with pressing(tiny.interrupt, tiny._context, at_node):
+        with pressing(tiny.interrupt, tiny.context, at_node):
             result = tiny.embed(inputs)
         assert (result.interrupted, result.vectors) == (True, b"")
     tiny.interrupt()

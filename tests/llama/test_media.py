@@ -319,7 +319,7 @@ def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(one: Sensi
         (("gemma3", 128), "mismatch"),
         (("idefics3", 256), "vocabulary"),
         (b"GGUF nonsense", "projector"),
-        (None, "no projector"),
+        (None, "does not exist"),
     ],
 )
 def test_a_projector_that_does_not_go_with_the_model_is_a_line_at_start(

@@ -147,7 +147,7 @@ def test_nothing_new_is_begun_once_an_engine_is_ending(registry: ModelRegistry) 
     registry.check_not_ending()
     ending = FakeEngine()
     ending.is_ending = True
-    with pytest.raises(EngineUnavailable, match="about to end"):
+    with pytest.raises(EngineUnavailable, match="shutting down"):
         ModelRegistry([*registry, model("ending", engine=ending)]).check_not_ending()
 
 

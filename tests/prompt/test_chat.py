@@ -41,7 +41,7 @@ def test_what_is_rendered(name: str) -> None:
 
 
 def test_prefill_with_tool_calls_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="answers must follow"):
+    with pytest.raises(InvalidRequest, match="results of the calls must follow"):
         render_chat(TURNS, [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}])
 
 
