@@ -389,8 +389,8 @@ class TestFailures:
             ("acme/torn/torn-00001-of-00002.gguf", r"acme/torn has no file torn-00002-of-00002\.gguf$"),
             ("acme/secret/model.gguf", ".*set HF_TOKEN"),
             ("acme/gated", "acme/gated is gated: accept its terms"),
-            ("acme/-quants-", "acme/-quants- cannot be a repository"),
-            ("acme/huge", ".*not enough disk space for acme/huge: 1000000000.00 GB"),
+            ("acme/-quants-", "acme/-quants- is not a valid repository name"),
+            ("acme/huge", ".*not enough disk space for acme/huge: it needs 1000000000.00 GB"),
         ],
     )
     def test_what_the_hub_has_not_or_does_not_give(self, user: User, hub: Hub, name: str, line: str) -> None:
@@ -475,7 +475,7 @@ class TestLocalFiles:
         assert {resolve_model(str(name)) for name in (folder, first, second)} == {first}
         assert model_to_serve(str(folder)).name == "a-00001-of-00002"
         (folder / "b.gguf").touch()
-        with pytest.raises(StartupError, match=rf"folder of 2 models: .* --models-dir {folder}$"):
+        with pytest.raises(StartupError, match=rf"folder with 2 models: .* --models-dir {folder}$"):
             resolve_model(str(folder))
 
 
@@ -625,7 +625,7 @@ class TestPackages:
 
     @pytest.mark.parametrize(
         ("share", "reason"),
-        [(None, "no model file"), (0.0, "not a GGUF file"), (0.0001, "header"), (0.9, "tensors end at byte")],
+        [(None, "does not exist"), (0.0, "not a GGUF file"), (0.0001, "header"), (0.9, "tensors end at byte")],
     )
     def test_half_installed(self, folder: Path, share: float | None, reason: str) -> None:
         whole = tiny_model_path().read_bytes()

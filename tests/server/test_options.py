@@ -52,7 +52,7 @@ def test_what_only_a_running_server_reads_is_an_option_of_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [(None, "no model embeds: add --model minilm"), ("x", "no model 'x'")]
+    ("name", "why"), [(None, "no model embeds: add --model minilm"), ("x", "unknown model 'x'")]
 )
 def test_a_model_that_compares_questions_must_be_there(name: str | None, why: str) -> None:
     with pytest.raises(StartupError, match=f"--semantic-cache.*{why}"):

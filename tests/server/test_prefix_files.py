@@ -61,4 +61,4 @@ def test_where_nothing_can_be_kept_it_says_so_in_a_line(
     files = PrefixFiles(place and tmp_path / place / "prefixes", num_models=1)
     assert files.with_file(OPTIONS, "a") == OPTIONS
     (record,) = caplog.records
-    assert "prefix caches are not kept" in record.getMessage()
+    assert "prefix caches are not stored" in record.getMessage()
