@@ -42,7 +42,8 @@ _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
 """Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
 _LEAST_SOUND_S = 0.1
-"""libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires as much."""
+"""libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires as
+much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01

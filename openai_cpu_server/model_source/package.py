@@ -55,7 +55,8 @@ class Package(msgspec.Struct, frozen=True):
 
     def broken(self, why: str) -> StartupError:
         repair = self._command("--ignore-installed ")
-        return StartupError(f"the package {self.name} is broken: {why.removesuffix(".")} (to repair it: {repair})")
+        why = why.removesuffix(".")
+        return StartupError(f"the package {self.name} is broken: {why} (to repair it: {repair})")
 
     def _command(self, option: str = "") -> str:
         return f"{sys.executable} -m pip install --no-deps {option}{' '.join((self.name, *self.parts))}"

@@ -92,7 +92,7 @@ def test_comes_is_listed_and_goes(home: Home, hub: Hub) -> None:
     assert said.startswith(f"pulling {source}: ")
     assert "it fits into memory: " in said
     assert f"{file}: 100 % of" in said
-    assert f"{source} is here: {home.cache}" in said
+    assert f"{source} is on this machine: {home.cache}" in said
     assert home.here() == {ALIAS}
     hub.requests.clear()
     home.told("pull", ALIAS)

@@ -92,7 +92,7 @@ def test_while_its_model_sleeps_and_on_a_reload(name: str, tmp_path: Path) -> No
         assert state(server, "bad") == "asleep"
         damage(name, tmp_path / "new.gguf").replace(path)
         os.utime(path)
-        wait_until(lambda: any("stays unread" in line for line in server.lines))
+        wait_until(lambda: any("cannot be read" in line for line in server.lines))
         assert answer(server, "good")
         assert post(server, "/v1/models/bad/load").status_code == 503
         assert answer(server, "good")

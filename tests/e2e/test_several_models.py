@@ -168,7 +168,7 @@ def test_a_sleeping_model_keeps_up_with_its_file(server: ServerProcess, folder: 
     tokens = {"model": "two", "prompt": "seven stones"}
     before = server.post("/tokenize", json=tokens).json()["tokens"]
     replace(folder / "two.gguf", "no model")
-    server.wait_for("(stays unread)")
+    server.wait_for("(has changed, and cannot be read)")
     assert server.post("/tokenize", json=tokens).json()["tokens"] == before
     replace(folder / "two.gguf", DEMO)
     server.wait_for("(has changed, and was read anew)")

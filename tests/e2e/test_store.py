@@ -170,7 +170,7 @@ class TestOllamasClient:
     def test_what_cannot_be_done_is_refused_in_a_sentence(self, parts: Any) -> None:
         _, client, _ = parts
         kinds: list[tuple[Any, int, str]] = [
-            (lambda: client.pull("hf:acme/none"), 400, "There is no repository acme/none on "),
+            (lambda: client.pull("hf:acme/none"), 400, "The repository acme/none does not exist on "),
             (lambda: client.pull("no-such-model"), 400, "The model 'no-such-model' is unknown"),
             (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
             (lambda: client.delete("first"), 400, "'first' was not pulled, so it cannot be removed."),

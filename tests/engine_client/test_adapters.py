@@ -68,7 +68,7 @@ async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alon
         )
         for name, said in (
             ("worse", r"could not be loaded: bad\.gguf is not an adapter"),
-            ("worst", "has killed it"),
+            ("worst", "killed the engine"),
             ("two", "'two' does not exist for this model; it has one"),
         ):
             with pytest.raises(AdapterNotFound, match=said):
@@ -90,7 +90,7 @@ async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -
 async def test_one_that_is_refused_or_kills_the_process_changes_nothing() -> None:
     one = adapter("one")
     async with running(client("step_s=0.01", adapters=(one,))) as engine, goes_on(engine, one):
-        for path, said in (("bad.gguf", "not an adapter"), ("kill.gguf", "has killed it")):
+        for path, said in (("bad.gguf", "not an adapter"), ("kill.gguf", "killed the engine")):
             with pytest.raises(AdapterFailed, match=said):
                 await engine.load_adapter(adapter("one", path))
         assert [status.adapter for status in engine.adapters()] == [one]

@@ -625,7 +625,7 @@ class TestPackages:
 
     @pytest.mark.parametrize(
         ("share", "reason"),
-        [(None, "does not exist"), (0.0, "not a GGUF file"), (0.0001, "header"), (0.9, "tensors end at byte")],
+        [(None, "not exist"), (0.0, "not a GGUF file"), (0.0001, "header"), (0.9, "tensors end at byte")],
     )
     def test_half_installed(self, folder: Path, share: float | None, reason: str) -> None:
         whole = tiny_model_path().read_bytes()
