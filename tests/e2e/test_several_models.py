@@ -171,7 +171,7 @@ def test_a_sleeping_model_keeps_up_with_its_file(server: ServerProcess, folder: 
     server.wait_for("(has changed, and cannot be read)")
     assert server.post("/tokenize", json=tokens).json()["tokens"] == before
     replace(folder / "two.gguf", DEMO)
-    server.wait_for("(has changed, and was read anew)")
+    server.wait_for("(has changed, and was read again)")
     assert server.post("/tokenize", json=tokens).json()["tokens"] != before
     assert state(server, "two") == "asleep"
     assert answer(server, "two")
