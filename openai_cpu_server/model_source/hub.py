@@ -83,7 +83,7 @@ def one_line_error(error: Exception, name: HubName) -> str:
         case HfHubHTTPError():
             return _answer(error, name, what)
         case HFValidationError():
-            return f"{name.repo} is not a valid repository name: {_first_line(error)}"
+            return f"{name.repo} is not a valid repository name: use letters, digits, '-', '_' and '.'"
         case TransportError():
             return f"the connection to {ENDPOINT} for {what} failed: {_first_line(error)}{_AWAY}"
         case OSError(errno=int()):
