@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 
@@ -37,6 +38,23 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": REFERENCES}}
 TERMINALS = "\n".join(f"A{n}: A{n - 1} A{n - 1}" for n in range(1, DOUBLINGS + 1))
 SYNTAX = {"syntax": "lark", "definition": f"start: A{DOUBLINGS}\nA0: /a/\n{TERMINALS}"}
 CUSTOM = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar": SYNTAX}}}
+ENTITIES = "".join(f"<!ENTITY e{n} '&e{n - 1};&e{n - 1};'>" for n in range(1, DOUBLINGS + 1))
+SVG = f"<!DOCTYPE svg [<!ENTITY e0 'a'>{ENTITIES}]><svg xmlns='http://www.w3.org/2000/svg'><text>&e40;</text></svg>"
+REGEX = "(" * DOUBLINGS + "a" + "){2}" * DOUBLINGS
+GBNF = 'root ::= r40\nr0 ::= "a"\n' + "\n".join(
+    f"r{n} ::= r{n - 1} r{n - 1}" for n in range(1, DOUBLINGS + 1)
+)
+
+
+def with_file(name: str, text: str) -> list[object]:
+    data = "data:;base64," + base64.b64encode(text.encode()).decode()
+    content = [
+        {"type": "file", "file": {"filename": name, "file_data": data}},
+        {"type": "text", "text": "hi"},
+    ]
+    return [{"role": "user", "content": content}]
+
+
 PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
     "template of Ollama": (GENERATE, {"model": "tiny", "prompt": "hi", "template": DOUBLED}),
     "template that repeats": (
@@ -46,6 +64,10 @@ PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
     "references of a schema": (CHAT, {"messages": HI, "response_format": format_of(REFERENCES)}),
     "alternatives of a schema": (CHAT, {"messages": HI, "response_format": format_of(ALL_OF)}),
     "terminals of Lark": (CHAT, {"messages": HI, "tools": [CUSTOM], "tool_choice": "required"}),
+    "entities of a picture": (CHAT, {"messages": with_file("a.svg", SVG)}),
+    "entities of a page": (CHAT, {"messages": with_file("a.xhtml", SVG)}),
+    "repetitions of a regular expression": (CHAT, {"messages": HI, "guided_regex": REGEX}),
+    "rules of GBNF": (CHAT, {"messages": HI, "guided_grammar": GBNF}),
     "parameters of a tool": (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "required"}),
 }
 
