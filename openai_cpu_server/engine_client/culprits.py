@@ -104,9 +104,9 @@ class CulpritSearch:
     Other requests wait until one half has proved itself, unless they have a better priority than those on
     trial. If the engine dies with them beside a trial, they are suspects after those on trial.
 
-    No request fails for another: it fails only if the engine dies while computing it alone, and has died with
-    it before. So the last suspect of a search is tried entirely alone. So is one that was being handled
-    outside of steps, which is the likeliest culprit.
+    A request does not fail because of another one: it fails only if the engine dies while it computes that
+    request alone, and has died during it before. So the last suspect of a search is tried entirely alone. So
+    is one that was being handled outside of steps, which is the likeliest culprit.
 
     A kill from outside accuses only requests without progress in that engine. A kill -9 at a random moment
     harms no request, but one that brings the out-of-memory killer every time is found.

@@ -134,7 +134,7 @@ def _by_av(data: bytes, rate: int) -> Iterator[np.ndarray]:
     try:
         import av
     except ImportError:
-        raise _unknown(SOUNDS, "(more with the server's extra 'sound')") from None
+        raise _unknown(SOUNDS, " (more with the server's extra 'sound')") from None
     num_frames, options = 0, {"format_whitelist": _DEMUXERS}
     try:
         with av.open(io.BytesIO(data), options=options, metadata_errors="replace") as container:

@@ -218,7 +218,7 @@ def open_api(
         logger.warning(
             "without --api-key or --api-keys, every client that reaches %s may use this server%s",
             settings.host or "it",
-            "and administer it (--open-admin)" if settings.open_admin else "",
+            " and administer it (--open-admin)" if settings.open_admin else "",
         )
     api = create_api(
         models,

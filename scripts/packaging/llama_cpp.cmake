@@ -14,7 +14,7 @@ endfunction()
 function(ocs_set_property target property value)
     get_target_property(folder ${target} SOURCE_DIR)
     list(TRANSFORM ARGN PREPEND ${folder}/)
-    set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} PROPERTY ${property} ${value})
+    set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} APPEND PROPERTY ${property} ${value})
 endfunction()
 
 # Called when all targets exist.
@@ -30,16 +30,9 @@ function(ocs_adapt)
     if(TARGET ggml-vulkan)
         ocs_include_first(ggml-vulkan vulkan_layer_settings.h)
     endif()
-    # Model loading, quantising, and samplers and grammars that this server does not call. Files that build the graphs of
-    # each step, or that tokenize, keep -O3: with -O1 tokenizing takes a quarter longer.
-    ocs_set_property(llama COMPILE_OPTIONS -O1 llama-adapter.cpp llama-arch.cpp llama-chat.cpp llama-grammar.cpp
-        llama-model-loader.cpp llama-model-saver.cpp llama-model.cpp llama-quant.cpp llama-sampler.cpp)
-    ocs_set_property(llama COMPILE_OPTIONS -O2 llama-vocab.cpp)
-    # llama.cpp compiles its models sixteen in a unit; its small files go with them.
-    ocs_set_property(llama SKIP_UNITY_BUILD_INCLUSION OFF llama-batch.cpp llama-cparams.cpp llama-hparams.cpp
-        llama-impl.cpp llama-io.cpp llama-kv-cache-dsa-iswa.cpp llama-kv-cache-dsa.cpp llama-kv-cache-iswa.cpp
-        llama-kv-cache-msa.cpp llama-memory-hybrid-idx.cpp llama-memory-hybrid-iswa.cpp llama-memory-hybrid.cpp
-        llama-memory-recurrent.cpp llama-memory.cpp llama-mmap.cpp llama.cpp)
+    # What runs while a model is loaded, or never in a server. Graphs are built in each step: their files keep -O3.
+    ocs_set_property(llama COMPILE_OPTIONS -O1 llama-adapter.cpp llama-arch.cpp llama-chat.cpp llama-model-loader.cpp
+        llama-model-saver.cpp llama-model.cpp llama-quant.cpp)
     if(TARGET mtmd)
         # Its files that are no graphs of models. The first two take longest, and ninja compiles libmtmd last.
         set(alone clip.cpp mtmd-helper.cpp mtmd.cpp mtmd-audio.cpp mtmd-helper-gen.cpp mtmd-image.cpp)
@@ -47,9 +40,7 @@ function(ocs_adapt)
         list(REMOVE_ITEM sources ${alone})
         set_target_properties(mtmd PROPERTIES SOURCES "${alone};${sources}" UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
         ocs_set_property(mtmd SKIP_UNITY_BUILD_INCLUSION ON ${alone})
-        # A graph is built once for a picture or a piece of sound; loops over pixels and samples keep -O3.
-        target_compile_options(mtmd PRIVATE -O1)
-        ocs_set_property(mtmd COMPILE_OPTIONS -O3 mtmd-audio.cpp mtmd-image.cpp)
+        ocs_set_property(mtmd COMPILE_OPTIONS -O1 clip.cpp mtmd-helper.cpp)
     endif()
 endfunction()
 cmake_language(DEFER DIRECTORY ${CMAKE_SOURCE_DIR} CALL ocs_adapt)

@@ -121,7 +121,7 @@ class HealthRoutes:
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         if status.reason and report.reason is None:
-            status = msgspec.structs.replace(status, reason="the server's log says why")
+            status = msgspec.structs.replace(status, reason="the server's log has the reason")
         why = unavailable(status)
         error = error_object(why, request_id=context_of(request.scope).request_log.id).error
         report = msgspec.structs.replace(report, error=error)
