@@ -342,12 +342,13 @@ def test_the_price_of_a_call_for_several_sequences_is_learned() -> None:
     drafter, sequences = ModelDrafter(0.1, reads_along=True), [decoding(name, 20) for name in "abcd"]
     outcome = Drafted(2, 0, num_thought=2)
     at_first = drafter.draft(sequences[0], 8, 20.0, 5.0)
-    assert (at_first.chances, at_first.token_ms, at_first.shared_ms) == ((0.6,) * 4, 2.0, 0.5)
+    assert (at_first.chances, at_first.token_ms, at_first.shared_ms) == ((0.8,) * 4, 2.0, 0.5)
     for _ in range(100):
         drafter.learn_price({sequences[0]: outcome}, 8.0)
         drafter.learn_price(dict.fromkeys(sequences, outcome), 14.0)
     draft = drafter.draft(sequences[0], 8, 20.0, 5.0)
-    assert (draft.token_ms, draft.shared_ms, draft.num_unread) == (4.0, pytest.approx(1.0), 0)
+    assert (draft.token_ms, draft.shared_ms) == (pytest.approx(4.0, rel=0.05), pytest.approx(1.0, rel=0.05))
+    assert draft.num_unread == 0
     for shared_ms, num_drafting in ((1.0, 4), (4.0, 0)):
         made = plan(4, FLAT)
         drafts = {s: SequenceDraft((), (0.9,), 0.0, 4.0, shared_ms) for s in made.sequences}
