@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from random_model.architectures import SHAPES, spelt
+from random_model.heads import arrange, spoil
 from random_model.tensors import Quant
 
 from openai_cpu_server.config.folders import user_cache_dir
@@ -68,6 +70,28 @@ def made_projector(kind: str, shape: str, model: Path) -> Path:
         command = [sys.executable, str(_MAKE_PROJECTOR), "--kind", kind, "--shape", shape]
         told = ("--quant", "f16", "--rows-width", str(width), "--output", str(path))
         subprocess.run([*command, *told], check=True)
+    return path
+
+
+def made_head_model(shape: str, quant: str, right_percent: int) -> Path:
+    """Make a model whose head is right for this share of tokens. Raises CalledProcessError."""
+    plain = made_model(shape, Quant.F16.value)
+    whole = plain.with_name(plain.name.replace(f"-{Quant.F16.value}-", f"-{quant}-arranged-"))
+    path = whole.with_name(f"{whole.stem}-{right_percent}.gguf")
+    if path.is_file():
+        return path
+    if not whole.is_file():
+        arranged = plain.with_name(f"{plain.stem}-arranged.gguf")
+        shutil.copyfile(plain, arranged)
+        try:
+            arrange(arranged)
+            stored(arranged, quant, whole)
+        finally:
+            arranged.unlink()
+    partial = path.with_suffix(".partial")
+    shutil.copyfile(whole, partial)
+    spoil(partial, right_percent)
+    partial.replace(path)
     return path
 
 
