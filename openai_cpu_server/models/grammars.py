@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, Union
 
 import msgspec
@@ -122,12 +125,30 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
     """True if a tool's text stands raw in a call instead of as a JSON string."""
 
 
+class GrammarMark:
+    """Mark in a folder that clients of a model use grammars, so that the next server prepares for them while
+    the model loads."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        digest = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
+        self._path = folder / f"{digest}.grammars"
+        self.is_set = self._path.exists()
+
+    def set(self) -> None:
+        if not self.is_set:
+            self.is_set = True
+            with contextlib.suppress(OSError):  # the next server prepares once it is idle
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._path.touch(mode=0o600)
+
+
 class ModelGrammars:
     """Grammars for one model. Thread-safe. `param` is the field that an error names."""
 
     def __init__(
         self,
         make: GrammarMaker,
+        mark: GrammarMark | None = None,
         *,
         is_flexible: bool = False,
         is_open: bool = False,
@@ -138,7 +159,15 @@ class ModelGrammars:
         self.is_flexible = is_flexible
         self._is_open = is_open
         self._make = make
+        self.mark = mark
         self._cache: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
+
+    def prepare(self) -> None:
+        """Make a grammar even if it is cached, so that the process that makes it has read the vocabulary.
+        Raises what the maker raises."""
+        order = self._order(GrammarSource.ANY_OBJECT)
+        made = self._make(order)
+        self._cache.put(_digest(order), made, _num_bytes(made))
 
     def of_schema(
         self, schema: Mapping[str, object], param: str, *, strict: bool = True, pointer: str = ""
@@ -201,7 +230,26 @@ class ModelGrammars:
         parts: Mapping[str, bytes] = NO_PARTS,
     ) -> MadeGrammar:
         """Cache by digest, so that long orders are not held. Refusals are cached too."""
-        order = GrammarOrder(
+        if self.mark is not None:
+            self.mark.set()
+        order = self._order(source, text, pointer=pointer, strict=strict, text_end=text_end, parts=parts)
+        made = self._cache.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
+        if isinstance(made, RefusedGrammar):
+            place = param if made.path is None else param_at(param, made.path)
+            raise InvalidRequest(made.message, param=place, code=made.code or "invalid_value")
+        return made
+
+    def _order(
+        self,
+        source: GrammarSource,
+        text: str = "",
+        *,
+        pointer: str = "",
+        strict: bool = True,
+        text_end: str = "",
+        parts: Mapping[str, bytes] = NO_PARTS,
+    ) -> GrammarOrder:
+        return GrammarOrder(
             source=source,
             text=text,
             pointer=pointer,
@@ -211,11 +259,6 @@ class ModelGrammars:
             text_end=text_end,
             parts=parts,
         )
-        made = self._cache.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
-        if isinstance(made, RefusedGrammar):
-            place = param if made.path is None else param_at(param, made.path)
-            raise InvalidRequest(made.message, param=place, code=made.code or "invalid_value")
-        return made
 
 
 def _digest(order: GrammarOrder) -> bytes:
