@@ -402,7 +402,7 @@ WRONG: list[dict[str, object]] = [
 
 @BOTH
 @pytest.mark.parametrize("form", ["hermes", *SPLIT])
-def test_nested_values_follow_their_schema_in_the_notation_of_the_format(form: str, follower: Follower) -> None:
+def test_nested_values_follow_their_schema_in_the_formats_notation(form: str, follower: Follower) -> None:
     call = chat(
         form=form,
         tokenizer=follower.tokenizer,
