@@ -21,6 +21,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from openai_cpu_server.child_processes.spawn import child_environment, death_cause
 from openai_cpu_server.contract.mcp import McpServerOptions
+from openai_cpu_server.mcp_servers.escapes import paired_escapes
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
@@ -136,7 +137,7 @@ async def _read(
                 continue
             *lines, buffer = buffer.split(b"\n")
             for line in filter(bytearray.strip, lines):
-                await to_session.send(_message(bytes(line)))
+                await to_session.send(_message(paired_escapes(bytes(line))))
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the session is gone
     finally:

@@ -18,11 +18,13 @@ from typing import Generic, NamedTuple, TypeVar, Union
 import msgspec
 
 from openai_cpu_server.contract.grammar import (
+    JSON_VALUES,
     GrammarMaker,
     GrammarOrder,
     GrammarSource,
     MadeGrammar,
     RefusedGrammar,
+    ValueSpelling,
 )
 from openai_cpu_server.errors import InvalidRequest
 
@@ -170,11 +172,18 @@ class ModelGrammars:
         self._cache.put(_digest(order), made, _num_bytes(made))
 
     def of_schema(
-        self, schema: Mapping[str, object], param: str, *, strict: bool = True, pointer: str = ""
+        self,
+        schema: Mapping[str, object],
+        param: str,
+        *,
+        strict: bool = True,
+        pointer: str = "",
+        values: ValueSpelling = JSON_VALUES,
     ) -> CheckedGrammar:
         """Compile a schema. Unless `strict`, keywords that cannot be enforced are left out and named.
         `pointer`: place in the schema whose values are wanted. Raises InvalidRequest."""
-        made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), pointer=pointer, strict=strict)
+        text = json.dumps(schema)
+        made = self._made(GrammarSource.SCHEMA, param, text, pointer=pointer, strict=strict, values=values)
         paths = tuple(f"{param_at(param, path)}.{keyword}" for path, keyword in made.unenforced)
         return CheckedGrammar(made.lark, made.rules, paths, is_json=True, share=made.share)
 
@@ -226,6 +235,7 @@ class ModelGrammars:
         *,
         pointer: str = "",
         strict: bool = True,
+        values: ValueSpelling = JSON_VALUES,
         text_end: str = "",
         parts: Mapping[str, bytes] = NO_PARTS,
     ) -> MadeGrammar:
@@ -256,15 +266,18 @@ class ModelGrammars:
             is_strict=strict,
             is_flexible=self.is_flexible,
             is_open=self._is_open,
+            values=values,
             text_end=text_end,
             parts=parts,
         )
 
 
 def _digest(order: GrammarOrder) -> bytes:
-    kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {order.is_open} {len(order.text)} "
+    kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {order.is_open} {order.values} "
     found = hashlib.sha256(
-        (kind + order.text + order.pointer + order.text_end).encode(errors="surrogatepass")
+        (kind + f"{len(order.text)} " + order.text + order.pointer + order.text_end).encode(
+            errors="surrogatepass"
+        )
     )
     for name, part in order.parts.items():
         found.update(f"{name} {len(part)} ".encode() + part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import pytest
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions, McpServerState, McpUnavailable
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.mcp_servers.connection import ConfiguredServers, McpConnection
+from openai_cpu_server.mcp_servers.escapes import PairedEscapes, paired_escapes
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -47,12 +49,14 @@ def call(name, arguments):
         return {"content": 7}
     if name == "variables":
         return text(json.dumps(dict(os.environ)))
+    if name == "halves":
+        return text("a \ud83d b \ud83c\udf88 \\ud83d \udf88")
     return text("x" * arguments.get("size", 0) or "fine")
 
 def text(said):
     return {"content": [{"type": "text", "text": said}]}
 
-names = ["hang", "die", "flood", "chatter", "nonsense", "variables", "fine"]
+names = ["hang", "die", "flood", "chatter", "nonsense", "variables", "fine", "halves"]
 for line in sys.stdin:
     message = json.loads(line)
     method, params = message["method"], message.get("params") or {}
@@ -166,6 +170,25 @@ async def test_a_server_that_cannot_be_reached_says_why_and_is_left_alone_for_a_
         said = await server.call("fine", {})
         assert said.is_error
         assert "the next attempt is in" in said.text
+
+
+HALVES = r'"a \ud83d b \ud83c\udf88 \\ud83d \uDF88"'
+
+
+async def test_a_text_with_half_a_surrogate_pair_is_read() -> None:
+    async with connection(of_script()) as server:
+        assert (await server.call("halves", {})).text == "a \ufffd b 🎈 \\ud83d \ufffd"
+
+
+def test_halves_are_replaced_however_a_body_is_cut() -> None:
+    data = HALVES.encode()
+    whole = paired_escapes(data)
+    assert json.loads(whole) == "a \ufffd b 🎈 \\ud83d \ufffd"
+    assert len(whole) == len(data)
+    for size in range(1, len(data)):
+        escapes = PairedEscapes()
+        parts = [escapes.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        assert b"".join([*parts, escapes.rest()]) == whole
 
 
 @pytest.mark.parametrize(
