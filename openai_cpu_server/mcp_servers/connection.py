@@ -378,7 +378,9 @@ def _reason(error: BaseException) -> str:
     if name == "ValidationError":
         return "its answer is not a result"
     text = " ".join(str(error).split())
-    return (text or name)[:_SHOWN_CHARS]
+    if text.startswith(_UNPARSED):
+        return UNREADABLE
+    return "".join(char if char.isprintable() else "?" for char in text[:_SHOWN_CHARS]) or name
 
 
 _NEEDED = ("mcp.client", "mcp.client.streamable_http", "httpx2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -14,10 +15,9 @@ from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from openai_cpu_server.child_processes.spawn import child_environment, death_cause
@@ -46,6 +46,8 @@ _MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
 _LAST_LINES = 10
 UNREADABLE = "its answer cannot be read"
 _MARKS = b',"[{'
+_LONG_INT_CHARS = 1000
+"""Python refuses to read integers of more than 4,300 digits."""
 
 
 class ServerTraffic:
@@ -187,14 +189,18 @@ def _message(line: bytes) -> SessionMessage | Exception:
 
 
 def _replied_id(line: bytes) -> int | str | None:
-    """Return the id of the request that the message answers, or None."""
+    """Return the id of the request that the message answers, or None. `json` reads more than pydantic."""
     try:
-        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-        if "result" in fields or "error" in fields:
-            return msgspec.json.decode(fields["id"], type=Union[int, str])
-    except (KeyError, UnicodeDecodeError, msgspec.DecodeError):
-        pass
-    return None
+        fields = json.loads(line.decode(errors="replace"), parse_int=_short_int)
+    except ValueError:
+        return None
+    is_reply = isinstance(fields, dict) and ("result" in fields or "error" in fields)
+    request_id = fields.get("id") if is_reply else None
+    return request_id if isinstance(request_id, (int, str)) else None
+
+
+def _short_int(digits: str) -> int | str:
+    return int(digits) if len(digits) < _LONG_INT_CHARS else digits
 
 
 async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -251,23 +251,6 @@ def test_a_refused_handshake_is_not_an_error_of_the_server(server: ServerProcess
     assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
-def test_pongs_for_a_client_that_does_not_read_are_not_kept(server: ServerProcess) -> None:
-    before, pings = resident(server), frame(9, b"?" * 125) * 2000
-    with connect(server, receive_bytes=4096) as sock:
-        sock.sendall(handshake())
-        assert sock.recv(4096).startswith(b"HTTP/1.1 101")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(80):
-                sock.sendall(pings)
-            wait_until(lambda: is_read(sock))
-        print("GROWN", (resident(server) - before) / MIB)
-        assert resident(server) - before < 10 * MIB
-    with upgraded(server) as sock:
-        sock.sendall(pings)
-        assert everything_until(sock, b"?" * 125, 2000)
-
-
 def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:
     data = json.dumps({"prompt": "a", "max_tokens": 200, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data)
