@@ -68,7 +68,7 @@ replies = {
     "nested": '{"content": [], "structuredContent": {"a": ' + "[" * 300 + "]" * 300 + "}}",
     "abyss": '{"content": [], "structuredContent": {"a": ' + "[" * 20_000 + "]" * 20_000 + "}}",
     "dense": '{"content": [], "structuredContent": {"a": [' + "[], " * 30_000 + "[]]}}",
-    "dense text": '{"content": [' + '{"type": "text", "text": ""}, ' * 5000 + '{"type": "text", "text": ""}]}',
+    "dense text": '{"content": [' + ", ".join(['{"type": "text", "text": ""}'] * 5000) + "]}",
 }
 
 names = ["hang", "die", "flood", "chatter", "nonsense", "variables", "fine", "halves"]
@@ -84,7 +84,8 @@ for line in sys.stdin:
     elif method == "tools/list":
         result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
     elif method == "tools/call" and params["name"] in replies:
-        sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": %s}\n' % (message["id"], replies[params["name"]]))
+        reply = replies[params["name"]]
+        sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": %s}\n' % (message["id"], reply))
         sys.stdout.flush()
         continue
     elif method == "tools/call":
@@ -242,7 +243,7 @@ RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
         (JSON_TYPE, b"[" + b"1," * (10 << 20) + b"1]", None),
         (EVENT_TYPE, b"data: " + b"1" * (10 << 20), None),
         (JSON_TYPE, RESULT % (b'{"a": [' + b"[]," * 30_000 + b"[]]}"), None),
-        (JSON_TYPE, RESULT % b'{"a": "\\ud83d"}', UNREADABLE),
+        (JSON_TYPE, RESULT % b'{"a": "\xff"}', UNREADABLE),
         (JSON_TYPE, RESULT % (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}"), UNREADABLE),
         (EVENT_TYPE, b"data: " + RESULT % b'"no object"' + b"\n\n", UNREADABLE),
         (JSON_TYPE, b"no JSON \x1b[31m", UNREADABLE),
