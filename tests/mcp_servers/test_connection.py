@@ -65,7 +65,7 @@ replies = {
     "nested": '{"content": [], "structuredContent": {"a": ' + "[" * 300 + "]" * 300 + "}}",
     "abyss": '{"content": [], "structuredContent": {"a": ' + "[" * 20_000 + "]" * 20_000 + "}}",
     "dense": '{"content": [], "structuredContent": {"a": [' + "[], " * 30_000 + "[]]}}",
-    "dense text": '{"content": [' + '{"type": "text", "text": ""}, ' * 5000 + '{"type": "text", "text": ""}]}',
+    "dense text": '{"content": [%s]}' % ", ".join(['{"type": "text", "text": ""}'] * 5000),
 }
 
 names = ["hang", "die", "flood", "chatter", "nonsense", "variables", "fine"]
@@ -81,7 +81,8 @@ for line in sys.stdin:
     elif method == "tools/list":
         result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
     elif method == "tools/call" and params["name"] in replies:
-        sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": %s}\n' % (message["id"], replies[params["name"]]))
+        reply = '{"jsonrpc": "2.0", "id": %d, "result": %s}'
+        sys.stdout.write(reply % (message["id"], replies[params["name"]]) + "\n")
         sys.stdout.flush()
         continue
     elif method == "tools/call":
