@@ -108,9 +108,9 @@ class WebServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         logger.info(
-            "draining: running requests have %g s to end; another signal ends them at once (%d requests)",
-            self._drain_s,
+            "draining: running requests (%d) have %g s to end; another signal ends them at once",
             len(self._engines.requests()),
+            self._drain_s,
         )
         try:
             await asyncio.gather(self._engines.drain(self._drain_s), self._checkpoint())

@@ -22,6 +22,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from openai_cpu_server.child_processes.spawn import child_environment, death_cause
 from openai_cpu_server.contract.mcp import McpServerOptions
+from openai_cpu_server.mcp_servers.escapes import paired_escapes
 
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
@@ -158,7 +159,7 @@ async def _read(
                 if num_marks(line) > traffic.most_marks:
                     traffic.cause = traffic.dense
                     return
-                await to_session.send(_message(bytes(line)))
+                await to_session.send(_message(paired_escapes(bytes(line))))
     except RecursionError:
         traffic.cause = UNREADABLE
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -173,7 +174,7 @@ async def _read(
 
 
 def _message(line: bytes) -> SessionMessage | Exception:
-    """An invalid reply, as one with half of a surrogate pair, fails its request at once. The session drops
+    """An invalid reply fails its request at once. The session drops
     other invalid messages. Raises RecursionError."""
     from mcp.shared.message import SessionMessage
     from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter

@@ -13,6 +13,7 @@ from openai_cpu_server import __version__
 from openai_cpu_server.contract.mcp import McpServerOptions
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.fetching import is_below, is_public
+from openai_cpu_server.mcp_servers.escapes import PairedEscapes
 from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, num_marks
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            num_bytes = body_marks = 0
+            num_bytes, body_marks, escapes = 0, 0, PairedEscapes()
             async for part in self._stream:
                 num_bytes += len(part)
                 body_marks += num_marks(part)
@@ -90,7 +91,8 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
                     raise httpx2.ReadError(traffic.flooded)
                 if body_marks > traffic.most_marks:
                     raise httpx2.ReadError(traffic.dense)
-                yield part
+                yield escapes.feed(part)
+            yield escapes.rest()
 
         async def aclose(self) -> None:
             await self._stream.aclose()
