@@ -158,6 +158,8 @@ class ReaderPool:
         files = (_Place(kind) for kind in _OF_FILES for _ in range(_PLACES))
         self._places = [quick, *programs, *files]
         self._quick, self._programs = quick, programs
+        self._is_alone = True
+        """No process for programs has been started yet."""
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
@@ -180,7 +182,7 @@ class ReaderPool:
     def start_program_reader(self) -> None:
         """Start a process for programs, which keep the first process from other work until then."""
         with self._changed:
-            started = None if self._program_readers else self._start_spare()
+            started = self._start_spare() if self._is_alone else None
         if started is not None:
             with contextlib.suppress(CancelledError, EngineUnavailable):  # the first program tells its client
                 started.result()
@@ -267,10 +269,6 @@ class ReaderPool:
                 queue.give_back(caller, time.monotonic() - start_s)
                 self._grant()
 
-    @property
-    def _program_readers(self) -> int:
-        return sum(place.reader is not None for place in self._programs)
-
     def _grant(self) -> None:
         for place in self._places:
             for kind in place.kinds:
@@ -282,13 +280,13 @@ class ReaderPool:
                     if kind is WorkKind.PROGRAM and place is not self._quick:
                         self._start_spare()
         is_waiting = self._quick.lent_to is WorkKind.PROGRAM and len(self._queues[WorkKind.QUICK]) > 0
-        if is_waiting and not self._program_readers:
+        if is_waiting and self._is_alone:
             self._start_spare()  # it takes what waits for the program
 
     def _takes(self, place: _Place, kind: WorkKind) -> bool:
-        """The first process makes a program as long as it is the only one, because another one would have to
-        start and open the model."""
-        if kind is WorkKind.PROGRAM and self._quick.reader is not None and not self._program_readers:
+        """The first process makes programs until another one is there, which has to start and open the
+        model."""
+        if kind is WorkKind.PROGRAM and self._quick.reader is not None and self._is_alone:
             is_first = self._quick.lent_to is not WorkKind.PROGRAM
             return place.takes(kind) and is_first is (place is self._quick)
         return place.takes(kind) and (place is not self._quick or kind is WorkKind.QUICK)
@@ -376,6 +374,7 @@ class ReaderPool:
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
             with self._changed:
+                self._is_alone = self._is_alone and place not in self._programs
                 self._grant()
         return place.reader
 

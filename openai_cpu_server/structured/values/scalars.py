@@ -19,7 +19,6 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Not,
     Residue,
-    Text,
     alt,
     any_of,
     both,
@@ -136,9 +135,10 @@ def _format_language(pattern: str) -> Expr:
 
 
 class ScalarLexemes:
-    def __init__(self, grammar: GrammarBuilder, strings: StringLanguages) -> None:
+    def __init__(self, grammar: GrammarBuilder, strings: StringLanguages, texts: JsonText) -> None:
+        """`texts`: spelling of strings, or of names."""
         self.grammar = grammar
-        self.text = JsonText(grammar)
+        self.text = texts
         self._strings = strings
 
     def string(self, language: Expr) -> Expr:
@@ -148,11 +148,13 @@ class ScalarLexemes:
         simple = self._strings.plain.simplified(language)
         if simple is not None:
             return self.text.string(simple)
-        return seq(Text('"'), self._by_states(language, "text"), Text('"'))
+        return self.text.by_states(self._strings.plain.automaton(language))
 
     def number(self, language: Expr, hint: str) -> Expr:
         simple = self._strings.plain.simplified(language)
-        return self._by_states(language, hint) if simple is None else self.grammar.define(hint, simple)
+        if simple is not None:
+            return self.grammar.define(hint, simple)
+        return self.grammar.by_states(hint, self._strings.plain.automaton(language), Chars)
 
     def name(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
         """Return the lexeme of names in a language, or NOTHING if all are excluded."""
@@ -166,10 +168,6 @@ class ScalarLexemes:
         if simple is None:
             return self.string(both(language, negate(any_of(unwanted))))
         return self.text.none_of(list(dict.fromkeys([*texts, *unwanted])), simple)
-
-    def _by_states(self, language: Expr, hint: str) -> Expr:
-        automaton = self._strings.plain.automaton(language)
-        return self.grammar.by_states(hint, automaton, lambda chars: self.text.content(Chars(chars)))
 
 
 _MANY_TEXTS = 8
