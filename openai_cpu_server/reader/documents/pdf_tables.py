@@ -1,5 +1,5 @@
-"""Tables of a page, by the places of its texts. Programs draw them in any order, such as by columns, and PDFium
-reads them in that order. Text in columns, as of a newspaper, keeps its order."""
+"""Tables of a page, by the places of its texts. Programs draw them in any order, such as by columns, and
+PDFium reads them in that order. Text in columns, as of a newspaper, keeps its order."""
 
 from __future__ import annotations
 
