@@ -187,17 +187,17 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("--gpu vulkan", {"glslc": ""}, {"VULKAN": "", "SPIRV": ""}, LACKING),
         ("--gpu vulkan", {}, {"VULKAN": "204"}, "version 1.3.239 (Debian 12) or later, not 204"),
         ("--gpu cuda", {}, {}, "--gpu cuda needs nvcc"),
-        ("--gpu opengl", {}, {}, "setup: --gpu and OCS_GPU are auto, vulkan, cuda, metal or off, not 'open"),
-        ("--gpu", {}, {}, "cuda, metal or off, not ''"),
-        ("--gpu=", {}, {}, "cuda, metal or off, not ''"),
+        ("--gpu opengl", {}, {}, "setup: --gpu or OCS_GPU: unknown kind 'opengl'; use auto"),
+        ("--gpu", {}, {}, "unknown kind ''; use auto, vulkan, cuda, metal or off"),
+        ("--gpu=", {}, {}, "unknown kind ''; use auto, vulkan, cuda, metal or off"),
         (
             "--with mcp,rays",
             {},
             {},
-            "--with and OCS_WITH are some of documents,gemma3-270m,heic,mcp,minilm,otel,postgres,ray,redis,"
-            "sound, not 'rays'",
+            "--with or OCS_WITH: unknown extra 'rays'; the extras are documents, gemma3-270m, heic, mcp, "
+            "minilm, otel, postgres, ray, redis, sound",
         ),
-        ("--with", {}, {}, "otel,postgres,ray,redis,sound, not ''"),
+        ("--with", {}, {}, "unknown extra ''; the extras are documents"),
     ],
 )
 def test_an_obstacle_is_one_line_and_the_next_try_succeeds(
