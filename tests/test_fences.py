@@ -39,7 +39,7 @@ ALLOWED = {
     "config.folders": "errors storage.private_files",
     "config.routers": "models.routing.options",
     # Texts, templates, grammars: they know no process, no HTTP and no engine.
-    "prompt": "contract.model_info contract.request errors json_size",
+    "prompt": "contract.grammar contract.model_info contract.request errors json_size",
     "structured": "contract.grammar errors",
     # The engine's side. The scheduler knows no backend, the core no llama.cpp; `process` alone joins them.
     "scheduler": "contract fairness",

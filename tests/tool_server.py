@@ -4,7 +4,9 @@ port, over HTTP."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import socket
 import subprocess
 import sys
@@ -15,7 +17,16 @@ from typing import Annotated, Any, Literal
 
 import anyio
 from mcp.server.mcpserver import MCPServer
-from mcp_types import ToolAnnotations
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
+from PIL import Image
 from pydantic import Field
 
 from tests.waiting import wait_until
@@ -76,6 +87,31 @@ async def doze(word: Yes) -> str:
 def odd(value: dict[str, Any] | None = None) -> str:
     """A name that stands differently in prompts."""
     return "odd"
+
+
+def png(colour: str) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (100, 60), colour).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@server.tool(structured_output=False)
+def look(at: Literal["picture", "resource", "sound", "text", "damaged"]) -> list[Any]:
+    """Several kinds of contents."""
+    words = TextContent(type="text", text="Here it is:")
+    match at:
+        case "picture":
+            return [words, ImageContent(type="image", data=png("red"), mime_type="image/png")]
+        case "resource":
+            blob = BlobResourceContents(uri="file:///a.png", mime_type="image/png", blob=png("red"))
+            return [words, EmbeddedResource(type="resource", resource=blob)]
+        case "sound":
+            return [words, AudioContent(type="audio", data="AAAA", mime_type="audio/wav")]
+        case "text":
+            text = TextResourceContents(uri="file:///a.txt", mime_type="text/plain", text="a page")
+            return [words, EmbeddedResource(type="resource", resource=text)]
+        case "damaged":
+            return [words, ImageContent(type="image", data="AAAA", mime_type="image/png")]
 
 
 @contextmanager

@@ -30,6 +30,29 @@ class GrammarSource(enum.Enum):
     """Rules of our own as GBNF: the root's expression, then lines of rules that refer to `parts`."""
 
 
+class Notation(enum.Enum):
+    """Spelling of the values of a schema. All but JSON are those of tool calls."""
+
+    JSON = "json"
+    PYTHON = "python"
+    """JSON, or literals of Python."""
+    MARKED = "marked"
+    """JSON with bare keys, and with raw text between two marks in place of strings."""
+    ELEMENTS = "elements"
+    """Raw texts in tags, each behind a mark. Items of an array have the tag `item`."""
+
+
+class ValueSpelling(msgspec.Struct, frozen=True):
+    notation: Notation = Notation.JSON
+    mark: str = ""
+    """Mark of MARKED and ELEMENTS."""
+    mark_token: int | None = None
+    """Number of the mark if it is a control token, or None if it is plain text."""
+
+
+JSON_VALUES = ValueSpelling()
+
+
 class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     source: GrammarSource
     text: str = ""
@@ -41,6 +64,8 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Allow white space between JSON tokens."""
     is_open: bool = False
     """Allow undeclared properties where a schema does not mention them."""
+    values: ValueSpelling = JSON_VALUES
+    """Spelling of the values of SCHEMA."""
     text_end: str = ""
     """Mark behind raw texts of LARK and RUST_REGEX, which do not contain it. Without a mark, or if every
     text contains it, they are JSON strings."""

@@ -76,6 +76,8 @@ def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
         return _out_of_bounds(param, error)
     if kind in _SIZES:
         return _wrong_size(param, error)
+    if kind == "string_pattern_mismatch":
+        words = f"a string that matches '{error['ctx']['pattern']}'"
     expected = f"expected {words}" if words != error["msg"] else words
     return f"Invalid value for '{param}': {expected}.", "invalid_value"
 
@@ -277,6 +279,8 @@ def path_of(location: Sequence[int | str], content: object, *, is_missing: bool 
 def _invalid(error: ErrorDetails, content: Callable[[], object], at: str) -> InvalidRequest:
     if error["type"] == "json_invalid":
         why = error["msg"].removeprefix("Invalid JSON: ")
+        if "hex escape" in why or "surrogate" in why:
+            why += "; a character may be cut in half (\\ud800 to \\udfff come in pairs)"
         return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
     path = path_of(error["loc"], content(), is_missing=error["type"] == "missing")
     param = ".".join(filter(None, (at, path)))

@@ -18,12 +18,23 @@ from openai_cpu_server.contract.grammar import (
     GrammarOrder,
     GrammarSource,
     MadeGrammar,
+    Notation,
     RefusedGrammar,
 )
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
-from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
+from openai_cpu_server.structured.languages.expr import (
+    NOTHING,
+    Alt,
+    Chars,
+    Expr,
+    Ref,
+    Rules,
+    Text,
+    alt,
+    literal,
+)
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
@@ -67,7 +78,8 @@ from openai_cpu_server.structured.writing.grammar import (
     unpacked_rules,
     without_characters,
 )
-from openai_cpu_server.structured.writing.json_text import Punctuation, quoted_texts, raw_texts
+from openai_cpu_server.structured.writing.json_text import quoted_texts, raw_texts
+from openai_cpu_server.structured.writing.notations import value_writing
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""
@@ -140,9 +152,11 @@ class _Compiler:
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
         self._grammar = GrammarBuilder(budget)
-        self._lexemes = ScalarLexemes(self._grammar, self._strings)
-        marks = Punctuation(self._grammar, options.whitespace)
-        self._objects = ObjectRules(self._grammar, marks, self._value, self._lexemes, options.order)
+        writing = value_writing(self._grammar, options.values, options.whitespace)
+        marks, self._texts = writing.marks, writing.texts
+        self._lexemes = ScalarLexemes(self._grammar, self._strings, writing.texts)
+        names = ScalarLexemes(self._grammar, self._strings, writing.names)
+        self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
         self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
@@ -197,12 +211,13 @@ class _Compiler:
 
     def _of_branch(self, branch: Branch, kind: JsonKind, hint: str) -> Expr:
         if kind is JsonKind.NULL:
-            return Text("null")
+            return self._texts.null
         if kind is JsonKind.BOOLEAN:
-            return alt(*(Text("true" if b else "false") for b in _booleans(branch)))
+            return alt(*map(self._texts.boolean, _booleans(branch)))
         if kind is JsonKind.NUMBER:
             if (multiples := self._numbers.multiples(branch)) is not None:
-                return self._grammar.structural("multiple", multiples)
+                options = multiples.items if isinstance(multiples, Alt) else (multiples,)
+                return alt(*(self._grammar.structural("multiple", each) for each in options))
             language = self._numbers.language(branch)
             plain = {NUMBER: "number", INTEGER: "integer"}
             return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
@@ -266,9 +281,9 @@ class _Compiler:
 
     def _listed_in(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
         if kind is JsonKind.NULL:
-            return {None: Text("null")}
+            return {None: self._texts.null}
         if kind is JsonKind.BOOLEAN:
-            return {b: Text("true" if b else "false") for b in _booleans(branch)}
+            return {b: self._texts.boolean(b) for b in _booleans(branch)}
         if kind is JsonKind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
             return {Decimal(x): Text(str(x)) for x in integers}
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
@@ -348,12 +363,12 @@ _INPUT_NAMES = {
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     """`unknown`: characters that cannot be written, except as escapes in JSON."""
-    whitespace = Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT
-    additional = Additional.OPEN if order.is_open else Additional.CLOSED
-    options = Options(whitespace=whitespace, additional=additional, strict=order.is_strict)
+    options = _options(order)
     match order.source:
         case GrammarSource.SCHEMA:
-            return compile_schema(json.loads(order.text), options, order.pointer)
+            found = compile_schema(json.loads(order.text), options, order.pointer)
+            has_escapes = order.values.notation is Notation.JSON
+            return found if has_escapes else replace(found, rules=without_characters(found.rules, unknown))
         case GrammarSource.ANY_OBJECT:
             return replace(compile_schema(ANY_OBJECT, options), share=0.0)
         case GrammarSource.REGEX:
@@ -373,6 +388,15 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
         case GrammarSource.PARTS:
             parts = {rule: unpacked_rules(part) for rule, part in order.parts.items()}
             return CompiledGrammar(composed(order.text, parts))
+
+
+def _options(order: GrammarOrder) -> Options:
+    return Options(
+        whitespace=Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT,
+        additional=Additional.OPEN if order.is_open else Additional.CLOSED,
+        values=order.values,
+        strict=order.is_strict,
+    )
 
 
 def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:

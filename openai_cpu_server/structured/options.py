@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from openai_cpu_server.contract.grammar import JSON_VALUES, ValueSpelling
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.languages.rules import MOST_LEVELS
 
@@ -199,6 +200,7 @@ class Options(msgspec.Struct, frozen=True):
     whitespace: Whitespace = Whitespace.COMPACT
     order: PropertyOrder = PropertyOrder.SCHEMA
     additional: Additional = Additional.OPEN
+    values: ValueSpelling = JSON_VALUES
     strict: bool = True
     """True rejects keywords that cannot be enforced; False reports them."""
     limits: Limits = msgspec.field(default_factory=Limits)

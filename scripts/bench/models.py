@@ -144,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> No
         "--type",
         choices=MADE_TYPES,
         metavar="TYPE",
-        help="of its weights, where --shape names none: as `quantize --type list` shows them, and mxfp4; "
+        help="type of its weights if --shape names none: one of `quantize --type list`, or mxfp4; "
         f"default {_QUANT}, {', '.join(f'{name}: {quant}' for name, quant in _OWN_QUANT.items())}",
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")

@@ -347,3 +347,73 @@ def test_many_optional_parameters_make_no_large_grammar() -> None:
     for text in ("[f()]", "[f(p3=1)]", "[f(p0=1, p39=2)]"):
         assert accepts(call, PLAIN, text)
     assert not accepts(call, PLAIN, "[f(p4=1, p3=2)]")
+
+
+PART = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "zip": {"anyOf": [{"type": "string", "pattern": "^[0-9]{5}$"}, {"type": "null"}]},
+        "kind": {"enum": ["it's", "<b>", "5", "a b"]},
+        "sizes": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "on": {"type": "boolean"},
+        "item": {"type": "string", "maxLength": 3},
+        "a b": {"type": "integer"},
+        "more": {"type": "object", "additionalProperties": {"$ref": "#/$defs/part"}},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "part": {"$ref": "#/$defs/part"},
+        "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 2},
+        "any": {},
+    },
+    "$defs": {"part": PART},
+}
+VALUES: list[dict[str, object]] = [
+    {"part": {"name": "5"}},
+    {"part": {"name": "true", "zip": "00501", "kind": "5"}},
+    {"part": {"name": 'it\'s "a"\n', "zip": None, "kind": "it's", "item": ""}},
+    {"part": {"name": "", "sizes": [[1, 2.5], [], [-3e7]], "on": True}},
+    {"part": {"name": "Zoë 🎈", "on": False, "item": "5"}, "parts": []},
+    {"part": {"name": "a", "a b": 7}},
+    {"parts": [{"name": "a", "more": {"b": {"name": "c", "more": {"d": {"name": "e"}}}}}, {"name": "b"}]},
+    {"parts": [{"name": "a", "more": {}}]},
+    {"any": [1, {"a": ["b c", None, True]}]},
+    {"any": {"a": {"b": "c"}}},
+]
+WRONG: list[dict[str, object]] = [
+    {"part": {"zip": "00501"}},
+    {"part": {"name": "a", "zip": "5"}},
+    {"part": {"name": "a", "kind": "b"}},
+    {"part": {"name": "a", "kind": 5.5}},
+    {"part": {"name": "a", "item": "abcd"}},
+    {"part": {"name": "a", "sizes": [["b"]]}},
+    {"part": {"name": "a", "other": 1}},
+    {"part": {"name": "a", "on": 1}},
+    {"part": ["a"]},
+    {"parts": [{"name": "a"}] * 3},
+    {"parts": [{"name": "a", "more": {"b": {"zip": None}}}]},
+]
+
+
+@BOTH
+@pytest.mark.parametrize("form", ["hermes", *SPLIT])
+def test_nested_values_follow_their_schema_in_the_formats_notation(form: str, follower: Follower) -> None:
+    call = chat(
+        form=form,
+        tokenizer=follower.tokenizer,
+        tools=[tool("f", NESTED)],
+        tool_choice="required",
+        is_flexible=True,
+    )
+    for arguments in VALUES:
+        text = TOOL_FORMATS[form].written([WrittenCall("f", arguments)])
+        assert accepts(call, follower, text), text
+        assert read(call.reader(), list(text)) == ("", "", [("f", arguments)])
+    for arguments in WRONG:
+        text = TOOL_FORMATS[form].written([WrittenCall("f", arguments)])
+        assert not accepts(call, follower, text), text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from openai.types.responses.response_output_item import McpCall
 
 from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path, tiny_projector_path
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
@@ -23,7 +26,7 @@ command = "{sys.executable}"
 args = ["-m", "tests.tool_server"]
 cwd = "{ROOT}"
 env = {{PYTHONPATH = "${{FOR_TOOLS}}"}}
-tools = ["add"]
+tools = ["add", "look"]
 """
 
 
@@ -51,6 +54,50 @@ def test_a_model_calls_a_tool_and_the_tools_process_ends_with_the_server(
         assert "mcp_calls=1" in server.wait_for("(id=.* route=POST /v1/responses .*)")
         server.stop(signal.SIGKILL)
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.timeout(240)
+def test_a_model_that_sees_is_shown_the_pictures_of_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents that it cannot be shown are words, in which no part is lost."""
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    shutil.copyfile(tiny_model_path(sees=True), tmp_path / "model.gguf")
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), tmp_path / "mmproj-f16.gguf")
+    monkeypatch.setenv("FOR_TOOLS", str(ROOT))
+    model = str(tmp_path / "model.gguf")
+    with ServerProcess("--model", model, "--config", str(config)) as server, sdk(server) as client:
+        seen: dict[str, tuple[str | None, int]] = {}
+        for kind in ("picture", "resource", "sound", "text", "damaged"):
+            response = client.responses.create(
+                input=[
+                    {"role": "user", "content": "What is there?"},
+                    {
+                        "type": "mcp_approval_request",
+                        "id": "mcpr_1",
+                        "server_label": "tools",
+                        "name": "look",
+                        "arguments": json.dumps({"at": kind}),
+                    },
+                    {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
+                ],
+                tools=[{"type": "mcp", "server_label": "tools", "require_approval": "always"}],
+                tool_choice="none",
+                max_output_tokens=4,
+            )
+            (called,) = [item for item in response.output if isinstance(item, McpCall)]
+            assert response.usage is not None
+            details = response.usage.input_tokens_details.model_dump()
+            seen[kind] = called.output, details.get("image_tokens", 0)
+    shown = r"Here it is:\n!\[picture\]\(data:image/png;base64,[\w+/=]+\)"
+    for kind in ("picture", "resource"):
+        output, num_tokens = seen[kind]
+        assert re.fullmatch(shown, output or "")
+        assert num_tokens == 16
+    assert seen["sound"] == ("Here it is:\n[audio: audio/wav, which cannot be shown]", 0)
+    assert seen["text"] == ("Here it is:\na page", 0)
+    assert seen["damaged"][1] == 0
 
 
 def children(pid: int) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.store import LastTurn
-from openai_cpu_server.api.generation.params import DetailsParam
+from openai_cpu_server.api.generation.params import DetailsParam, JsonObject
 from openai_cpu_server.contract.media import MediaItem, PlaceholderRange
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -69,6 +69,8 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
 
     functions: Mapping[str, frozenset[str]] = {}
     """Parameters that stand in the output as raw text, by callable function."""
+    schemas: Mapping[str, JsonObject] = {}
+    """Schemas of parameters, by callable function."""
     custom: frozenset[str] = frozenset()
 
 
@@ -170,7 +172,7 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
         style, thinking = self.tool_calls, self.thinking
         answer: OutputReader = TextReader()
         if style is not None:
-            answer = style.form.reader(style.functions, at_start=style.at_start)
+            answer = style.form.reader(style.functions, at_start=style.at_start, schemas=style.schemas)
         if thinking is not None and thinking.form.has_channels:
             # Readers of calls in channels read reasoning themselves.
             answer = HarmonyReader() if isinstance(answer, TextReader) else answer

@@ -129,16 +129,12 @@ class JoinedSchema:
 
 def _parameter(name: str, rule: str, schema: object, *, is_required: bool) -> Parameter:
     choices = _choices(schema)
-    is_boolean = (
-        isinstance(schema, dict) and schema.keys() - _NOTES == {"type"} and schema["type"] == "boolean"
-    )
     return Parameter(
         name,
         is_required=is_required,
         rule=rule,
         is_text=choices is not None,
         choices=choices or (),
-        is_boolean=is_boolean,
     )
 
 
@@ -235,6 +231,7 @@ class ToolOutputs:
             tools.is_legacy,
             at_start=use is ToolUse.AUTO and answer is not None,
             functions={callee.name: self._form.raw_parameters(callee) for callee in callees},
+            schemas={x.name: x.parameters for x in tools.callable if x.parameters is not None},
             custom=frozenset(each.name for each in tools.callable if each.is_custom),
         )
         constraint = Constraint(grammar=grammar, triggers=triggers)
@@ -297,7 +294,11 @@ class ToolOutputs:
             # A place in the whole schema is compiled, so that its references resolve.
             pointer, part = joined.properties.get(name, ""), f"{rule}p{len(parameters)}"
             grammar = self._grammars.of_schema(
-                schema if pointer else {}, joined.path, strict=function.is_strict, pointer=pointer
+                schema if pointer else {},
+                joined.path,
+                strict=function.is_strict,
+                pointer=pointer,
+                values=self._form.value_spelling(self._spelling),
             )
             own = joined.at(pointer) if pointer else {}
             parameters.append(_parameter(name, part, own, is_required=name in joined.required))

@@ -76,14 +76,14 @@ class ResponseParams(msgspec.Struct, frozen=True):
         return listed_servers((*self.earlier, *self.items))
 
     def generation(
-        self, offered: Sequence[FunctionParam] = (), results: Sequence[MessageParam] = ()
+        self, offered: Sequence[FunctionParam] = (), results: Sequence[ItemWithSource] = ()
     ) -> GenerationParams:
         """`offered`: tools of MCP servers. `results`: of approved calls."""
         return msgspec.structs.replace(
-            to_params(self.body, (*self.messages, *results), offered),
+            to_params(self.body, (*self.messages, *to_messages(results)), offered),
             num_bytes=self.num_bytes,
             ignored=self.ignored,
-            attached=self.attached,
+            attached=(*self.attached, *item_attachments(results)),
         )
 
     def compacting(self) -> ResponseParams:

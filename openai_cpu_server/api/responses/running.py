@@ -20,7 +20,7 @@ from openai_cpu_server.api.generation.params import EarlierAnswer, FunctionParam
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.resumable_streams import EventLog
 from openai_cpu_server.api.generation.running import OpenCall, StreamItem, chunks_of
-from openai_cpu_server.api.responses.conversation import is_answered, is_trigger, to_messages
+from openai_cpu_server.api.responses.conversation import is_answered, is_trigger
 from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, ItemWithSource
 from openai_cpu_server.api.responses.mcp_tools import McpTools, open_tools
 from openai_cpu_server.api.responses.objects import ResponseObject, WrittenSummary, new_response
@@ -278,7 +278,7 @@ class ResponseMaker:
             params = await self._fitting(params, context, attempt, tools.functions)
             calling = partial(caller.call_approved, params.approved)
             approved = await disconnect_guard(calling) if params.approved else []
-            results = to_messages([ItemWithSource(one.item, one.approved.param) for one in approved])
+            results = [ItemWithSource(one.item, one.approved.param) for one in approved]
             first = params.generation(tools.functions, results)
             running = await self.service.begin(first, context, attempt)
         except BaseException:

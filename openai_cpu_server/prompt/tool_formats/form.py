@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from openai_cpu_server.contract.grammar import JSON_VALUES, ValueSpelling
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, JsonSchema
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
 from openai_cpu_server.prompt.tool_formats.patterns import (
     NEVER_RULE,
@@ -144,6 +146,10 @@ class ToolFormat(msgspec.Struct, frozen=True):
         """Return True if a parameter of this name can be written and read again."""
         return self.parameters is None or self.parameters.names(name)
 
+    def value_spelling(self, spelling: Spelling) -> ValueSpelling:
+        """Spelling of arguments that are not raw text."""
+        return JSON_VALUES if self.parameters is None else self.parameters.value_spelling(spelling)
+
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
         if self.parameters is None:
             return frozenset()
@@ -171,16 +177,19 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     # Reading
 
-    def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
-        """Return a reader. With `at_start` the output begins with calls or has none."""
+    def reader(
+        self, functions: RawNames, *, at_start: bool = False, schemas: Mapping[str, JsonSchema] = NO_SCHEMAS
+    ) -> OutputReader:
+        """Return a reader. With `at_start` the output begins with calls or has none. `schemas`: those of
+        parameters, by function, for values whose text does not show their types."""
         if self.marker:
             gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)
-            return ToolReader(gate, self._scanner(functions))
+            return ToolReader(gate, self._scanner(functions, schemas))
         begin = (*self.opening, *self.head)
         ways = (begin, (self.prelude, *begin)) if self.prelude else (begin,)
-        return ToolReader(HeadGate(ways, tuple(functions)), self._scanner(functions))
+        return ToolReader(HeadGate(ways, tuple(functions)), self._scanner(functions, schemas))
 
-    def _scanner(self, functions: RawNames) -> CallScanner:
+    def _scanner(self, functions: RawNames, schemas: Mapping[str, JsonSchema]) -> CallScanner:
         if self.parameters is None:
             return JsonCallScanner(re.compile(regex_of(self.head) + r"(?=\{)"))
-        return ParameterScanner(re.compile(regex_of(self.head)), self.parameters, functions)
+        return ParameterScanner(re.compile(regex_of(self.head)), self.parameters, functions, schemas)

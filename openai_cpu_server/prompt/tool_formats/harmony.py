@@ -4,11 +4,12 @@ call or a word to the user before one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from openai_cpu_server.contract.request import overlap
 from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats.form import ToolFormat
+from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, JsonSchema
 from openai_cpu_server.prompt.tool_formats.patterns import (
     CallArguments,
     CallBegin,
@@ -64,7 +65,9 @@ class HarmonyFormat(ToolFormat, frozen=True):
             for call in calls
         )
 
-    def reader(self, functions: RawNames, *, at_start: bool = False) -> HarmonyReader:
+    def reader(
+        self, functions: RawNames, *, at_start: bool = False, schemas: Mapping[str, JsonSchema] = NO_SCHEMAS
+    ) -> HarmonyReader:
         return HarmonyReader()
 
 

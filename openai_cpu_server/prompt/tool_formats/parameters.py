@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.request import overlap
+from openai_cpu_server.contract.grammar import Notation, ValueSpelling
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats.literals import (
+    ElementsReader,
+    JsonSchema,
+    LiteralReader,
+    RawTextReader,
+    ValueSchema,
+    json_type,
+    notated,
+)
 from openai_cpu_server.prompt.tool_formats.patterns import (
     NEVER,
     CallArguments,
@@ -43,8 +52,10 @@ class Parameters(msgspec.Struct, frozen=True):
     close: str = ""
     is_python: bool = False
     """True for Python's strings in single quotes, True and False."""
+    has_literals: bool = False
+    """True if templates show Python's literals where models were taught JSON."""
     nesting: str = ""
-    """Mark before tags of nested values as in XML, or "" for JSON alone."""
+    """Mark before tags of nested values as in XML, or ""."""
     kinds: Mapping[str, str] = {}
     """Words for JSON's types in `begin`, of which that for strings distinguishes raw text; {} for none."""
 
@@ -65,7 +76,24 @@ class Parameters(msgspec.Struct, frozen=True):
         is_read = found is not None and found.start() == 0 and found["name"] == name
         return is_read and name.isprintable() and not has_mark(name)
 
+    @property
+    def notation(self) -> Notation:
+        """Notation of values that are not raw text."""
+        if self.is_python or self.has_literals:
+            return Notation.PYTHON
+        if self.nesting:
+            return Notation.ELEMENTS
+        return Notation.MARKED if self.raw_begin else Notation.JSON
+
+    @property
+    def _marks(self) -> tuple[str, str]:
+        return (self.nesting, "") if self.nesting else (self.raw_begin, self.raw_end)
+
     # Grammar
+
+    def value_spelling(self, spelling: Spelling) -> ValueSpelling:
+        mark = self._marks[0] if self.notation in (Notation.MARKED, Notation.ELEMENTS) else ""
+        return ValueSpelling(self.notation, mark, spelling.control_token(mark) if mark else None)
 
     def gbnf(
         self, parameters: Sequence[Parameter], spelling: Spelling, stem: str, *, in_any_order: bool = False
@@ -106,8 +134,6 @@ class Parameters(msgspec.Struct, frozen=True):
         begin = f"({key} | {NEVER})"
         behind = spelling.gbnf(self.behind, parameter.name)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
-        if self.is_python and parameter.is_boolean:
-            plain = f'({plain} | "True" | "False")'
         if not self.is_raw(parameter):
             return f"{begin} {plain} {behind}".strip()
         if parameter.choices:
@@ -142,14 +168,14 @@ class Parameters(msgspec.Struct, frozen=True):
         return pattern_text(self.between).join(self._written(*item) for item in arguments.items())
 
     def _written(self, name: str, value: object) -> str:
-        begin = pattern_text(self._begin(_json_type(value)), name)
+        begin = pattern_text(self._begin(json_type(value)), name)
         if self.is_python:
-            return begin + _python_text(value)
+            return begin + notated(value, self.notation, self._marks)
         if isinstance(value, str):
             before, after = self.wrapping if re.search("[<&\n]", value) else ("", "")
             shown = f"{self.raw_begin}{before}{value}{after}{self.raw_end}"
         else:
-            shown = to_json(value) + self._json_end
+            shown = notated(value, self.notation, self._marks) + self._json_end
         return begin + shown + pattern_text(self.behind, name)
 
     @property
@@ -166,30 +192,20 @@ class Parameters(msgspec.Struct, frozen=True):
         return re.compile(rf"\A[\s,]*(?:{close}|{name}{sign})")
 
 
-_TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "number", float: "number", list: "array"}
-
-
-def _json_type(value: object) -> str:
-    return "null" if value is None else _TYPES.get(type(value), "object")
-
-
-def _python_text(value: object) -> str:
-    """Write nested values as JSON, as the grammar demands."""
-    if isinstance(value, str):
-        return f"'{value}'" if value.isprintable() and not set(value) & {"'", "\\"} else to_json(value)
-    return repr(value) if value is None or isinstance(value, bool) else to_json(value)
-
-
 class ParameterScanner:
-    def __init__(self, head: re.Pattern[str], layout: Parameters, raw: RawNames) -> None:
-        """`head` matches what stands before the parameters, with the function's name."""
+    def __init__(
+        self, head: re.Pattern[str], layout: Parameters, raw: RawNames, schemas: Mapping[str, JsonSchema]
+    ) -> None:
+        """`head` matches what stands before the parameters, with the function's name. `schemas`: those of
+        all parameters, by function."""
         self._head = head
         self._next = layout.next_part
         self._layout = layout
         self._raw = raw
+        self._schemas = schemas
         self._waiting = ""
         self._call: str | None = None
-        self._value: _RawText | _Literal | _Elements | None = None
+        self._value: RawTextReader | LiteralReader | ElementsReader | None = None
         self._key: re.Match[str] | None = None
         """Beginning of a parameter whose value has not begun."""
         self._num_parameters = 0
@@ -250,13 +266,14 @@ class ParameterScanner:
         self._key = None
         if layout.raw_begin:
             marks = ("", "") if layout.is_python else (layout.raw_begin, layout.raw_end)
-            self._value = _Literal(marks, "")
+            self._value = LiteralReader(marks, "")
         elif self._is_raw(key, self._raw.get(self._call, frozenset())):
-            self._value = _RawText(end)
+            self._value = RawTextReader(end)
         elif layout.nesting:
-            self._value = _Elements(layout.nesting)
+            root = self._schemas.get(self._call, {})
+            self._value = ElementsReader(layout.nesting, ValueSchema(root, [root]).inner(key["name"]))
         else:
-            self._value = _Literal(("", ""), end)
+            self._value = LiteralReader(("", ""), end)
         return []
 
     def _is_raw(self, key: re.Match[str], raw: frozenset[str]) -> bool:
@@ -275,183 +292,3 @@ def _in_any_order(parameters: Sequence[Parameter], between: str, stem: str) -> l
         ways += ['""'] if may_end else []
         rules.append(f"{stem}-of-{written} ::= {' | '.join(ways)}")
     return rules
-
-
-Read = tuple[str, str, bool]
-"""Certain JSON text, the rest of the text, and True if the value has ended."""
-
-
-class _RawText:
-    def __init__(self, end: str) -> None:
-        self._end = end
-        self._open = '"'
-
-    def read(self, text: str) -> Read:
-        content, found, rest = text.partition(self._end)
-        if not found:
-            sure = len(text) - overlap(text, self._end)
-            content, rest = text[:sure], text[sure:]
-        begin, self._open = self._open, ""
-        return begin + _escaped(content) + ('"' if found else ""), rest, bool(found)
-
-
-_WORDS = {"True": "true", "False": "false", "None": "null"}
-_JSON_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_OTHER_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_WORD = re.compile(r"""[^\s,:{}\[\]()'"<]+(?=[^\w.+-])""")
-_PLAIN = re.compile(r"""[^'"\\\x00-\x1f]+""")
-_CLOSERS = {"{": "}", "[": "]", "(": "]"}
-_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-_PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
-_Step = tuple[str, int, bool]
-"""JSON text, the position behind what was read, and True at the value's end."""
-
-
-class _Literal:
-    """Converter of a value in JSON, Python's literals or Gemma's notation, in pieces, to JSON."""
-
-    def __init__(self, marks: tuple[str, str], end: str) -> None:
-        """`marks` enclose raw texts, if not "". `end`: mark of the whole value's end, or ""."""
-        self._marks = marks
-        self._end = end
-        self._closers: list[str] = []
-        self._quote = ""
-        """End of the open string, or ""."""
-        self._is_key = False
-        self._comma = ""
-        """Comma that is written before the next item, because Python allows one behind the last."""
-
-    def read(self, text: str) -> Read:
-        found, at = "", 0
-        while at < len(text):
-            step = self._in_string(text, at) if self._quote else self._outside(text, at)
-            if step is None:
-                break
-            piece, at, is_done = step
-            found += piece
-            if is_done:
-                return found, text[at:], True
-        return found, text[at:], False
-
-    def _in_string(self, text: str, at: int) -> _Step | None:
-        if self._quote == self._marks[1]:
-            end = text.find(self._quote, at)
-            safe = end if end >= 0 else len(text) - overlap(text[at:], self._quote)
-            if end >= 0:
-                self._quote = ""
-                return _escaped(text[at:safe]) + '"', end + len(self._marks[1]), not self._closers
-            return (_escaped(text[at:safe]), safe, False) if safe > at else None
-        plain = _PLAIN.match(text, at)
-        if plain is not None:
-            return plain[0], plain.end(), False
-        if text[at] == "\\":
-            return _escape(text, at)
-        if text[at] != self._quote:
-            return _escaped(text[at]), at + 1, False
-        self._quote = ""
-        return '"', at + 1, not self._closers
-
-    def _outside(self, text: str, at: int) -> _Step | None:
-        char, (mark, mark_end) = text[at], self._marks
-        if char.isspace():
-            return "", at + 1, False
-        if mark and mark.startswith(text[at : at + len(mark)]):
-            is_whole = text.startswith(mark, at)
-            self._quote = mark_end if is_whole else ""
-            return (self._item('"'), at + len(mark), False) if is_whole else None
-        if char in "'\"":
-            self._quote = char
-            return self._item('"'), at + 1, False
-        if char in _CLOSERS:
-            opening = self._item("[" if char == "(" else char)
-            self._closers.append(_CLOSERS[char])
-            self._is_key = char == "{"
-            return opening, at + 1, False
-        if not self._closers and self._end:
-            text, end, _ = text[at:].partition(self._end)
-            return (_scalar(text.strip()), at + len(text), True) if end else None
-        if char in ",:" and self._closers:
-            self._is_key = char == "," and self._closers[-1] == "}"
-            self._comma = "," if char == "," else ""
-            return char.replace(",", ""), at + 1, False
-        if char in "}])":
-            self._comma, is_open = "", bool(self._closers)
-            closer = self._closers.pop() if is_open else ""
-            return closer, at + is_open, not self._closers
-        word = _WORD.match(text, at)
-        if word is None:
-            return None if len(text) - at < _LONGEST_WORD else ("null", len(text), not self._closers)
-        shown = to_json(word[0]) if self._is_key else _scalar(word[0])
-        return self._item(shown), word.end(), not self._closers
-
-    def _item(self, text: str) -> str:
-        comma, self._comma = self._comma, ""
-        return comma + text
-
-
-class _Elements:
-    """Value as MiniMax M3 writes it, a text or nested tags, which becomes JSON as a whole."""
-
-    def __init__(self, mark: str) -> None:
-        self._tag = re.compile(rf"{re.escape(mark)}<(/?)([^>]*)>")
-        self._at = self._depth = 0
-
-    def read(self, text: str) -> Read:
-        for tag in self._tag.finditer(text, self._at):
-            self._at = tag.end()
-            self._depth += -1 if tag[1] else 1
-            if self._depth < 0:
-                return self._json(text[: tag.start()]), text[tag.end() :], True
-        return "", text, False
-
-    def _json(self, text: str) -> str:
-        stack: list[tuple[str, list[tuple[str, str]]]] = [("", [])]
-        behind = 0
-        for tag in self._tag.finditer(text):
-            inner, behind = text[behind : tag.start()], tag.end()
-            if not tag[1]:
-                stack.append((tag[2], []))
-            elif len(stack) > 1:
-                name, items = stack.pop()
-                stack[-1][1].append((name, _joined(items, inner)))
-        return _joined(stack[0][1], text[behind:])
-
-
-def _joined(items: Sequence[tuple[str, str]], text: str) -> str:
-    if not items:
-        literal, _, is_done = _Literal(("", ""), "\0").read(text.strip() + "\0")
-        return literal if is_done and text.strip() else '""'
-    if all(name == "item" for name, _ in items):
-        return f"[{','.join(value for _, value in items)}]"
-    return f"{{{','.join(f'{to_json(name)}:{value}' for name, value in items)}}}"
-
-
-_LONGEST_WORD = 4096
-
-
-def _escape(text: str, at: int) -> _Step | None:
-    kind = text[at + 1 : at + 2]
-    end = at + 2 + _HEX_DIGITS.get(kind, 0)
-    if not kind or end > len(text):
-        return None
-    digits = text[at + 2 : end]
-    if digits and re.fullmatch("[0-9a-fA-F]+", digits) and int(digits, 16) < 0x110000:
-        return (f"\\u{digits:0>4}" if kind != "U" else _escaped(chr(int(digits, 16)))), end, False
-    if kind in '"\\/bfnrt':
-        return text[at:end], end, False
-    return _PYTHON_ESCAPES.get(kind, "\\\\" + _escaped(kind)), at + 2, False
-
-
-def _scalar(word: str) -> str:
-    """Return the word as JSON: a name or number of Python's is translated, and others become strings."""
-    word = _WORDS.get(word, word)
-    if _JSON_SCALAR.fullmatch(word):
-        return word
-    if _OTHER_NUMBER.fullmatch(word) and len(word) < _LONGEST_WORD:
-        number = float(word.replace("_", ""))
-        return to_json(int(number) if number.is_integer() and "." not in word else number)
-    return to_json(word)
-
-
-def _escaped(text: str) -> str:
-    return to_json(text)[1:-1]

@@ -171,7 +171,6 @@ class Parameter(msgspec.Struct, frozen=True):
     is_text: bool = False
     """True for any string, or one of `choices`, which may be written raw."""
     choices: tuple[str, ...] = ()
-    is_boolean: bool = False
     is_ruled: bool = False
     """True if `rule` is that of the raw text."""
 

@@ -61,7 +61,7 @@ class Shaper:
         return self._shape(expr, 0)
 
     def _shape_at(self, expr: Expr, depth: int) -> Expr:
-        if isinstance(expr, (Chars, Ref, Multiples)):
+        if isinstance(expr, (Chars, Ref, Token, Multiples)):
             return expr
         if isinstance(expr, Text):
             return expr if expr.text else EMPTY

@@ -135,6 +135,9 @@ class ArrayRules:
             content = self._plain(shape, hint)
         return seq(self.marks.open_array, content, self.marks.close_array)
 
+    def _item(self, goal: Goal, hint: str) -> Expr:
+        return self.marks.item(self.value(goal, hint))
+
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
         """`a "," b ("," rest){m,n}`."""
         if shape.high == 0:
@@ -142,17 +145,17 @@ class ArrayRules:
         size = len(shape.prefix)
         tail = self._tail(shape, max(size, 1), hint)
         for i in range(size - 1, 0, -1):
-            item = seq(self.marks.comma, self.value(shape.prefix[i], hint), tail)
+            item = seq(self.marks.comma, self._item(shape.prefix[i], hint), tail)
             # Optional tails are rules, because they must not nest.
             tail = item if i < shape.low else self.grammar.define(f"{hint}-tail", alt(EMPTY, item))
-        first = seq(self.value(shape.item(0), hint), tail)
+        first = seq(self._item(shape.item(0), hint), tail)
         return first if shape.low > 0 else alt(EMPTY, first)
 
     def _tail(self, shape: ArrayShape, start: int, hint: str) -> Expr:
         high = None if shape.high is None else shape.high - start
         if high is not None and high <= 0:
             return EMPTY
-        item = seq(self.marks.comma, self.value(shape.rest, hint))
+        item = seq(self.marks.comma, self._item(shape.rest, hint))
         return repeat(item, max(shape.low - start, 0), high)
 
     # Items that must be there
@@ -167,7 +170,7 @@ class ArrayRules:
                 yield EMPTY, None
             lead = EMPTY if state[0] == 0 else self.marks.comma
             for goal, following in self._moves(shape, state, cap):
-                yield seq(lead, self.value(goal, hint)), following
+                yield seq(lead, self._item(goal, hint)), following
 
         return self.grammar.by_moves(f"{hint}-items", (0, *(0 for _ in shape.needs)), moves)
 
@@ -193,6 +196,7 @@ class ArrayRules:
         values = self.values(shape.rest) if not shape.prefix and not shape.needs else None
         if values is None:
             raise NotEnforceable(shape.unique, _NOT_UNIQUE)
+        values = [self.marks.item(value) for value in values]
         most = len(values) if shape.high is None else min(shape.high, len(values))
         if most < shape.low:
             return NOTHING

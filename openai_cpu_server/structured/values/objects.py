@@ -241,15 +241,14 @@ class ObjectRules:
         return list(dict.fromkeys([shape.members, tuple(by_need)]))
 
     def member(self, member: Member) -> Expr:
-        key = self.marks.key(self.names.text.exactly(member.name))
-        return seq(key, self.value(member.value, member.name))
+        return self.marks.member(self.names.text.exactly(member.name), self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
         parts = []
         for kind in kinds:
             name = self.names.name(kind.names, excluded)
             if name != NOTHING:
-                parts.append(seq(self.marks.key(name), self.value(kind.value, f"{hint}-other")))
+                parts.append(self.marks.member(name, self.value(kind.value, f"{hint}-other")))
         return alt(*parts)
 
     def rule(self, hint: str, expr: Expr) -> Expr:

@@ -19,7 +19,6 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Not,
     Residue,
-    Text,
     alt,
     any_of,
     both,
@@ -136,9 +135,10 @@ def _format_language(pattern: str) -> Expr:
 
 
 class ScalarLexemes:
-    def __init__(self, grammar: GrammarBuilder, strings: StringLanguages) -> None:
+    def __init__(self, grammar: GrammarBuilder, strings: StringLanguages, texts: JsonText) -> None:
+        """`texts`: spelling of strings, or of names."""
         self.grammar = grammar
-        self.text = JsonText(grammar)
+        self.text = texts
         self._strings = strings
 
     def string(self, language: Expr) -> Expr:
@@ -148,11 +148,13 @@ class ScalarLexemes:
         simple = self._strings.plain.simplified(language)
         if simple is not None:
             return self.text.string(simple)
-        return seq(Text('"'), self._by_states(language, "text"), Text('"'))
+        return self.text.by_states(self._strings.plain.automaton(language))
 
     def number(self, language: Expr, hint: str) -> Expr:
         simple = self._strings.plain.simplified(language)
-        return self._by_states(language, hint) if simple is None else self.grammar.define(hint, simple)
+        if simple is not None:
+            return self.grammar.define(hint, simple)
+        return self.grammar.by_states(hint, self._strings.plain.automaton(language), Chars)
 
     def name(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
         """Return the lexeme of names in a language, or NOTHING if all are excluded."""
@@ -166,10 +168,6 @@ class ScalarLexemes:
         if simple is None:
             return self.string(both(language, negate(any_of(unwanted))))
         return self.text.none_of(list(dict.fromkeys([*texts, *unwanted])), simple)
-
-    def _by_states(self, language: Expr, hint: str) -> Expr:
-        automaton = self._strings.plain.automaton(language)
-        return self.grammar.by_states(hint, automaton, lambda chars: self.text.content(Chars(chars)))
 
 
 _MANY_TEXTS = 8
@@ -196,9 +194,12 @@ _MOST_COUNTED = 32
 _MOST_MULTIPLES = 1_500
 _MOST_REMAINDERS = 4_096
 """Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
-_LARGEST_EXACT = 2**53
-"""Bound of integers that all readers of JSON keep. llguidance rounds larger bounds, so that multiples beside
-them end here."""
+_LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
+_LEAST_BOUND = _LEAST_INT + 1024
+"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits; then the
+greatest integer is exact."""
+_MOST_DISTANT = 10**18
+"""llguidance takes no range that begins farther from zero."""
 _NOT_NEGATIVE = nodes.Limit(numbers.Bound(Decimal(0), is_open=False), is_upper=False)
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
@@ -242,13 +243,22 @@ class NumberLanguages:
         if not _MOST_COUNTED < step <= _MOST_REMAINDERS or is_round or _listed_multiples(branch) is not None:
             return None
         low, high = _integer_bounds(branch)
-        if (low or 0) > _LARGEST_EXACT or (high or 0) < -_LARGEST_EXACT:
+        if (low or 0) >= _MOST_DISTANT or (high or 0) <= -_MOST_DISTANT:
             return None
-        low = None if low is None else max(low, -_LARGEST_EXACT)
-        high = None if high is None else min(high, _LARGEST_EXACT)
-        if low is not None and high is not None and -(-low // step) * step > high:
+        least = None if low is None else -(-max(low, _LEAST_INT) // step) * step
+        greatest = None if high is None else min(high, _GREATEST_INT) // step * step
+        if least is not None and greatest is not None and least > greatest:
             return NOTHING
-        return numbers.multiples_between(step, low, high)
+        first = None if least is None else max(-_exact_bound(-least, step), _LEAST_BOUND)
+        last = None if greatest is None else _exact_bound(greatest, step)
+        if first is not None and last is not None and first > last:
+            return None
+        beside: list[int] = []
+        if least is not None and first is not None:
+            beside += range(least, first, step)
+        if greatest is not None and last is not None:
+            beside += range(last // step * step + step, greatest + 1, step)
+        return alt(numbers.multiples_between(step, first, last), *(Text(str(x)) for x in beside))
 
     def listed(self, branch: Branch) -> list[Decimal]:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
@@ -274,6 +284,16 @@ class NumberLanguages:
         path, keyword = self._table.place(fact.number)
         self._report.refuse(path, keyword, f"by {step} needs too large an automaton")
         return numbers.PLAIN if fact.is_true else NOTHING
+
+
+def _exact_bound(greatest: int, step: int) -> int:
+    """Return a bound of the multiples up to `greatest` that is exact as a double, or the greatest integer. Some
+    multiples may be above it."""
+    bound = greatest + step - 1
+    if bound >= _GREATEST_INT:
+        return _GREATEST_INT
+    rounded = float(bound)
+    return int(rounded) if int(rounded) <= bound else int(math.nextafter(rounded, -math.inf))
 
 
 def _is_beyond_doubles(fact: Fact) -> bool:

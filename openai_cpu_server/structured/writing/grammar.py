@@ -221,7 +221,7 @@ def _reachable(rules: Rules) -> Rules:
     queue = [ROOT]
     for name in queue:
         for found in sorted(rules[name].references):
-            if found not in order:
+            if found in rules and found not in order:  # it may be a control token
                 order[found] = rules[found]
                 queue.append(found)
     return order
@@ -229,6 +229,8 @@ def _reachable(rules: Rules) -> Rules:
 
 RuleKey = tuple[str, str]
 """Part and rule."""
+_NO_RULE: RuleKey = ("", "")
+"""Stands for control tokens, which expressions tell apart."""
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
@@ -262,7 +264,7 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
             return groups
         num_groups = len(firsts)
         marks = {
-            rule: (groups[rule], *(groups[rule[0], name] for name in sorted(expr.references)))
+            rule: (groups[rule], *(groups.get((rule[0], name), _NO_RULE) for name in sorted(expr.references)))
             for rule, expr in rules.items()
         }
 

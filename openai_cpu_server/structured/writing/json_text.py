@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 
+from openai_cpu_server.structured.languages.automaton import Automaton
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
     ANY_CHAR,
@@ -36,9 +37,10 @@ _MOST_BLANKS = 40
 class Punctuation:
     """Marks take the white space on both sides, so that there is one way to read it."""
 
-    def __init__(self, grammar: GrammarBuilder, whitespace: Whitespace) -> None:
+    def __init__(self, grammar: GrammarBuilder, whitespace: Whitespace, *, has_spaces: bool = False) -> None:
+        """`has_spaces`: a space may stand behind each mark."""
         self._grammar = grammar
-        self._blank = EMPTY
+        self._blank = repeat(Chars(CharSet.chars(" ")), 0, 1) if has_spaces else EMPTY
         if whitespace is Whitespace.FLEXIBLE:
             self._blank = repeat(Chars(CharSet.chars(" \t\n\r")), 0, _MOST_BLANKS)
 
@@ -46,13 +48,16 @@ class Punctuation:
         lexeme = self._grammar.define(f"{name}-mark", seq(before, Text(text), self._blank))
         return self._grammar.structural(name, lexeme)
 
+    def _end(self, name: str, text: str) -> Expr:
+        return self._grammar.define(name, seq(self._blank, Text(text)))
+
     @functools.cached_property
     def open_object(self) -> Expr:
         return self._mark("open", EMPTY, "{")
 
     @functools.cached_property
     def close_object(self) -> Expr:
-        return self._grammar.define("end", seq(self._blank, Text("}")))
+        return self._end("end", "}")
 
     @functools.cached_property
     def open_array(self) -> Expr:
@@ -60,14 +65,20 @@ class Punctuation:
 
     @functools.cached_property
     def close_array(self) -> Expr:
-        return self._grammar.define("list-end", seq(self._blank, Text("]")))
+        return self._end("list-end", "]")
 
     @functools.cached_property
     def comma(self) -> Expr:
         return self._mark("comma", self._blank, ",")
 
-    def key(self, content: Expr) -> Expr:
-        """Return the quoted name with its colon, as one lexeme."""
+    def member(self, name: Expr, value: Expr) -> Expr:
+        """Return a property. Its name and colon are one lexeme."""
+        return seq(self._key(name), value)
+
+    def item(self, value: Expr) -> Expr:
+        return value
+
+    def _key(self, content: Expr) -> Expr:
         colon = seq(self._blank, Text(":"), self._blank)
         if isinstance(content, Text) and colon == Text(":"):
             return Text(content.text + ":")
@@ -87,6 +98,8 @@ _HEX = DIGITS | CharSet.chars("abcdefABCDEF")
 
 
 class JsonText:
+    null: Expr = Text("null")
+
     def __init__(self, grammar: GrammarBuilder) -> None:
         self._grammar = grammar
         self._character = functools.cache(self._of_set)
@@ -97,6 +110,15 @@ class JsonText:
         if plain is not None and plain.isascii():
             return Text(json.dumps(plain))
         return self._grammar.define("string", seq(Text('"'), self.content(content), Text('"')))
+
+    def boolean(self, value: bool) -> Expr:
+        return Text("true" if value else "false")
+
+    def by_states(self, automaton: Automaton) -> Expr:
+        return seq(Text('"'), self._by_states(automaton), Text('"'))
+
+    def _by_states(self, automaton: Automaton) -> Expr:
+        return self._grammar.by_states("text", automaton, lambda chars: self.content(Chars(chars)))
 
     def exactly(self, text: str) -> Expr:
         return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))

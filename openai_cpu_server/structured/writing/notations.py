@@ -1,0 +1,203 @@
+"""Values as they are spelt in tool calls whose syntax is not JSON."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from openai_cpu_server.contract.grammar import Notation, ValueSpelling
+from openai_cpu_server.structured.languages.automaton import Automaton
+from openai_cpu_server.structured.languages.charset import ANY, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    NOTHING,
+    Chars,
+    Expr,
+    Text,
+    Token,
+    alt,
+    both,
+    negate,
+    rebuilt,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.options import Whitespace
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder
+from openai_cpu_server.structured.writing.json_text import JsonText, Punctuation, plain_text
+
+
+class ValueWriting(msgspec.Struct, frozen=True):
+    marks: Punctuation
+    texts: JsonText
+    names: JsonText
+
+
+def value_writing(grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: Whitespace) -> ValueWriting:
+    mark = _spelt(spelling)
+    match spelling.notation:
+        case Notation.JSON:
+            texts = JsonText(grammar)
+            return ValueWriting(Punctuation(grammar, whitespace), texts, texts)
+        case Notation.PYTHON:
+            texts = PythonText(grammar)
+            return ValueWriting(Punctuation(grammar, whitespace, has_spaces=True), texts, texts)
+        case Notation.MARKED:
+            texts = RawText(grammar, spelling, mark, CharSet.chars("\0"))
+            names = BareName(grammar, spelling, EMPTY, _IN_NO_BARE_KEY, texts)
+            return ValueWriting(Punctuation(grammar, whitespace), texts, names)
+        case Notation.ELEMENTS:
+            texts = RawText(grammar, spelling, EMPTY, CharSet.chars("\0"))
+            names = BareName(grammar, spelling, EMPTY, CharSet.chars("\0<>/"), None)
+            return ValueWriting(Elements(grammar, mark), texts, names)
+
+
+_IN_NO_BARE_KEY = CharSet.of((0, 0x20)) | CharSet.chars(",:{}[]()'\"<\\\x85\xa0")
+
+
+def _spelt(spelling: ValueSpelling) -> Expr:
+    return Text(spelling.mark) if spelling.mark_token is None else Token(spelling.mark_token)
+
+
+class RawText(JsonText):
+    """Texts without escapes. If a mark that is plain text ends them, its first character is not in them."""
+
+    def __init__(
+        self, grammar: GrammarBuilder, spelling: ValueSpelling, around: Expr, forbidden: CharSet
+    ) -> None:
+        super().__init__(grammar)
+        self._mark = spelling.mark
+        self._around = around
+        is_text = spelling.mark_token is None
+        self._forbidden = forbidden | CharSet.chars(self._mark[0]) if is_text else forbidden
+
+    def string(self, content: Expr) -> Expr:
+        plain = plain_text(content)
+        return self._marked(self.content(content)) if plain is None else self.exactly(plain)
+
+    def by_states(self, automaton: Automaton) -> Expr:
+        return self._marked(self._by_states(automaton))
+
+    def exactly(self, text: str) -> Expr:
+        return NOTHING if self._mark in text or "\0" in text else self._marked(Text(text))
+
+    def none_of(self, texts: list[str], content: Expr) -> Expr:
+        return self._marked(both(self.content(content), negate(alt(*map(Text, texts)))))
+
+    def content(self, content: Expr) -> Expr:
+        if isinstance(content, Chars):
+            return Chars(content.set - self._forbidden)
+        return rebuilt(content, map(self.content, content.parts))
+
+    def _marked(self, content: Expr) -> Expr:
+        return self._grammar.define("string", seq(self._around, content, self._around))
+
+
+class BareName(RawText):
+    def __init__(
+        self,
+        grammar: GrammarBuilder,
+        spelling: ValueSpelling,
+        around: Expr,
+        forbidden: CharSet,
+        others: RawText | None,
+    ) -> None:
+        """`others`: spelling of names that cannot stand bare, or None if there is none."""
+        super().__init__(grammar, spelling, around, forbidden)
+        self._others = others
+
+    def exactly(self, text: str) -> Expr:
+        if text and not any(ord(char) in self._forbidden for char in text):
+            return Text(text)
+        return NOTHING if self._others is None else self._others.exactly(text)
+
+    def _marked(self, content: Expr) -> Expr:
+        some = seq(Chars(ANY), repeat(Chars(ANY), 0, None))
+        return self._grammar.define("name", both(content, some))
+
+
+class PythonText(JsonText):
+    """JSON strings, or strings in single quotes."""
+
+    null = alt(Text("null"), Text("None"))
+
+    def __init__(self, grammar: GrammarBuilder) -> None:
+        super().__init__(grammar)
+        self._single = _SingleQuoted(grammar)
+
+    def string(self, content: Expr) -> Expr:
+        return alt(super().string(content), self._single.string(content))
+
+    def by_states(self, automaton: Automaton) -> Expr:
+        return alt(super().by_states(automaton), self._single.by_states(automaton))
+
+    def exactly(self, text: str) -> Expr:
+        return alt(super().exactly(text), self._single.exactly(text))
+
+    def none_of(self, texts: list[str], content: Expr) -> Expr:
+        return alt(super().none_of(texts, content), self._single.none_of(texts, content))
+
+    def boolean(self, value: bool) -> Expr:
+        return alt(super().boolean(value), Text(str(value)))
+
+
+_SHORT = {"\n": "n", "\r": "r", "\t": "t", "'": "'", "\\": "\\"}
+_CONTROLS = CharSet.of((0, 0x1F))
+
+
+class _SingleQuoted(JsonText):
+    """Control characters without a short escape are left to JSON strings."""
+
+    def string(self, content: Expr) -> Expr:
+        return self._quoted(self.content(content))
+
+    def by_states(self, automaton: Automaton) -> Expr:
+        return self._quoted(self._by_states(automaton))
+
+    def exactly(self, text: str) -> Expr:
+        return self._quoted(self._escaped(text))
+
+    def none_of(self, texts: list[str], content: Expr) -> Expr:
+        return self._quoted(both(self.content(content), negate(alt(*map(self._escaped, texts)))))
+
+    def content(self, content: Expr) -> Expr:
+        if isinstance(content, Chars):
+            return _single_quoted(content.set)
+        return rebuilt(content, map(self.content, content.parts))
+
+    def _quoted(self, content: Expr) -> Expr:
+        return self._grammar.define("string", seq(Text("'"), content, Text("'")))
+
+    def _escaped(self, text: str) -> Expr:
+        return seq(*(_single_quoted(CharSet.chars(char)) for char in text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _single_quoted(chars: CharSet) -> Expr:
+    short = "".join(letter for char, letter in _SHORT.items() if ord(char) in chars)
+    raw = chars - _CONTROLS - CharSet.chars("'\\")
+    escapes = [seq(Text("\\"), Chars(CharSet.chars(short)))] if short else []
+    return alt(*([Chars(raw)] if raw else []), *escapes)
+
+
+class Elements(Punctuation):
+    def __init__(self, grammar: GrammarBuilder, mark: Expr) -> None:
+        super().__init__(grammar, Whitespace.COMPACT)
+        self._element_mark = mark
+
+    def _mark(self, name: str, before: Expr, text: str) -> Expr:
+        return EMPTY
+
+    def _end(self, name: str, text: str) -> Expr:
+        return EMPTY
+
+    def member(self, name: Expr, value: Expr) -> Expr:
+        """Return a property between its tags. Readers ignore the name in the second one."""
+        return seq(self._tag("<", name), value, self._tag("</", name))
+
+    def item(self, value: Expr) -> Expr:
+        return self.member(Text("item"), value)
+
+    def _tag(self, begin: str, name: Expr) -> Expr:
+        return self._grammar.structural("tag", seq(self._element_mark, Text(begin), name, Text(">")))
