@@ -10,7 +10,13 @@ from typing import Literal
 
 LogFormat = Literal["console", "json"]
 _CONSOLE = "%(asctime)s %(levelname)s %(message)s"
-_CHATTY = ("httpx", "httpx2", "urllib3", "opentelemetry")
+_LEAST_LEVELS = {
+    **dict.fromkeys(("httpx", "httpx2", "urllib3", "opentelemetry"), logging.WARNING),
+    "python_multipart": logging.ERROR,
+    "mcp": logging.CRITICAL,
+}
+"""Least levels of libraries. `python_multipart` warns of each malformed form, whose request has a line already.
+`mcp` logs tracebacks for invalid replies, and session ids; `McpConnection` logs its failures."""
 
 
 def set_up_logs(level: str, log_format: LogFormat) -> None:
@@ -18,10 +24,8 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_CONSOLE))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    for chatty in _CHATTY:
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It logs tracebacks for invalid replies, and session ids. `McpConnection` logs the failures.
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)
+    for library, least in _LEAST_LEVELS.items():
+        logging.getLogger(library).setLevel(least)
 
 
 class JsonFormatter(logging.Formatter):

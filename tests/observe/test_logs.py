@@ -1,11 +1,14 @@
-"""JSON lines: whatever is logged is one object on one line."""
+"""JSON lines: whatever is logged is one object on one line. Libraries do not log what clients send."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 
-from openai_cpu_server.observe.logs import JsonFormatter
+import pytest
+
+from openai_cpu_server.observe.logs import JsonFormatter, set_up_logs
 
 
 def entry_of(
@@ -36,3 +39,27 @@ def test_a_traceback_is_a_field() -> None:
         entry = entry_of("failed", error=error)
     assert "ValueError: why" in str(entry["exception"])
     assert entry["message"] == "failed"
+
+
+LIBRARIES = {
+    "python_multipart.multipart": logging.WARNING,
+    "mcp.client.streamable_http": logging.ERROR,
+    "httpx": logging.INFO,
+}
+
+
+@pytest.fixture
+def usual_levels() -> Iterator[None]:
+    loggers = [logging.getLogger(name.partition(".")[0]) for name in LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("usual_levels")
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_does_not_log_each_malformed_input(name: str) -> None:
+    set_up_logs("info", "console")
+    assert not logging.getLogger(name).isEnabledFor(LIBRARIES[name])
+    assert logging.getLogger("openai_cpu_server").isEnabledFor(logging.WARNING)
