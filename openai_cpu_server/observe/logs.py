@@ -15,7 +15,7 @@ _LEAST_LEVELS = {
     "python_multipart": logging.ERROR,
     "mcp": logging.CRITICAL,
 }
-"""Least levels of libraries. `python_multipart` warns of each malformed form, whose request has a line already.
+"""Least levels of libraries. `python_multipart` warns of each malformed form, though its request has a line.
 `mcp` logs tracebacks for invalid replies, and session ids; `McpConnection` logs its failures."""
 
 
