@@ -72,6 +72,7 @@ def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPo
     wait_until(lambda: len(pool.pids) == 2)
     with suspended(*pool.pids), pytest.raises(InvalidRequest):
         model.document(SLOW, 10_000_000, "")
+    assert pool.deaths == 0, "no process has been asked again"
     assert model.document(b"a short text", 100, "") == ("a short text",)
 
 
