@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 FLOODED = "it has sent more than 4194304 bytes, or 4000 messages, at once"
 DENSE = "it has sent a message with more than 51000 quotes, commas and brackets"
 WHOLE_S = DEADLINE_S / 2
-LIMITS = McpLimits(seconds=20, result_bytes=1000)
+LIMITS = McpLimits(seconds=DEADLINE_S, result_bytes=1000)
 CHILD = r"""
 import json, os, sys, threading
 
