@@ -28,3 +28,15 @@ def pdf(*pages: str, compressed: bool = True, repeated: int = 1) -> bytes:
     file = io.BytesIO()
     writer.write(file)
     return file.getvalue()
+
+
+def drawn_pdf(*texts: tuple[float, float, str], size: int = 10) -> bytes:
+    """One page with texts at places from its lower left corner, drawn in this order."""
+    writer = PdfWriter(clone_from=io.BytesIO(pdf("x")))
+    content = StreamObject()
+    drawn = "".join(f"1 0 0 1 {x} {y} Tm ({text}) Tj\n" for x, y, text in texts)
+    content.set_data(f"BT /F1 {size} Tf\n{drawn}ET".encode())
+    writer.pages[0][NameObject("/Contents")] = writer._add_object(content)
+    file = io.BytesIO()
+    writer.write(file)
+    return file.getvalue()

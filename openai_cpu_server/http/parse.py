@@ -279,6 +279,8 @@ def path_of(location: Sequence[int | str], content: object, *, is_missing: bool 
 def _invalid(error: ErrorDetails, content: Callable[[], object], at: str) -> InvalidRequest:
     if error["type"] == "json_invalid":
         why = error["msg"].removeprefix("Invalid JSON: ")
+        if "hex escape" in why or "surrogate" in why:
+            why += "; a character may be cut in half (\\ud800 to \\udfff come in pairs)"
         return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
     path = path_of(error["loc"], content(), is_missing=error["type"] == "missing")
     param = ".".join(filter(None, (at, path)))

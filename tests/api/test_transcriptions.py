@@ -429,3 +429,25 @@ async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
         assert len(told.json()["segments"]) == 121
         got = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("return_progress", "true"))
         assert events(got)[-1]["text"] == " ".join(["Hello there."] * 121)
+        progress = [one["recording_progress"] for one in events(got) if "recording_progress" in one]
+        assert [round(one["processed_s"], 2) for one in progress[:3]] == [0.01, 0.02, 0.03]
+        assert progress[-1] == {"total_s": 1.21, "processed_s": 1.21}
+        silent = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"))
+        assert not any("recording_progress" in one for one in events(silent))
+
+
+async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(tmp_path: Path) -> None:
+    """The pieces that have ended by then, and those that have not begun."""
+    pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
+    engine = FakeEngine(HEARING, says=" Hello there. ")
+    engine.goes_on.clear()
+    keys = key_ring(tmp_path, ada="requests_per_minute = 3")
+    async with client(hearing(engine, pieces=pieces, keys=keys)) as http:
+        post = partial(http.post, TRANSCRIPTIONS, files=[("file", ("a.wav", LONG))], headers=of("ada"))
+        for fields in ({"stream": "true"}, {}):
+            task = asyncio.create_task(post(data=fields))
+            await eventually(lambda: len(engine.requests()) == 121)
+            task.cancel()
+            await eventually(lambda: not engine.requests())
+        engine.goes_on.set()
+        assert (await post()).status_code == 200, "the third of three requests"

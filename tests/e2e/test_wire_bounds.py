@@ -245,8 +245,8 @@ def test_a_bad_handshake_is_400_and_no_stack(server: ServerProcess, name: str) -
 
 def test_a_refused_handshake_is_not_an_error_of_the_server(server: ServerProcess) -> None:
     odd = (b"origin: https://elsewhere.example", b"x-priority: high", b"x-priority:")
-    for header in odd:
-        assert status_of(answered(server, handshake(header))) in (400, 403)
+    for field in odd:
+        assert status_of(answered(server, handshake(field))) in (400, 403)
     assert status_of(answered(server, handshake(path="/nowhere"))) == 403
     assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
 

@@ -107,6 +107,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         _check(message, f"messages[{index}]")
     for at, part, is_latest in _foreign_parts(messages):
         # Unsupported parts of earlier messages do not stop a conversation.
+        if is_latest and part.emptiness is not None:
+            raise wrong(f"Invalid value for '{at}': {part.emptiness}.", at)
         if is_latest and not part.is_attached:
             param = f"{at}.type"
             raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")

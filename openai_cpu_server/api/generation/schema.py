@@ -137,6 +137,12 @@ LACKS = {
     "audio_url": _HEARING,
     **dict.fromkeys(("file", "input_file", "document"), "it contains no file"),
 }
+_EMPTY = {
+    **dict.fromkeys(("image_url", "image", "input_image"), "it contains no image"),
+    **dict.fromkeys(("input_audio", "audio", "audio_url"), "it contains no audio"),
+    **dict.fromkeys(("file", "input_file", "document"), "it contains no file"),
+}
+"""What a part lacks whose content is absent, whatever the model takes."""
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 
 
@@ -179,8 +185,14 @@ class ForeignKind(Body):
         return self.model_extra or {}
 
     @property
+    def emptiness(self) -> str | None:
+        """Return what a part of a supported kind lacks, or None if it is whole or of another kind."""
+        is_whole = self.attachment is not None or self.is_attached
+        return None if is_whole else _EMPTY.get(self.type)
+
+    @property
     def lack(self) -> str:
-        return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
+        return self.emptiness or LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
     @functools.cached_property
     def attachment(self) -> AttachmentSource | None:

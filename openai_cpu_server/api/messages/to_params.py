@@ -85,6 +85,7 @@ def count_params(body: CountBody) -> GenerationParams:
     system = _placed(body.system or "", "system", within="")
     foreign = [(block, at, False) for block, at in system if isinstance(block, ForeignKind)]
     foreign += _foreign_blocks(turns)
+    _check_whole(turns[-1])
     left_out = [
         tool.named(f"tools[{index}]")
         for index, tool in enumerate(body.tools or ())
@@ -110,6 +111,13 @@ def count_params(body: CountBody) -> GenerationParams:
             item for block, at, is_last in foreign for item in block.attached(at, is_latest=is_last)
         ),
     )
+
+
+def _check_whole(turn: _Turn) -> None:
+    """Reject pictures and documents of the question that have no content."""
+    for block, at in turn.blocks:
+        if isinstance(block, ForeignKind) and block.emptiness is not None:
+            raise wrong(f"'{at}': {block.emptiness}.", at)
 
 
 def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, bool]]:

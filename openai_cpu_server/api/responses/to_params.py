@@ -102,6 +102,7 @@ def check_supported(body: ResponsesBody) -> None:
             values = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
             raise wrong_value(f"include[{index}]", f"one of {values}")
     check_stream_options(body.stream_options, stream=body.stream)
+    _check_whole(body.input)
 
 
 def to_params(
@@ -246,15 +247,26 @@ def new_items(
 def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
     names: list[str] = []
     for index, one in enumerate(() if sent is None or isinstance(sent, str) else sent):
-        content = getattr(one, "output" if isinstance(one, _OUTPUTS) else "content", None)
+        field = "output" if isinstance(one, _OUTPUTS) else "content"
+        content = getattr(one, field, None)
         parts = content if isinstance(content, list) else ()
         kinds = [
             (one, f"input[{index}]"),
-            *((part, f"input[{index}].content[{at}]") for at, part in enumerate(parts)),
+            *((part, f"input[{index}].{field}[{at}]") for at, part in enumerate(parts)),
         ]
         foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
         names += [part.named(at) for part, at in foreign if not _is_medium(part.attachment)]
     return names
+
+
+def _check_whole(sent: str | Sequence[schema.InputItem] | None) -> None:
+    """Reject pictures and files of the last message that have no content."""
+    last = None if not sent or isinstance(sent, str) else sent[-1]
+    content = getattr(last, "content", None)
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, ForeignKind) and part.emptiness is not None:
+            at = f"input[{len(sent or ()) - 1}].content[{number}]"
+            raise wrong(f"'{at}': {part.emptiness}.", at)
 
 
 def _is_medium(source: AttachmentSource | None) -> bool:

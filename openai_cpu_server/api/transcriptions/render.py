@@ -112,6 +112,12 @@ class TranscriptDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: TranscriptTokens
 
 
+class RecordingProgress(msgspec.Struct, frozen=True):
+    total_s: float
+    processed_s: float
+    """Seconds of all pieces whose text is complete, in any order."""
+
+
 class JoinedText:
     """Text of all pieces, without blanks around it."""
 
@@ -254,7 +260,8 @@ def _clock(seconds: float, point: str) -> str:
 
 
 class _PieceStream:
-    def __init__(self, call: ResolvedRequest) -> None:
+    def __init__(self, call: ResolvedRequest, sound_s: float) -> None:
+        self.sound_s = sound_s
         self._reader = call.reader()
         self._content_scores = ContentScores()
         self.text = ""
@@ -276,7 +283,11 @@ class TranscriptStream(Renderer):
     done_marker = b"[DONE]"
 
     def __init__(self, call: ResolvedRequest, shown: PieceTexts | None) -> None:
-        self._pieces = {request.id: _PieceStream(call) for request in call.requests}
+        self._pieces = {
+            request.id: _PieceStream(call, prompt.sound_s)
+            for request, prompt in zip(call.requests, call.prompts, strict=True)
+        }
+        self._shows_progress = call.details.progress
         self._waiting = [request.id for request in reversed(call.requests)]
         self._shown = shown
         self._joined = JoinedText()
@@ -284,11 +295,18 @@ class TranscriptStream(Renderer):
         self._num_sent = 0
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Report progress of the next piece as an empty delta, which clients can append."""
+        """Report progress of the next piece, and of the recording."""
         if self._waiting[-1:] != [request_id]:
             return ()
-        field = progress_field(progress, figures)
-        return (Chunk(b'{"type":"transcript.text.delta","delta":"",%b}' % field),)
+        return (self._progress(progress_field(progress, figures) + b","),)
+
+    def _progress(self, field: bytes = b"") -> Chunk:
+        """Report progress as an empty delta, which clients can append."""
+        done_s = sum(piece.sound_s for piece in self._pieces.values() if piece.has_ended)
+        total_s = sum(piece.sound_s for piece in self._pieces.values())
+        recording = msgspec.json.encode(RecordingProgress(round(total_s, 3), round(done_s, 3)))
+        head = b'{"type":"transcript.text.delta","delta":"",'
+        return Chunk(b'%b%b"recording_progress":%b}' % (head, field, recording))
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         self._pieces[event.id].add(event)
@@ -306,6 +324,8 @@ class TranscriptStream(Renderer):
                 break
             self._waiting.pop()
             self._joined.begin_piece()
+        if event.finish is not None and self._shows_progress:
+            chunks.append(self._progress())
         return chunks
 
     def end(self, figures: Figures) -> Sequence[Chunk]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from openai_cpu_server.contract.media import Picture, PictureSize
 from openai_cpu_server.reader.documents.blocks import MOST_NAMED, AttachedFile, Block, not_shown, unreadable
+from openai_cpu_server.reader.documents.pdf_tables import TextRun, text_with_tables
 
 _PAGE_SIDE = 1536
 """Longest side of a page in pixels, at which small print can be read."""
@@ -64,6 +65,7 @@ def _page(pdf: Any, number: int) -> Iterator[Block]:
     with contextlib.closing(pdf[number - 1]) as page:
         with contextlib.closing(page.get_textpage()) as textpage:
             text = textpage.get_text_range(errors="surrogatepass").replace("\r\n", "\n")
+            text = text_with_tables(text, _text_runs(textpage, text))
         text = _HYPHEN.sub("", text).strip()
         notes = [*_annotations(pdf, page)]
         pictures = page.get_objects((pdfium.FPDF_PAGEOBJ_IMAGE,), max_depth=4)
@@ -78,6 +80,24 @@ def _page(pdf: Any, number: int) -> Iterator[Block]:
         yield _empty(number)
     if notes:
         yield "\n".join(notes if _is_readable(text) else [f"[Page {number}]", *notes])
+
+
+def _text_runs(textpage: Any, text: str) -> list[TextRun]:
+    """Return the places of texts. Each text is looked for behind the one before."""
+    runs, at = list[TextRun](), 0
+    for index in range(textpage.count_rects()):
+        left, bottom, right, top = textpage.get_rect(index)
+        middle = (bottom + top) / 2
+        # The middle alone, where boxes of lines overlap.
+        for low, high in ((bottom, top), (middle - 0.2, middle + 0.2)):
+            inside = (left + 0.1, low + 0.1, right - 0.1, high - 0.1)
+            found = textpage.get_text_bounded(*inside, errors="surrogatepass").strip()
+            start = text.find(found, at) if found else -1
+            if start >= 0:
+                at = start + len(found)
+                runs.append(TextRun(left, bottom, right, top, start, at))
+                break
+    return runs
 
 
 def _is_readable(text: str) -> bool:
