@@ -1,7 +1,7 @@
 """Check the health of this container's server: `healthcheck.py ready|alive`. Exit code 0 means healthy.
 
-`ready` fails while the model loads for the first time. `alive` fails only if the server must be restarted: it does
-not answer, or its engine has failed for good. The script needs only the standard library, and starts fast.
+`ready` fails while the model loads for the first time. `alive` fails only if the server must be restarted: it
+does not answer, or its engine has failed for good. It needs only the standard library, and starts fast.
 """
 
 import http.client
