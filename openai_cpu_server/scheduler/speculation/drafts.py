@@ -175,8 +175,8 @@ class PromptLookup:
 _ASSUMED_OF_MODEL = 0.6
 """Probability that a draft model's token is correct, until a few drafts have measured it."""
 _ASSUMED_OF_HEAD = 0.8
-"""The same for a head, which large models train along (0.88 of first tokens). A head that is always wrong
-is not asked any more after three drafts."""
+"""The same for a head, which is trained with its model (0.88 of first tokens in large ones). Three wrong
+drafts are enough to stop."""
 _MOST_OF_MODEL = 8
 """Maximum tokens of a draft by the draft model, which computes each separately. At a probability of 0.6 a
 ninth would be reached once in a hundred times."""

@@ -399,8 +399,8 @@ class Speculator:
         return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
 
     def _pass_over(self, kind: DraftingKind) -> None:
-        """Each pause halves the weight of the experience, which may have been bad luck: none is gained
-        without drafts."""
+        """Note a step in which no draft was predicted to pay. A pause halves the weight of the experience,
+        because that may have been bad luck, and more is gained only by drafts."""
         if self._gains.pass_over(kind) and self.draft_model is not None:
             self.draft_model.experience.fade(0.5)
 
