@@ -111,6 +111,7 @@ class LlamaBackend:
         """Load a model. Raises `StartupError` with one line for the terminal."""
         backend = cls(load_model(options, on_progress, machine or Machine()))
         backend._constraints.wait_until_ready()
+        _ = backend._loaded.vocabulary.pieces  # else the first output would wait where no grammar needs them
         return backend
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

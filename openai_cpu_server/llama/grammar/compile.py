@@ -25,8 +25,8 @@ _SLICES = (
     *(f"{_PLAIN}{{1,{length}}}" for length in (10, 14, 20, 30)),
     f"{_PLAIN}+",
 )
-"""Languages whose tokens a mask takes as a whole where the grammar allows them all. With llguidance's own, which
-lack 14 and 20, the masks of the last 30 characters of a bounded string take three times as long."""
+"""Languages whose tokens a mask takes as a whole where the grammar allows them all. llguidance's own lack 14
+and 20: masks of a bounded string take 300 us instead of 60 where 13 to 29 characters remain."""
 _SPECIAL = b"\xff"
 """Marks tokens that occur in no text."""
 

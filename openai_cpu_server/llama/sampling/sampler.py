@@ -503,8 +503,8 @@ class Sampler:
         return best if self._sampling.temperature <= 0 else self._draw(adjusted)
 
     def _choose_allowed(self, best: int, logits: Logits, adjusted: Logits, allowed: Allowed) -> int:
-        """The grammar overrides adjustments that forbid all it allows. Few allowed tokens are taken out of the
-        row; few forbidden ones get no weight, so that the row is not copied."""
+        """The grammar overrides adjustments that forbid all it allows. Few allowed tokens are taken out of
+        the row; few forbidden ones get no weight, so that the row is not copied."""
         is_cold = self._sampling.temperature <= 0
         if np.count_nonzero(allowed) <= len(allowed) * _FEW_ALLOWED:
             tokens = np.flatnonzero(allowed)

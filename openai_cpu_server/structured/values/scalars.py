@@ -287,8 +287,8 @@ class NumberLanguages:
 
 
 def _exact_bound(greatest: int, step: int) -> int:
-    """Return a bound of the multiples up to `greatest` that is exact as a double, or the greatest integer. Some
-    multiples may be above it."""
+    """Return a bound of the multiples up to `greatest` that is exact as a double, or the greatest integer.
+    Some multiples may be above it."""
     bound = greatest + step - 1
     if bound >= _GREATEST_INT:
         return _GREATEST_INT
