@@ -1,7 +1,7 @@
-"""Asks the server of this container how it is: `healthcheck.py ready|alive`. Exit code 0: well.
+"""Check the health of this container's server: `healthcheck.py ready|alive`. Exit code 0 means healthy.
 
-`ready` fails while the model loads for the first time. `alive` fails only when nothing but a new start helps:
-the server does not answer, or has given its engine up. Needs the standard library only, and starts fast.
+`ready` fails while the model loads for the first time. `alive` fails only if the server must be restarted: it does
+not answer, or its engine has failed for good. The script needs only the standard library, and starts fast.
 """
 
 import http.client
@@ -10,15 +10,15 @@ import os
 import ssl
 import sys
 
-_HOPELESS = {"failed", "stopped"}
-_NOT_YET = {"loading"}
+_FAILED = {"failed", "stopped"}
+_LOADING = {"loading"}
 
 
 def status() -> str:
-    """What `GET /health` says. Raises OSError, HTTPException or ValueError if it says nothing."""
+    """Return the status in `GET /health`. Raises OSError, HTTPException or ValueError without an answer."""
     port, timeout_s = int(os.environ.get("OCS_PORT", "8000")), 4
     if os.environ.get("OCS_SSL_CERTFILE"):
-        # The certificate is for the name by which clients know the server, not for this address.
+        # The certificate is for the server's public name, not for this address.
         context = ssl._create_unverified_context()
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout_s, context=context)
     else:
@@ -28,14 +28,14 @@ def status() -> str:
 
 
 def main() -> int:
-    unwell = {"alive": _HOPELESS, "ready": _HOPELESS | _NOT_YET}[sys.argv[1]]
+    unhealthy = {"alive": _FAILED, "ready": _FAILED | _LOADING}[sys.argv[1]]
     try:
-        said = status()
+        current = status()
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         print(f"no answer: {error}")
         return 1
-    print(said)
-    return int(said in unwell)
+    print(current)
+    return int(current in unhealthy)
 
 
 if __name__ == "__main__":

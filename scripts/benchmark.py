@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures our server beside others, with real HTTP clients, and its goals: pass or miss.
 
-    .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for OpenVINO)
+    .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, OpenVINO, vLLM)
     .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape 1b,lfm2] [--workloads chat]
 
 Servers are started by the script and measured in interleaved rounds (A B A B ...). Medians count, of ratios
@@ -77,12 +77,12 @@ def _measured(
         console.print(line, style="dim", markup=False, highlight=False)
 
     best: str | None = arguments.llama_server_best
-    rivals = list(peers(arguments.peer_paths, best_flags(model) if best is None else best))
+    rivals = list(peers(arguments.peer_paths, model, best_flags(model) if best is None else best))
     everybody = [*(variant.contestant for variant in Variant), *rivals]
     keys: frozenset[str] = arguments.servers
     missing = [key for key in KEYS if key in keys and key not in {who.key for who in rivals}]
     if missing:
-        say(f"{', '.join(missing)}: not here: --set-up-peers")
+        say(f"{', '.join(missing)}: not here: --set-up-peers (vLLM: dense models only)")
     bench = Bench(
         model=model,
         rounds=arguments.rounds,

@@ -8,17 +8,17 @@
     .venv/bin/python scripts/chaos.py --minutes 20 [--clients 8] [--kill-every 45]
     .venv/bin/python scripts/chaos.py --models a=FILE b=FILE minilm --memory 8000 [--minutes 10]
 
-Streams: greedy, once undisturbed and once while the engine is killed (kill -9); every stream must be complete
-and equal to its undisturbed self. Streams that part at a tie of the two best tokens (within 0.05) are counted
-apart, because rounding decides. Some kills follow another within a second, when an engine still loads.
-Readers: the same while the reader processes are killed; no request may notice.
-Ray: the same over two engine replicas, of which one is killed at a time with its Ray actor.
-Batch: API and engine are killed and the server is restarted; every row must be there once.
-Minutes: mixed traffic (chats, abandoned streams, schemas, tools, batches, WebSockets, nonsense); memory of
-all processes may not grow after a quarter of the time. Nothing is killed without --kill-every.
-Models: the same traffic over several models that do not fit side by side, with some kills; the engines
+Streams: greedy, once undisturbed and once while the engine is killed (kill -9). Every stream must be complete
+and equal to its undisturbed run. Streams that differ after a tie of the two best tokens (within 0.05) are
+counted separately, because rounding decides. Some kills follow another within a second, while an engine loads.
+Readers: the same while the reader processes are killed. Every request must be answered as usual.
+Ray: the same over two engine replicas. One at a time is killed, with its Ray actor.
+Batch: API and engine are killed and the server is restarted. Every row must have one result.
+Minutes: mixed traffic (chats, abandoned streams, schemas, tools, batches, WebSockets, invalid requests). The
+memory of all processes may not grow after a quarter of the time. Nothing is killed without --kill-every.
+Models: the same traffic over several models that do not fit side by side, with some kills. The engines
 together may not exceed the budget.
-The exit code is 1 if anything is lost, doubled, different, or answered with 5xx.
+The exit code is 1 if output is lost, duplicated or different, or a response is 5xx.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def main() -> int:
     parser.add_argument("--batch", action="store_true", help="kill the whole server during a batch")
     parser.add_argument("--ray", action="store_true", help="kill replicas on Ray Serve")
     parser.add_argument("--readers", action="store_true", help="kill the processes that read texts")
-    parser.add_argument("--minutes", type=float, help="of mixed traffic")
+    parser.add_argument("--minutes", type=float, help="duration of mixed traffic")
     parser.add_argument("--models", nargs="+", metavar="[NAME=]SPEC", help="mixed traffic over several")
     parser.add_argument("--model", type=Path, help="GGUF file (default: a tiny one, made now)")
     parser.add_argument("--requests", type=int, default=500, help="streams (default %(default)s)")
-    parser.add_argument("--rows", type=int, default=2000, help="of the batch (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=2000, help="rows of the batch (default %(default)s)")
     parser.add_argument("--kills", type=int, help="default 200; 50 with --batch")
-    parser.add_argument("--kill-every", type=float, metavar="S", help="of mixed traffic, on average")
+    parser.add_argument("--kill-every", type=float, metavar="S", help="mean time between kills in mixed traffic")
     parser.add_argument("--memory", type=int, metavar="MIB", help=f"for --models (default {_MEMORY_MIB})")
     parser.add_argument("--max-growth", type=float, default=0.1, help="share of the memory after warm-up")
     parser.add_argument("--option", action="append", default=[], help="for the server: --ctx-size=32768")
-    parser.add_argument("--tokens", type=int, default=64, help="of each output (default %(default)s)")
-    parser.add_argument("--clients", type=int, help="at once (default 16 streams, or 8 of mixed traffic)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each output (default %(default)s)")
+    parser.add_argument("--clients", type=int, help="concurrent clients (default 16 streams, or 8 of mixed traffic)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default %(default)s)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Install only what a user has (`pip install .`, then each extra alone), serve, ask, read an encrypted PDF
-and run the commands of the manual.
+"""Install the package as a user does (`pip install .`, then each extra alone), serve, send requests, read an
+encrypted PDF and run the commands of the manual.
 
-Tests run with more packages than are shipped; this finds those that are missing. The wheel of
-llama-cpp-python is that of scripts/bootstrap, so that nothing is compiled twice.
+The tests run with more packages than users install; this script finds missing dependencies. It uses the wheel
+of llama-cpp-python from scripts/bootstrap, so nothing is compiled twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXCLUDED = (
     (r"^smg |--host 10\.", "needs several machines"),
     (r"^openai-cpu-server ray |^serve ", "starts a cluster: tests/replicas has it"),
 )
-# What the manual leaves to the reader.
+# Values for the placeholders of the manual.
 FILLED_IN = {
     "scripts/serve ": "openai-cpu-server serve ",
     "[...]": '[{"role": "user", "content": "Hi"}]',
@@ -83,7 +83,7 @@ Tw6041roZarcaLFUnNmKn3zMaC01K+xEJ4iyi5Ppqc6oFZ0AuaKTfNVOyVWdlnCq69ow2cd2wd/x5H2k
 lEhA3MxJJe6lVSCDTkWmaAOGMCSmoRTZSSkS54DJe+VUSYI45jyRyQ77R2Q0Te3Nw46ZR6/GrAtttwBJcGertbXR9lb1H4digXg=
 """
 
-# Nothing listens at this port: a server goes on without Redis and without a collector of traces.
+# Nothing listens at this port, because the server also runs without Redis and without a collector of traces.
 NOWHERE = "127.0.0.1:9"
 SERVED_WITH = {
     "otel": ("--otel-endpoint", f"http://{NOWHERE}"),
@@ -243,7 +243,7 @@ def try_extra(extra: str, user: Path, folder: Path) -> None:
     writes into none."""
     shutil.copytree(user.parent.parent, folder, symlinks=True, copy_function=os.link)
     python = folder / "bin/python"
-    if extra in MODELS:  # as the manual does: what the package depends on is for other programs
+    if extra in MODELS:  # as in the manual: the package's dependencies are for other programs
         project = (ROOT / "pyproject.toml").read_text()
         pip(python, "--no-deps", *re.findall(rf'^{extra} = \["(.*)"\]', project, re.MULTILINE))
         with serving(python, "--model", extra) as address:

@@ -3,10 +3,10 @@
     scripts/hops.py [--root CHECKOUT] [--list]
 
 Starts the server of the checkout with the demo model, lets it idle, and sends it one streamed chat, three
-times. The API process, the reader processes and the engine process note the functions of the package that are
-called meanwhile, in all threads; imports and start-up do not count. A function counts if each of the three
-chats calls it and the idle server does not, which excludes heartbeats and gauges. To compare with an old
-commit, add a work tree of it and name that: --root.
+times. The API process, the reader processes and the engine process record the called functions of the
+package, in all threads, without imports and start-up. A function counts if each of the three chats calls it and
+the idle server does not, which excludes heartbeats and gauges. To compare with an old commit, create a work
+tree of it and pass its path with --root.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a LoRA adapter with random weights for a GGUF model, and the model that has it merged in."""
+"""Make a LoRA adapter with random weights for a GGUF model, and optionally the merged model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--merged", type=Path, metavar="PATH", help="also write the model with W + SCALE * B A in place of W"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="of the merged model (default %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="scale in the merged model (default %(default)s)")
     parser.add_argument("--rank", type=int, default=8, metavar="N")
     parser.add_argument("--alpha", type=float, default=16.0, help="the adapter's own scale is ALPHA / RANK")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--type", choices=_TYPES, default="f32", help="of its tensors")
+    parser.add_argument("--type", choices=_TYPES, default="f32", help="type of its tensors")
     parser.add_argument(
         "--strength", type=float, default=0.5, help="the change's size beside a matrix' (default %(default)s)"
     )

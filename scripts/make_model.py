@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a GGUF file with random weights: a real model's shape and speed, a working tokenizer, no sense."""
+"""Make a GGUF file with random weights: a real model's shape and speed, a working tokenizer, no meaning."""
 
 from __future__ import annotations
 

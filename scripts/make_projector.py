@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the GGUF file of a projector with random weights: a real kind and speed, no sense."""
+"""Make the GGUF file of a projector with random weights: a real kind and speed, no meaning."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def main() -> int:
         "--shape", default="tiny", choices=list(dict.fromkeys([*PICTURE_SHAPES, *SOUND_SHAPES]))
     )
     parser.add_argument(
-        "--rows-width", required=True, type=int, metavar="N", help="that of the model's embeddings"
+        "--rows-width", required=True, type=int, metavar="N", help="width of the model's embeddings"
     )
     parser.add_argument("--quant", default="f32", choices=("f32", "f16"))
     parser.add_argument("--output", required=True, type=Path, metavar="PATH")

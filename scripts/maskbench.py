@@ -230,7 +230,7 @@ def main() -> None:
     cases = read_cases(arguments.file)
     vocabulary = vocabulary_of_model(arguments.model) if arguments.model else vocabulary_of_text(cases)
     valid = [t["valid"] for c in cases for t in c["tests"]]
-    gc.freeze()  # what the cases hold is not to be looked through for garbage while a schema is compiled
+    gc.freeze()  # the collector must not scan the cases while a schema is compiled
     orders = [PropertyOrder(arguments.order)] if arguments.order else list(PropertyOrder)
     for order in orders:
         options = Options(whitespace=Whitespace(arguments.whitespace), order=order)

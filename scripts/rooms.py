@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the lines of Python of each room of the package, of tests and scripts, beside their budgets."""
+"""Print the lines of Python in each room of the package, the tests and the scripts, next to their budgets."""
 
 from __future__ import annotations
 

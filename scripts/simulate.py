@@ -6,12 +6,12 @@ TTFT, hit rates and loads, and the cost of a choice.
     .venv/bin/python scripts/simulate.py --trace FILE.jsonl --replicas 4
     .venv/bin/python scripts/simulate.py --write-trace FILE.jsonl --replicas 4
 
-goal    four replicas against one that is as fast as all together: hit rate, and how even the load is
+goal    four replicas against one that is as fast as all together: hit rate, and balance of the load
 sizes   1, 10, 100 and 1,000 replicas, each with its share of a mixed workload
 faults  one of four replicas dies, or is drained
-day     the autoscaler through a day's curve
+day     the autoscaler during a day's load
 
-A trace has a turn in each line (docs/simulation.md):
+Each line of a trace is a turn (docs/simulation.md):
 {"at_s": 1.5, "session": "a", "shared": [["system-1", 800]], "tokens": 40, "output": 120, "batch": false,
 "key": ""}
 """

@@ -69,12 +69,13 @@ _REPLACED = {
     "prefix_sharing": "--experiment prefix_sharing=off",
 }
 """Removed options and their replacements."""
-
-
-_OF_PYDANTIC = "Value error, "
-"""Beginning that pydantic gives to the messages of validators."""
 _TABLES = ("dict_type", "model_type")
 """Errors of values that are not tables."""
+
+
+def _in_words(message: str) -> str:
+    """Return pydantic's message without its own words."""
+    return message.removeprefix("Value error, ").replace("Input should be ", "must be ", 1)
 
 
 class _SettingsParser(CommandParser):
@@ -116,7 +117,7 @@ def read_settings(
         problems = (
             (_unknown_key if e["type"] == "extra_forbidden" else _problem)(
                 e["loc"],
-                "expected a table" if e["type"] in _TABLES else e["msg"].removeprefix(_OF_PYDANTIC),
+                "must be a table" if e["type"] in _TABLES else _in_words(e["msg"]),
                 option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "",
             )
             for e in error.errors()

@@ -36,7 +36,7 @@ class Bounded(BaseModel):
     @classmethod
     def _is_not_too_large(cls, value: object) -> object:
         if isinstance(value, int) and value > _MOST:
-            raise ValueError(f"Input should be less than or equal to {_MOST}")
+            raise ValueError(f"must be less than or equal to {_MOST}")
         return value
 
 

@@ -71,7 +71,7 @@ class Residency:
 
 
 _DRAIN_LOOK_S = 0.05
-_ABOUT_TO_END = "the server is about to end"
+_SHUTTING_DOWN = "the server is shutting down"
 
 
 class EngineClient:
@@ -155,7 +155,7 @@ class EngineClient:
     def status(self) -> EngineStatus:
         status = self._supervisor.status(self._replay.live.count)
         is_about_to_end = self._is_draining and status.state is not EngineState.FAILED
-        reason = _ABOUT_TO_END if is_about_to_end else status.reason
+        reason = _SHUTTING_DOWN if is_about_to_end else status.reason
         return msgspec.structs.replace(status, state=self.state, reason=reason)
 
     def kv_stats(self) -> KVStats | None:

@@ -304,7 +304,7 @@ class Supervisor:
             logger.warning("steps are no longer timed, because that may have killed the engine")
             self._next.measure_nothing()
         self.reason = self._start_failure or death.message
-        logger.error("%s, %d requests live", self.reason, replay.num_live)
+        logger.error("%s; live requests: %d", self.reason, replay.num_live)
         if replay.has_explained():
             self._deaths.forgive()
         search = replay.died(death)

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import ClassVar
 
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
@@ -61,6 +61,14 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         else:
             self.transport.abort()
 
+    def handle_ping(self) -> None:
+        """Drop the pong if the client does not read: only the last one is owed (RFC 6455, 5.5.3), and all
+        would use memory."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
     # -- messages ----------------------------------------------------------------------------------
 
     def handle_text(self, event: Frame) -> None:
@@ -104,6 +112,11 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self._waiting.popleft()
             self._count()
         return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # uvicorn would log the refusal as an error of the application
 
     def _count(self) -> None:
         if self.disconnected or self.close_sent:

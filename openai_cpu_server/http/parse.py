@@ -76,6 +76,8 @@ def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
         return _out_of_bounds(param, error)
     if kind in _SIZES:
         return _wrong_size(param, error)
+    if kind == "string_pattern_mismatch":
+        words = f"a string that matches '{error['ctx']['pattern']}'"
     expected = f"expected {words}" if words != error["msg"] else words
     return f"Invalid value for '{param}': {expected}.", "invalid_value"
 

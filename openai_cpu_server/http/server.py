@@ -108,9 +108,9 @@ class WebServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         logger.info(
-            "draining: running requests have %g s to end; another signal ends them at once (%d requests)",
-            self._drain_s,
+            "draining: running requests (%d) have %g s to end; another signal ends them at once",
             len(self._engines.requests()),
+            self._drain_s,
         )
         try:
             await asyncio.gather(self._engines.drain(self._drain_s), self._checkpoint())
@@ -309,7 +309,9 @@ class LimitedConnection(HttpToolsProtocol):
         return b"\r\n".join((*head, b"", rest))
 
     def _should_upgrade(self) -> bool:
-        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+        """HTTP/1.0 has no Upgrade (RFC 9110, 7.8)."""
+        is_get = self.parser.get_method() == b"GET" and self.parser.get_http_version() != "1.0"
+        return is_get and super()._should_upgrade()
 
     def _open_socket(self) -> None:
         """uvicorn's WebSocket code needs ASCII here. A client with a pending response cannot upgrade."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_UNREAD = 8
 """Computed tokens that wait for the next draft, which reads them without another call."""
+_MOST_UNREAD_IDLE = 128
+"""The same while no drafts are made, because reading may be in vain. Behind them is a hole."""
+_IDLE_STEPS = 16
+"""Steps without a draft, though one was possible, after which a head is idle."""
 _MOST_FORCED = 4
 """Known tokens behind the first new one, through which a draft goes. Each costs a call."""
 
@@ -46,6 +50,16 @@ class _Track:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def add(self, tokens: Sequence[int], rows: HiddenRow, most: int | None) -> None:
+        """Add tokens with their rows. `most`: number of the last tokens to keep, or None for all."""
+        skipped = 0 if most is None else max(0, len(tokens) - most)
+        if skipped:
+            self.start, self.tokens, self.rows = self.end + skipped, [], [rows[skipped - 1].copy()]
+        elif most is not None:
+            self.drop_before(self.end + len(tokens) - most)
+        self.tokens += tokens[skipped:]
+        self.rows.extend(rows[skipped:].copy())
 
     def trim(self, end: int) -> None:
         length = max(0, end - self.start)
@@ -172,8 +186,9 @@ class _HeadCells:
 class DraftHead(DraftModel):
     """Owns the head's contexts, and its model if that has a file of its own.
 
-    Prompts are read as soon as the model has computed them, and single tokens with the next draft. Each head
-    of a chain has cells of its own, because heads compute the same positions one after the other.
+    Prompts are read as soon as the model has computed them, and single tokens with the next draft. An idle
+    head reads nothing before its next draft. Each head of a chain has cells of its own, because heads compute
+    the same positions one after the other.
     """
 
     def __init__(
@@ -199,6 +214,7 @@ class DraftHead(DraftModel):
         ]
         self._tracks: dict[int, _Track] = {}
         self._listens = False
+        self._num_idle_steps = 0
         self.listen(reads_along=True)
 
     def listen(self, *, reads_along: bool) -> None:
@@ -213,20 +229,31 @@ class DraftHead(DraftModel):
     def note(self, spans: Sequence[Span]) -> None:
         if not self._listens:
             return
+        self._num_idle_steps += any(span.sample and len(span.tokens) <= 1 + _MOST_FORCED for span in spans)
+        is_idle = self._num_idle_steps > _IDLE_STEPS
         rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))
         first = 0
         for span in spans:
             end = first + span.num_tokens
             track = self._track_at(span.slot, span.start)
-            track.tokens += (*span.tokens, *span.draft)
-            track.rows.extend(rows[first:end].copy())
+            track.add((*span.tokens, *span.draft), rows[first:end], _MOST_UNREAD_IDLE if is_idle else None)
             first = end
-        long = [span for span in spans if len(self._tracks[span.slot].tokens) > _MOST_UNREAD]
-        ends = {span.slot: span.start + len(span.tokens) for span in long}  # of what is sure to stay
+        if is_idle:
+            return
+        # Drafts may be taken back.
+        ends = {span.slot: span.start + len(span.tokens) for span in spans}
+        long = self._unread(ends)
+        self._read(long)
+        for slot, end in long.items():
+            self._tracks[slot].drop_before(end)
+
+    def _unread(self, ends: Mapping[int, int]) -> dict[int, int]:
+        """Return those slots whose tokens before these positions are too many to wait for the next draft."""
+        return {slot: end for slot, end in ends.items() if end - self._tracks[slot].start > _MOST_UNREAD}
+
+    def _read(self, ends: Mapping[int, int]) -> None:
         for head in self._heads if ends else ():
             head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
-        for slot, end in ends.items():
-            self._tracks[slot].drop_before(end)
 
     def _track_at(self, slot: int, start: int) -> _Track:
         track = self._tracks.get(slot)
@@ -256,7 +283,9 @@ class DraftHead(DraftModel):
             head.context.set_adapter(address, scale)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
+        self._num_idle_steps = 0
         chains = [chain for one in requests if (chain := self._chain(one)) is not None]
+        self._read(self._unread({chain.request.slot: chain.request.position for chain in chains}))
         live, depth = list(chains), 0
         while live:
             live = self._grow(live, depth)

@@ -29,7 +29,7 @@ from openai_cpu_server.contract.mcp import (
     McpUnavailable,
 )
 from openai_cpu_server.errors import MissingExtra
-from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, stdio_streams
+from openai_cpu_server.mcp_servers.stdio import UNREADABLE, ServerTraffic, Streams, stdio_streams
 from openai_cpu_server.mcp_servers.web import checked_headers, checked_url, http_streams
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ _MOST_PAGES, _MOST_TOOLS = 32, 512
 _PICTURE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures."""
+_USUAL_MARKS = 50_000
+"""Limit of the quotes, commas and brackets of a message, beside those of a result's text. A list of 400 tools
+with 8 parameters each has as many."""
 _LONGEST_PAUSE_S = 60.0
 """Maximum pause before reconnecting. The pause is 0 after the first loss, then 1 s, then doubles."""
 _CLOSE_S = 4.0
@@ -54,6 +57,8 @@ _FRESH_S = 300.0
 _ALIVE_S = 5.0
 """Timeout of the liveness check after a call has timed out; without a reply the connection is lost."""
 _SHOWN_CHARS = 500
+_UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
+"""Errors of `mcp` for replies over HTTP, which go on in pydantic's words."""
 _CLOSED = -32000
 """Error code of `mcp` for a connection that was lost during a request."""
 
@@ -201,7 +206,10 @@ class McpConnection:
         return link
 
     def _new_traffic(self) -> ServerTraffic:
-        return ServerTraffic(self.name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
+        most_text = self._limits.result_bytes
+        return ServerTraffic(
+            self.name, max(_LEAST_MESSAGE_BYTES, 4 * most_text), most_marks=_USUAL_MARKS + most_text
+        )
 
     async def _check_alive(self, link: _Link) -> None:
         try:
@@ -370,7 +378,9 @@ def _reason(error: BaseException) -> str:
     if name == "ValidationError":
         return "its answer is not a result"
     text = " ".join(str(error).split())
-    return (text or name)[:_SHOWN_CHARS]
+    if text.startswith(_UNPARSED):
+        return UNREADABLE
+    return "".join(char if char.isprintable() else "?" for char in text[:_SHOWN_CHARS]) or name
 
 
 _NEEDED = ("mcp.client", "mcp.client.streamable_http", "httpx2")

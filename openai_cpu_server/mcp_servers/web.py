@@ -14,7 +14,7 @@ from openai_cpu_server.contract.mcp import McpServerOptions
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.fetching import is_below, is_public
 from openai_cpu_server.mcp_servers.escapes import PairedEscapes
-from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams
+from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, num_marks
 
 if TYPE_CHECKING:
     import httpx2
@@ -83,11 +83,14 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
             self._stream = stream
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            num_bytes, escapes = 0, PairedEscapes()
+            num_bytes, body_marks, escapes = 0, 0, PairedEscapes()
             async for part in self._stream:
                 num_bytes += len(part)
-                if num_bytes > traffic.most_bytes or not traffic.count(len(part), part.count(b"\n\n")):
+                body_marks += num_marks(part)
+                if num_bytes > traffic.most_bytes or not traffic.count(part, part.count(b"\n\n")):
                     raise httpx2.ReadError(traffic.flooded)
+                if body_marks > traffic.most_marks:
+                    raise httpx2.ReadError(traffic.dense)
                 yield escapes.feed(part)
             yield escapes.rest()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, Union
 
 import msgspec
@@ -106,7 +109,6 @@ _REMEMBERED_BYTES = 16 * 2**20
 """Room for thousands of ordinary grammars, or some of the largest that `Limits` permits."""
 _LONGEST = 200_000
 """Limit of characters of a client's grammar."""
-NO_PARTS: Mapping[str, bytes] = {}
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True):
@@ -124,12 +126,30 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
     """True if a tool's text stands raw in a call instead of as a JSON string."""
 
 
+class GrammarMark:
+    """Mark in a folder that clients of a model use grammars, so that the next server prepares for them while
+    the model loads."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        digest = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
+        self._path = folder / f"{digest}.grammars"
+        self.is_set = self._path.exists()
+
+    def set(self) -> None:
+        if not self.is_set:
+            self.is_set = True
+            with contextlib.suppress(OSError):  # the next server prepares once it is idle
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._path.touch(mode=0o600)
+
+
 class ModelGrammars:
     """Grammars for one model. Thread-safe. `param` is the field that an error names."""
 
     def __init__(
         self,
         make: GrammarMaker,
+        mark: GrammarMark | None = None,
         *,
         is_flexible: bool = False,
         is_open: bool = False,
@@ -138,9 +158,17 @@ class ModelGrammars:
         """`is_flexible`: JSON may have whitespace between its tokens. `is_open`: objects may have undeclared
         properties where their schema does not mention them."""
         self.is_flexible = is_flexible
-        self._is_open = is_open
+        self._order = partial(GrammarOrder, is_flexible=is_flexible, is_open=is_open)
         self._make = make
+        self.mark = mark
         self._cache: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
+
+    def prepare(self) -> None:
+        """Make a grammar even if it is cached, so that the process that makes it has read the vocabulary.
+        Raises what the maker raises."""
+        order = self._order(source=GrammarSource.ANY_OBJECT)
+        made = self._make(order)
+        self._cache.put(_digest(order), made, _num_bytes(made))
 
     def of_schema(
         self,
@@ -153,13 +181,19 @@ class ModelGrammars:
     ) -> CheckedGrammar:
         """Compile a schema. Unless `strict`, keywords that cannot be enforced are left out and named.
         `pointer`: place in the schema whose values are wanted. Raises InvalidRequest."""
-        text = json.dumps(schema)
-        made = self._made(GrammarSource.SCHEMA, param, text, pointer=pointer, strict=strict, values=values)
+        order = self._order(
+            source=GrammarSource.SCHEMA,
+            text=json.dumps(schema),
+            pointer=pointer,
+            is_strict=strict,
+            values=values,
+        )
+        made = self._made(param, order)
         paths = tuple(f"{param_at(param, path)}.{keyword}" for path, keyword in made.unenforced)
         return CheckedGrammar(made.lark, made.rules, paths, is_json=True, share=made.share)
 
     def of_any_object(self, param: str) -> CheckedGrammar:
-        made = self._made(GrammarSource.ANY_OBJECT, param)
+        made = self._made(param, self._order(source=GrammarSource.ANY_OBJECT))
         return CheckedGrammar(made.lark, made.rules, is_json=True)
 
     def of_regex(self, pattern: str, param: str) -> CheckedGrammar:
@@ -177,51 +211,30 @@ class ModelGrammars:
     def of_tool_text(self, source: GrammarSource, text: str, param: str, *, text_end: str) -> CheckedGrammar:
         """Compile a client's Lark or regular expression for a tool's text. `text_end`: mark before which
         the text may stand raw, or "" for a JSON string."""
-        made = self._made(source, param, text, text_end=text_end)
+        made = self._made(param, self._order(source=source, text=text, text_end=text_end))
         return CheckedGrammar(made.lark, made.rules, share=made.share, is_raw=made.is_raw)
 
     def composed(self, root: str, parts: Mapping[str, bytes], param: str) -> str:
         """Return the Lark of combined parts. `root`: GBNF that names them."""
-        return self._made(GrammarSource.PARTS, param, root, parts=parts).lark
+        return self._made(param, self._order(source=GrammarSource.PARTS, text=root, parts=parts)).lark
 
     def of_parts(self, root: str, parts: Mapping[str, CheckedGrammar], param: str) -> CheckedGrammar:
         """Combine parts as `composed` does, with the keywords that they do not enforce."""
-        made = self._made(
-            GrammarSource.PARTS, param, root, parts={name: part.rules for name, part in parts.items()}
-        )
+        rules = {name: part.rules for name, part in parts.items()}
+        made = self._made(param, self._order(source=GrammarSource.PARTS, text=root, parts=rules))
         left_out = tuple(path for part in parts.values() for path in part.unenforced)
         return CheckedGrammar(
             made.lark, made.rules, left_out, share=sum(part.share for part in parts.values())
         )
 
     def _plain(self, source: GrammarSource, param: str, text: str) -> CheckedGrammar:
-        made = self._made(source, param, text)
+        made = self._made(param, self._order(source=source, text=text))
         return CheckedGrammar(made.lark, made.rules)
 
-    def _made(
-        self,
-        source: GrammarSource,
-        param: str,
-        text: str = "",
-        *,
-        pointer: str = "",
-        strict: bool = True,
-        values: ValueSpelling = JSON_VALUES,
-        text_end: str = "",
-        parts: Mapping[str, bytes] = NO_PARTS,
-    ) -> MadeGrammar:
+    def _made(self, param: str, order: GrammarOrder) -> MadeGrammar:
         """Cache by digest, so that long orders are not held. Refusals are cached too."""
-        order = GrammarOrder(
-            source=source,
-            text=text,
-            pointer=pointer,
-            is_strict=strict,
-            is_flexible=self.is_flexible,
-            is_open=self._is_open,
-            values=values,
-            text_end=text_end,
-            parts=parts,
-        )
+        if self.mark is not None:
+            self.mark.set()
         made = self._cache.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
         if isinstance(made, RefusedGrammar):
             place = param if made.path is None else param_at(param, made.path)

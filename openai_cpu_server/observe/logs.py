@@ -20,6 +20,8 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for chatty in _CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It logs tracebacks for invalid replies, and session ids. `McpConnection` logs the failures.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,16 +105,17 @@ class _Reader:
 class _Place:
     """Process, or the place for one."""
 
-    def __init__(self, *kinds: WorkKind) -> None:
-        self.kinds = kinds
+    def __init__(self, own_kind: WorkKind, *kinds: WorkKind) -> None:
+        """`own_kind`: the only kind that starts a process. `kinds`: all, the most urgent one first."""
+        self.own_kind = own_kind
+        self.kinds = kinds or (own_kind,)
         self.reader: _Reader | None = None
-        self.is_lent = False
+        self.lent_to: WorkKind | None = None
         self.closed_models = set[int]()
         """Models that the process can close."""
 
     def takes(self, kind: WorkKind) -> bool:
-        """Only the first kind of work starts a process."""
-        return kind is self.kinds[0] or (kind in self.kinds and self.reader is not None)
+        return self.lent_to is None and (kind is self.own_kind or self.reader is not None)
 
 
 @dataclass(eq=False)
@@ -151,11 +152,14 @@ class ReaderPool:
         self._opens_media = opens_media
         self._share_s = share_s
         quick, *programs = (
-            _Place(WorkKind.QUICK),
-            *(_Place(WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PLACES)),
+            _Place(WorkKind.QUICK, WorkKind.PROGRAM, WorkKind.QUICK),
+            *(_Place(WorkKind.PROGRAM, WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PLACES)),
         )
         files = (_Place(kind) for kind in _OF_FILES for _ in range(_PLACES))
         self._places = [quick, *programs, *files]
+        self._quick, self._programs = quick, programs
+        self._is_alone = True
+        """No process for programs has been started yet."""
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
@@ -176,10 +180,12 @@ class ReaderPool:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
 
     def start_program_reader(self) -> None:
-        """Start a process for programs in the background, because the first one would wait for it."""
+        """Start a process for programs, which keep the first process from other work until then."""
         with self._changed:
-            if all(place.reader is None for place in self._places if WorkKind.PROGRAM in place.kinds):
-                self._start_spare()
+            started = self._start_spare() if self._is_alone else None
+        if started is not None:
+            with contextlib.suppress(CancelledError, EngineUnavailable):  # the first program tells its client
+                started.result()
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
@@ -259,27 +265,37 @@ class ReaderPool:
             yield ticket.place
         finally:
             with self._changed:
-                ticket.place.is_lent = False
+                ticket.place.lent_to = None
                 queue.give_back(caller, time.monotonic() - start_s)
                 self._grant()
 
     def _grant(self) -> None:
         for place in self._places:
             for kind in place.kinds:
-                if place.is_lent or not place.takes(kind):
+                if not self._takes(place, kind):
                     continue
                 if (ticket := self._queues[kind].take()) is not None:
-                    ticket.place, place.is_lent = place, True
+                    ticket.place, place.lent_to = place, kind
                     self._changed.notify_all()
-                    if kind is WorkKind.PROGRAM:
+                    if kind is WorkKind.PROGRAM and place is not self._quick:
                         self._start_spare()
+        is_waiting = self._quick.lent_to is WorkKind.PROGRAM and len(self._queues[WorkKind.QUICK]) > 0
+        if is_waiting and self._is_alone:
+            self._start_spare()  # it takes what waits for the program
 
-    def _start_spare(self) -> None:
-        for place in self._places:
-            is_missing = place.reader is None and not place.is_lent
-            if WorkKind.PROGRAM in place.kinds and is_missing and not self._is_closing:
-                self._starter.submit(self._start, place)
-                return
+    def _takes(self, place: _Place, kind: WorkKind) -> bool:
+        """The first process makes programs until another one is there, which has to start and open the
+        model."""
+        if kind is WorkKind.PROGRAM and self._quick.reader is not None and self._is_alone:
+            is_first = self._quick.lent_to is not WorkKind.PROGRAM
+            return place.takes(kind) and is_first is (place is self._quick)
+        return place.takes(kind) and (place is not self._quick or kind is WorkKind.QUICK)
+
+    def _start_spare(self) -> Future[_Reader] | None:
+        for place in self._programs:
+            if place.reader is None and place.lent_to is None and not self._is_closing:
+                return self._starter.submit(self._start, place)
+        return None
 
     def _tried(self, place: _Place, work: wire.WorkFor[R], model: OpenedKey | None) -> R:
         causes: list[str] = []
@@ -352,11 +368,14 @@ class ReaderPool:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:
             try:
-                opens_media = self._opens_media and place.kinds[0] in _OF_FILES
+                opens_media = self._opens_media and place.own_kind in _OF_FILES
                 start = wire.ReaderStart(self._folders, opens_media, self._share_s)
                 place.reader = _Reader(child or ReaderChild(), start)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
+            with self._changed:
+                self._is_alone = self._is_alone and place not in self._programs
+                self._grant()
         return place.reader
 
 

@@ -26,6 +26,7 @@ from openai_cpu_server.errors import (
     StartupError,
 )
 from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -42,8 +43,6 @@ _BUDGET_SHARE = 0.8
 _LAST_CALLS_S = 2.0
 """Time for a request that has chosen a model to be submitted to it."""
 _LOOK_S = 0.05
-_LARGE_VOCABULARY = 30_000
-"""Tokens. To read so many for grammars takes a reader 0.3 seconds."""
 _PREPARE_S = 5.0
 """Interval of checks whether the server is idle, and may prepare for schemas."""
 _LOOK_AT_FILES_S = 1.0
@@ -339,15 +338,20 @@ async def prepare_grammars(
     *,
     look_s: float = _PREPARE_S,
 ) -> None:
-    """Start a reader for programs and read a large vocabulary for grammars once the server is idle, because
-    the first schema would wait for both. `requests`: live ones of all models."""
+    """Let the first reader prepare for grammars while the model loads, if its clients have used some. Start a
+    reader for programs and let it prepare once the server is idle. `requests`: live ones of all models."""
+    if model.grammars.mark is not None and model.grammars.mark.is_set:
+        await _prepare(model.grammars)
     await asyncio.sleep(look_s)
     while model.engine.state is not EngineState.READY or requests():  # noqa: ASYNC110 (once in a life)
         await asyncio.sleep(look_s)
     await asyncio.to_thread(start_reader)
-    if model.tokenizer.vocab_size >= _LARGE_VOCABULARY:
-        with contextlib.suppress(ServerError):  # the first schema tells its client
-            await asyncio.to_thread(model.grammars.of_any_object, "")
+    await _prepare(model.grammars)
+
+
+async def _prepare(grammars: ModelGrammars) -> None:
+    with contextlib.suppress(ServerError):  # the first schema tells its client
+        await asyncio.to_thread(grammars.prepare)
 
 
 def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:

@@ -32,7 +32,7 @@ from openai_cpu_server.model_source import hold
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.model_source.lazy_hub import hub
 from openai_cpu_server.models.defaults import ModelDefaults
-from openai_cpu_server.models.grammars import ModelGrammars
+from openai_cpu_server.models.grammars import GrammarMark, ModelGrammars
 from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
 from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
@@ -194,7 +194,8 @@ class ModelParts(NamedTuple):
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         is_flexible = plan.options.json_whitespace == "flexible"
         is_open = plan.options.json_additional == "open"
-        grammars = ModelGrammars(read.make_grammar, is_flexible=is_flexible, is_open=is_open)
+        mark = GrammarMark(settings.profile_dir, plan.path)
+        grammars = ModelGrammars(read.make_grammar, mark, is_flexible=is_flexible, is_open=is_open)
         return cls(plan, header, kind, read, options, grammars, defaults)
 
     def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:

@@ -24,7 +24,17 @@ from openai_cpu_server.contract.grammar import (
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
-from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
+from openai_cpu_server.structured.languages.expr import (
+    NOTHING,
+    Alt,
+    Chars,
+    Expr,
+    Ref,
+    Rules,
+    Text,
+    alt,
+    literal,
+)
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
@@ -206,7 +216,8 @@ class _Compiler:
             return alt(*map(self._texts.boolean, _booleans(branch)))
         if kind is JsonKind.NUMBER:
             if (multiples := self._numbers.multiples(branch)) is not None:
-                return self._grammar.structural("multiple", multiples)
+                options = multiples.items if isinstance(multiples, Alt) else (multiples,)
+                return alt(*(self._grammar.structural("multiple", each) for each in options))
             language = self._numbers.language(branch)
             plain = {NUMBER: "number", INTEGER: "integer"}
             return self._lexemes.number(language, plain.get(language, f"{hint}-number"))

@@ -158,16 +158,19 @@ class Dialect:
     """Converts a prompt to text of about its length, or None to send token ids."""
     has_json_schema: bool = False
     """True if text completions take a schema as `json_schema`, not in `response_format`."""
+    takes_seed: bool = True
+    """False for vLLM 0.32, which ends when two requests with seeds run at once."""
 
     def body(self, ask: Ask) -> dict[str, object]:
         body: dict[str, object] = {
             "max_tokens": ask.max_tokens,
-            "seed": ask.seed,
             "temperature": ask.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
             **_SAMPLING,
         }
+        if self.takes_seed:
+            body["seed"] = ask.seed
         if ask.model is not None:
             body["model"] = ask.model
         if ask.logprobs is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from random_model.architectures import SHAPES, spelt
+from random_model.heads import arrange, spoil
 from random_model.tensors import Quant
 
 from openai_cpu_server.config.folders import user_cache_dir
@@ -71,6 +73,28 @@ def made_projector(kind: str, shape: str, model: Path) -> Path:
     return path
 
 
+def made_head_model(shape: str, quant: str, right_percent: int) -> Path:
+    """Make a model whose head is right for this share of tokens. Raises CalledProcessError."""
+    plain = made_model(shape, Quant.F16.value)
+    whole = plain.with_name(plain.name.replace(f"-{Quant.F16.value}-", f"-{quant}-arranged-"))
+    path = whole.with_name(f"{whole.stem}-{right_percent}.gguf")
+    if path.is_file():
+        return path
+    if not whole.is_file():
+        arranged = plain.with_name(f"{plain.stem}-arranged.gguf")
+        shutil.copyfile(plain, arranged)
+        try:
+            arrange(arranged)
+            stored(arranged, quant, whole)
+        finally:
+            arranged.unlink()
+    partial = path.with_suffix(".partial")
+    shutil.copyfile(whole, partial)
+    spoil(partial, right_percent)
+    partial.replace(path)
+    return path
+
+
 def stored(source: Path, weights: str, target: Path) -> Path:
     """Copy with weights of another type, and return the target. MXFP4 is used for all matrices of layers,
     where llama.cpp uses it for experts only. Raises CalledProcessError."""
@@ -120,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> No
         "--type",
         choices=MADE_TYPES,
         metavar="TYPE",
-        help="of its weights, where --shape names none: as `quantize --type list` shows them, and mxfp4; "
+        help="type of its weights if --shape names none: one of `quantize --type list`, or mxfp4; "
         f"default {_QUANT}, {', '.join(f'{name}: {quant}' for name, quant in _OWN_QUANT.items())}",
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")

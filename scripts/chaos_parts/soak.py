@@ -211,7 +211,7 @@ class _Run:
             kinds = {model["id"]: model["kind"] for model in listed}
             others = [asyncio.create_task(self._watch_memory()), asyncio.create_task(self._kill_on())]
             found.start_mib = self._tree_mib()
-            # What a server fills once (prefix cache, allocators) it has filled after a quarter of the time.
+            # After a quarter of the time, the prefix cache and the allocators have reached their size.
             await self._busy(http, kinds, 60 * soak.minutes / 4, soak.seed)
             found.warm_mib = self._tree_mib()
             await self._busy(http, kinds, 60 * soak.minutes * 3 / 4, soak.seed + 1000)

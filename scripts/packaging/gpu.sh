@@ -1,7 +1,7 @@
-# Part of scripts/bootstrap: what llama.cpp can be built for beside the CPU, and what is missing for it. `gpu` is its choice.
+# Part of scripts/bootstrap: finds devices for which llama.cpp can be built, and missing tools. `gpu` is the choice.
 readonly oldest_vulkan=239
 
-# What is missing to build for a GPU, in one line; nothing if nothing is.
+# Prints in one line what is missing to build for a GPU, or nothing.
 missing_for() {
     case $1 in
     cuda) [[ -n $(find_nvcc) ]] || printf 'nvcc, the compiler of CUDA (Debian: apt install nvidia-cuda-toolkit)\n' ;;
@@ -26,7 +26,7 @@ missing_for_vulkan() {
     fi
 }
 
-# What the compiler makes of a line, with the folders of headers that CMake will be told.
+# Prints the preprocessed form of a line, with the header folders that CMake will get.
 preprocess() {
     local argument folders=(${VULKAN_SDK:+-I"$VULKAN_SDK/include"})
     for argument in ${CMAKE_ARGS:-}; do
@@ -39,7 +39,7 @@ has_header() {
     preprocess <<<"#include <$1>" >/dev/null
 }
 
-# The headers' version is 1.3.N or 1.4.N, and N goes on counting.
+# The headers' version is 1.3.N or 1.4.N, and N keeps growing.
 vulkan_header() {
     preprocess <<'EOT' | tail -n 1
 #if __has_include(<vulkan/vulkan.hpp>)
@@ -53,7 +53,7 @@ has_nvidia() {
     nvidia-smi -L 2>/dev/null | grep ^GPU >/dev/null
 }
 
-# A driver that draws on the CPU is none. Without vulkaninfo (Debian: vulkan-tools) a device of the kernel has to do.
+# A driver that renders on the CPU does not count. Without vulkaninfo (Debian: vulkan-tools), a device file suffices.
 has_vulkan_device() {
     if command -v vulkaninfo >/dev/null; then
         vulkaninfo --summary 2>/dev/null |
@@ -63,7 +63,7 @@ has_vulkan_device() {
     fi
 }
 
-# What `auto` comes to.
+# Prints the choice of `auto`.
 best_gpu() {
     if [[ $(uname -s) == Darwin ]]; then
         printf 'metal\n'
@@ -94,11 +94,11 @@ gpu_arguments() {
     esac
 }
 
-# For the wheel's key, as the compiler's version is.
+# For the wheel's key, like the compiler's version.
 gpu_tools() {
     case $gpu in
     cuda) "$(find_nvcc)" --version 2>/dev/null | tail -n 1 || true ;;
-    # sed reads all of it: under pipefail, glslc writing to a closed pipe would make another key now and then.
+    # sed reads all output. Otherwise glslc may write to a closed pipe, and pipefail would sometimes change the key.
     vulkan) { glslc --version | sed -n 1p && vulkan_header; } 2>/dev/null || true ;;
     esac
 }

@@ -50,7 +50,7 @@ _FUSED = "mimo2"
 _OUTPUT = "output.weight"
 _EMBEDDINGS = "token_embd.weight"
 _LAYER = "blk."
-_DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2")
+_DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2|nextn\.embed_tokens")
 """Optional tensors of llama.cpp that real models of most architectures do not have."""
 _NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
 _GAINS = {

@@ -67,33 +67,54 @@ def with_fused_products(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[i
     return found
 
 
-def arrange(path: Path, right_percent: int) -> None:
-    """Overwrite the weights of a model that is as wide as its vocabulary. Each token has one follower, and
-    the head knows it of `right_percent` of the tokens."""
-    reader = GGUFReader(path, "r+")
-    tensors = {one.name: one.data for one in reader.tensors}
-    vocab = tensors["token_embd.weight"].shape[0]
-    cycle = FIRST_TEXT + np.random.default_rng(0).permutation(vocab - FIRST_TEXT)
-    follower = np.full(vocab, FIRST_TEXT)
-    follower[cycle] = np.roll(cycle, -1)
-    after = np.zeros((vocab, vocab), np.float32)
-    after[follower[FIRST_TEXT:], np.arange(FIRST_TEXT, vocab)] = 1
-    guess, one = after.copy(), np.eye(vocab, dtype=np.float32)
-    for number, token in enumerate(cycle):
-        if number * 37 % 100 >= right_percent:
-            guess[:, token] = 0
-            guess[follower[follower[token]], token] = 1
-    head = np.concatenate([_OF_TOKEN * one, (1 - _OF_TOKEN) * after], axis=1)
+_CODE_GAIN = 48.0
+"""Logit of the next token. Those of others are below a sixth of it."""
+
+
+def arrange(path: Path) -> None:
+    """Overwrite weights so that each token has one follower and the head knows it, until `spoil`.
+
+    Tokens have codes of +1 and -1, and a follower's code is its token's, rotated by one place. Layers compute
+    as before and add nothing. Such weights survive quantisation.
+    """
+    tensors = {one.name: one.data for one in GGUFReader(path, "r+").tensors}
+    vocab, width = tensors["token_embd.weight"].shape
+    draw = np.random.default_rng(0)
+    bases = draw.choice(np.array([-1, 1], np.float32), (-(-vocab // width), width))
+    cycles = [_rotations(base) for base in bases]
+    codes, before = (
+        np.roll(np.concatenate(rows)[:vocab], FIRST_TEXT, axis=0)
+        for rows in (cycles, [np.roll(cycle, 1, axis=0) for cycle in cycles])
+    )
+    turned = np.roll(np.eye(width, dtype=np.float32), 1, axis=0)
+    head = np.concatenate([_OF_TOKEN * np.eye(width, dtype=np.float32), (1 - _OF_TOKEN) * turned], axis=1)
+    outputs = before * (_CODE_GAIN / width)
+    outputs[:FIRST_TEXT] = 0
     for name, data in tensors.items():
-        new = _arranged(name, one, after, guess, head)
+        new = _arranged(name, codes, outputs, head)
         if new is not None:
             data[:] = new
 
 
+def _rotations(base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a row for each rotation of the base, to the right."""
+    places = np.arange(len(base))
+    return base[(places[None, :] - places[:, None]) % len(base)]
+
+
+def spoil(path: Path, right_percent: int) -> None:
+    """Make the head of an arranged model sure of wrong tokens, at random: it stays right for
+    `right_percent`. Rows of any type are exchanged whole."""
+    tensors = {one.name: one.data for one in GGUFReader(path, "r+").tensors}
+    (rows,) = (data for name, data in tensors.items() if name.endswith("nextn.shared_head_head.weight"))
+    texts = np.arange(FIRST_TEXT, len(rows))
+    wrong = texts[np.random.default_rng(1).random(len(texts)) * 100 >= right_percent]
+    rows[wrong] = rows[np.roll(wrong, 1)]
+
+
 def _arranged(
-    name: str, one: npt.NDArray[np.float32], after: npt.NDArray[np.float32], *of_head: npt.NDArray[np.float32]
+    name: str, codes: npt.NDArray[np.float32], outputs: npt.NDArray[np.float32], head: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32] | float | None:
-    guess, head = of_head
     kind = name.split(".", 2)[-1]
     if kind in _SILENT or kind.startswith("ffn_down"):
         return 0.0
@@ -101,8 +122,8 @@ def _arranged(
         return 0.0
     if name == "output_norm.weight" or kind in _ONES:
         return 1.0
-    if name == "output.weight":
-        return after
+    if name == "output.weight" or kind == "nextn.shared_head_head.weight":
+        return outputs
     if name == "token_embd.weight" or kind == "nextn.embed_tokens.weight":
-        return one
-    return {"nextn.shared_head_head.weight": guess, "nextn.eh_proj.weight": head}.get(kind)
+        return codes
+    return head if kind == "nextn.eh_proj.weight" else None

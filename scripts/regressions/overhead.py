@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         steps = list(_steps(load, pool.submit(_curve, str(options.model)).result()))
     bare, served = [], []
-    cores = ComputeThreads(Machine().num_threads())  # one for all rounds: threads come into being once
+    cores = ComputeThreads(Machine().num_threads())  # shared by all rounds, so threads are created once
     for number in range(options.rounds):
         with Bare(options.model, cores) as loop:
             bare.append(load.clients * load.tokens / loop.run(steps))

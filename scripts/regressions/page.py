@@ -47,7 +47,7 @@ _SIZE = {"width": 1400, "height": 1080}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time that is looked at")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured time")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="docs/images")
 
 

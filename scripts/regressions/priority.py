@@ -1,6 +1,6 @@
-"""*priority*: priorities against first come, first served, where the pool is too small for all that run.
+"""*priority*: priorities against first come, first served, in a pool too small for all running requests.
 
-Batch requests alone want twice the cells that there are, so new requests find room only by preemption.
+Batch requests alone need twice the cells of the pool, so new requests get room only by preemption.
 """
 
 from __future__ import annotations

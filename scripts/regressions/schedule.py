@@ -1,4 +1,4 @@
-"""*schedule*: cost of a step in Python when many requests run and very many wait."""
+"""*schedule*: cost of a step in Python while many requests run and very many wait."""
 
 from __future__ import annotations
 

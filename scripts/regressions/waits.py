@@ -43,7 +43,7 @@ MakeBody = Callable[[int], Body]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=10, help="of each kind, by the light client")
+    parser.add_argument("--requests", type=int, default=10, help="requests of each kind by the light client")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -118,7 +118,7 @@ def day_curve(day_s: float) -> Callable[[float], float]:
 
 def _begins(mix: Mix, seconds: float, random: Random, rate: Callable[[float], float]) -> Iterator[float]:
     at_s, burst_until_s, next_burst_s = 0.0, 0.0, random.expovariate(1 / 90)
-    # Between bursts they come less often, so that the mean is what was asked for.
+    # Between bursts they arrive less often, so that the mean is the requested rate.
     calm = 1 / (0.9 + 0.1 * mix.burst)
     most = mix.interactive * max(mix.burst, 1.0) * 2
     while mix.interactive:

@@ -188,6 +188,11 @@ async def test_a_server_that_is_not_there_offers_no_tools(url: str) -> None:
         assert "response.mcp_list_tools.failed" in [one["type"] for one in told]
         card = (await http.get("/v1/mcp")).json()["data"][0]
         assert (card["name"], card["state"], card["tools"]) == ("tools", "failed", None)
+        chosen = {"type": "mcp", "server_label": "tools", "name": "add"}
+        for choice in ("required", chosen, {"type": "mcp", "server_label": "tools"}):
+            refusal = error_of(await respond(http, tool_choice=choice))
+            assert refusal["param"] == "tools[0]"
+            assert str(refusal["message"]).startswith("The MCP server 'tools' cannot be used: ")
 
 
 async def test_a_call_waits_for_approval_and_is_made_then(url: str) -> None:

@@ -97,8 +97,8 @@ OUT_OF_RANGE = {
     "cors-origin": "https://a/x https://a/ a.example https://*.a",
 }
 TABLES = [
-    ("models = 3", "[models]: expected a table"),
-    ("[models]\na = 1", "[models.a]: expected a table"),
+    ("models = 3", "[models]: must be a table"),
+    ("[models]\na = 1", "[models.a]: must be a table"),
     ('[models.a]\nsource = "demo"\ntemperature = "hot"', "[models.a] temperature: "),
     ('[models.a]\nsource = "demo"\nctx_size = 1.5', "[models.a] ctx_size: "),
     ('[models.a]\nsource = "demo"\nkeep_alive = inf', "[models.a] keep_alive: "),
@@ -112,22 +112,22 @@ TABLES = [
     ('[models.a]\nsource = "demo"\nsampling_defaults = "openai"\ntop_k = 3', "[models.a]: sampling_defaults"),
     ("[models.nothing]", "unknown model 'nothing'"),
     ('output_token_cap = 8\n[models.a]\nsource = "demo"\nmax_output_tokens = 9', "--max-output-tokens, or"),
-    ("[[models]]\na = 1", "[models]: expected a table"),
-    ("aliases = 1", "[aliases]: expected a table"),
-    ("[aliases]\nx = 3", "[aliases] x: Input should be a valid string"),
+    ("[[models]]\na = 1", "[models]: must be a table"),
+    ("aliases = 1", "[aliases]: must be a table"),
+    ("[aliases]\nx = 3", "[aliases] x: must be a valid string"),
     ('[aliases]\na = "b"\nb = "a"', "[aliases] a -> b -> a is a loop"),
     ('[aliases]\na = "nothing"', "[aliases] a: unknown model 'nothing'"),
-    ("[prices]\nx = 1", "[prices.x]: expected a table"),
+    ("[prices]\nx = 1", "[prices.x]: must be a table"),
     ("[prices.demo]\ninput = inf\noutput = 1", "[prices.demo] input: "),
-    ("ray = 3", "[ray]: expected a table"),
+    ("ray = 3", "[ray]: must be a table"),
     ("[ray]\nreplicas = 3\nmax_replicas = 1", "[ray]: max_replicas is less than replicas"),
-    ("mcp = 1", "[mcp]: expected a table"),
+    ("mcp = 1", "[mcp]: must be a table"),
     ("[mcp.x]", "[mcp.x]: give it a command or a url"),
     ('[mcp.x]\ncommand = ["a"]', "[mcp.x] command: "),
     ('[mcp.x]\ncommand = "a"\nheaders = {}', "[mcp.x]: 'headers' needs a url"),
     ('[mcp.x]\ncommand = "a"\nenv = {A = "${NOPE}"}', "[mcp.x] env: the environment has no variable NOPE"),
     ('[mcp."a b"]\ncommand = "a"', "[mcp.a b] [key]: "),
-    ("[models.r]\nrouter = 3", "[models.r] router: expected a table"),
+    ("[models.r]\nrouter = 3", "[models.r] router: must be a table"),
     ('[models.r.router]\nby = "magic"', "[models.r] router by: "),
     ('[models.r.router]\nby = "rules"\na = "demo"', "[models.r] router: the router chooses by 'rules'"),
     (
@@ -159,7 +159,6 @@ AT_ONCE = [
     ("--ssl-certfile /nowhere.pem", "cannot use --ssl-certfile /nowhere.pem"),
     ("--api-keys /nowhere.toml", "cannot read the keys of /nowhere.toml"),
 ]
-DRAFTER = Path(__file__).parents[2] / "model_assets" / "demo-draft.gguf"
 FOUND_LATER = [
     ("--cache-dir {folder}/empty", "--cache-dir: {folder}/empty is not a folder"),
     ("--cache-file {folder}", "--cache-file: {folder} is a folder"),
@@ -169,7 +168,6 @@ FOUND_LATER = [
     ("--pin-prompt {folder}/empty", "contains no text to pin"),
     ("--draft-model /nowhere.gguf", "the file /nowhere.gguf does not exist"),
     ("--draft-model {folder}/bad.gguf", "its header ends too early"),
-    ("--draft-model {drafter}", "demo-draft.gguf has another tokenizer"),
     ("--mmproj {folder}/bad.gguf", "its header ends too early"),
     ("--adapter a=/nowhere.gguf", "the file /nowhere.gguf does not exist"),
     ("--adapter-dir /nowhere", "--adapter-dir: the folder /nowhere does not exist"),
@@ -220,5 +218,5 @@ def test_tables_of_wrong_types(text: str, line: str, tmp_path: Path) -> None:
     ("arguments", "line"), [*AT_ONCE, *(pytest.param(*each, marks=pytest.mark.slow) for each in FOUND_LATER)]
 )
 def test_what_is_found_when_the_model_is_read(arguments: str, line: str, folder: Path) -> None:
-    given = arguments.format(folder=folder, drafter=DRAFTER).split()
-    assert line.format(folder=folder) in refused("--model=demo", *given)
+    given = arguments.format(folder=folder).split()
+    assert line.format(folder=folder) in refused("--model=demo", "--port=0", *given)

@@ -144,7 +144,7 @@ def test_options_for_single_tensors(tiny: Path, tmp_path: Path, made: Run) -> No
 
 def test_heads_stay_in_8_bits(tmp_path: Path, made: Run) -> None:
     heads, pure = tmp_path / "heads.gguf", tmp_path / "pure.gguf"
-    source = tiny_model_path(shape="tiny-qwen35-wide-head")
+    source = tiny_model_path(shape="tiny-qwen35-head")
     made(source, heads, "--type", "q4_0", "--tensor-type", r"blk\.4\.ffn_up=q5_1")
     found = {name.removeprefix("blk.4."): kind for name, kind in types(heads).items() if "blk.4." in name}
     assert (found["nextn.eh_proj.weight"], found["attn_q.weight"], found["ffn_up.weight"]) == (

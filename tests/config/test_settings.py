@@ -364,16 +364,16 @@ def test_errors_say_where_the_value_came_from(
 ) -> None:
     config.write_text('port = "x"\n[models.a]\nctx_size = 1\n')
     both = refused("--config", str(config)).split("; ")
-    assert both[0].startswith("[models.a] ctx_size: Input should be greater")
-    assert both[1].startswith("--port: Input should be a valid integer")
+    assert both[0].startswith("[models.a] ctx_size: must be greater")
+    assert both[1].startswith("--port: must be a valid integer")
     assert all(problem.endswith(f" (from {config})") for problem in both)
     (tmp_path / "ocs_port").write_text("y")
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
     assert refused("--config", str(config)).endswith(f" (from {tmp_path / 'ocs_port'})")
     monkeypatch.setenv("OCS_PORT", "70000")
-    assert refused().startswith("--port: Input should be less than")
+    assert refused().startswith("--port: must be less than")
     assert refused().endswith(" (from OCS_PORT)")
-    assert refused("--port", "z").startswith("--port: Input should be a valid integer")
+    assert refused("--port", "z").startswith("--port: must be a valid integer")
     assert "from" not in refused("--port", "z").replace("from a string", "").replace("from string", "")
     monkeypatch.setenv("OCS_CORS_ORIGIN", "https://a.example")
     assert refused("--port", "1") == (
@@ -391,7 +391,7 @@ def test_what_kubernetes_sets_for_a_service_is_named_with_its_cure(
     monkeypatch.setenv("OCS_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("OCS_PORT_8000_TCP", link)
     said = refused()
-    assert said.startswith("--port: Input should be a valid integer")
+    assert said.startswith("--port: must be a valid integer")
     assert "(from OCS_PORT; Kubernetes sets it where there is a Service named ocs" in said
     assert "enableServiceLinks to false" in said
     assert read_settings(["--port", "1"]).port == 1

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 from tests.server_process import ServerProcess
 from tests.waiting import wait_until
@@ -40,14 +44,16 @@ SYNTAX = {"syntax": "lark", "definition": f"start: A{DOUBLINGS}\nA0: /a/\n{TERMI
 CUSTOM = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar": SYNTAX}}}
 ENTITIES = "".join(f"<!ENTITY e{n} '&e{n - 1};&e{n - 1};'>" for n in range(1, DOUBLINGS + 1))
 SVG = f"<!DOCTYPE svg [<!ENTITY e0 'a'>{ENTITIES}]><svg xmlns='http://www.w3.org/2000/svg'><text>&e40;</text></svg>"
+POINTER = "#/properties/a" + "/items/properties/a" * DOUBLINGS
+POINTERS = {"type": "object", "properties": {"a": {"items": {"properties": {"a": {"$ref": POINTER}}}}}}
 REGEX = "(" * DOUBLINGS + "a" + "){2}" * DOUBLINGS
 GBNF = 'root ::= r40\nr0 ::= "a"\n' + "\n".join(
     f"r{n} ::= r{n - 1} r{n - 1}" for n in range(1, DOUBLINGS + 1)
 )
 
 
-def with_file(name: str, text: str) -> list[object]:
-    data = "data:;base64," + base64.b64encode(text.encode()).decode()
+def with_file(name: str, text: str, parameters: str = "") -> list[object]:
+    data = f"data:text/plain{parameters};base64," + base64.b64encode(text.encode()).decode()
     content = [
         {"type": "file", "file": {"filename": name, "file_data": data}},
         {"type": "text", "text": "hi"},
@@ -68,6 +74,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
     "entities of a page": (CHAT, {"messages": with_file("a.xhtml", SVG)}),
     "repetitions of a regular expression": (CHAT, {"messages": HI, "guided_regex": REGEX}),
     "rules of GBNF": (CHAT, {"messages": HI, "guided_grammar": GBNF}),
+    "pointers of a schema": (CHAT, {"messages": HI, "response_format": format_of(POINTERS)}),
+    "parameters of a URL with data": (CHAT, {"messages": with_file("a.txt", "a", ";charset=a" * 100_000)}),
     "parameters of a tool": (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "required"}),
 }
 
@@ -94,6 +102,78 @@ def test_a_body_that_inflates_or_nests_is_refused(server: ServerProcess) -> None
     nested = '{"messages":' + "[" * 100_000 + "]" * 100_000 + "}"
     assert server.post(CHAT, content=nested).status_code == 400
     assert process.memory_info().rss - before < MOST_GROWTH
+
+
+FORMS = {
+    "names that nest": [("model" + "[a]" * n, "a") for n in range(1, DOUBLINGS)],
+    "one name": [(f"response_format[{n}]", "a") for n in range(DOUBLINGS)],
+    "more fields than it has": [(f"k{n}", "a") for n in range(10_000)],
+    "lists": [("include[]", "[" * 10_000 + "]" * 10_000)] * DOUBLINGS,
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_that_nests_or_repeats_is_refused(server: ServerProcess, name: str) -> None:
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    fields = [(field, (None, text)) for field, text in FORMS[name]]
+    files = [*fields, ("file", ("a.wav", b"RIFF"))]
+    answers = [server.post("/v1/audio/transcriptions", files=files) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [400, 400], answers[0].text
+    assert process.memory_info().rss - before < MOST_GROWTH
+
+
+TOOLS = """
+import json, sys
+
+answers = json.load(open(sys.argv[1]))
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        unknown = {"error": {"code": -32601, "message": "unknown"}}
+        answer = answers.get(message["method"], unknown)
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+def test_tools_of_a_server_that_double_do_not_grow_here(tmp_path: Path) -> None:
+    """The parameters of one are a schema that doubles; the result of the other is a picture of a few
+    kilobytes that would be 400 MB."""
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "png")
+    picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(file.getvalue()).decode()}
+    doubling = {"properties": {"a": {"$ref": "#/$defs/d40"}}, "$defs": REFERENCES["$defs"]}
+    tools = [
+        {"name": name, "inputSchema": {"type": "object", "additionalProperties": False, **schema}}
+        for name, schema in {"doubles": doubling, "shows": {}}.items()
+    ]
+    about = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "raw", "version": "1"},
+    }
+    results = {"initialize": about, "tools/list": {"tools": tools}, "tools/call": {"content": [picture]}}
+    script, answers, config = (tmp_path / name for name in ("tools.py", "answers.json", "config.toml"))
+    script.write_text(TOOLS)
+    answers.write_text(json.dumps({method: {"result": result} for method, result in results.items()}))
+    config.write_text(f'[mcp.raw]\ncommand = "{sys.executable}"\nargs = ["{script}", "{answers}"]\n')
+    with ServerProcess("--model", "demo", "--config", str(config)) as server:
+        process = psutil.Process(server.process.pid)
+        server.post(CHAT, json={"messages": HI, "max_tokens": 1})
+        before = process.memory_info().rss
+        for name in ("doubles", "shows"):
+            tool = {"type": "mcp", "server_label": "raw"}
+            body = {
+                "input": "hi",
+                "tools": [{**tool, "require_approval": "never", "allowed_tools": [name]}],
+                "tool_choice": {**tool, "name": name},
+                "max_output_tokens": 60,
+            }
+            answer = server.post("/v1/responses", json=body)
+            assert answer.status_code == 200, answer.text
+            assert process.memory_info().rss - before < MOST_GROWTH
+        assert any(item["type"] == "mcp_call" for item in answer.json()["output"])
+        assert server.get("/health").status_code == 200
 
 
 AMBIGUOUS = "root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s | [a-z]"

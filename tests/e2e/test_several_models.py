@@ -115,7 +115,7 @@ def test_by_hand(server: ServerProcess) -> None:
     assert post(server, "/v1/models/two/load?wait=false").status_code == 202
     wait_until(lambda: state(server, "two") == "ready")
     unknown = post(server, "/v1/models/three/load")
-    assert (unknown.status_code, "There is: one, two." in unknown.text) == (404, True)
+    assert (unknown.status_code, "The models are: one, two." in unknown.text) == (404, True)
     assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
     with ThreadPoolExecutor() as pool:
         with suspended(*(engine.pid for engine in engines_of(server.process.pid))):

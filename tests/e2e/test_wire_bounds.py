@@ -205,6 +205,13 @@ def test_an_upgrade_to_what_is_not_spoken_here_is_ignored(
             assert status_of(everything_until(sock, b'"usage"')) == 200
 
 
+def test_a_client_of_http_1_0_opens_no_socket(server: ServerProcess) -> None:
+    for path in (CHAT, "/v1/responses", "/nowhere"):
+        answer = answered(server, handshake(path=path).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert status_of(answer) in (404, 405), answer
+    check_serves(server)
+
+
 # -- WebSockets -------------------------------------------------------------------------------------------
 
 
@@ -234,6 +241,14 @@ def test_a_bad_handshake_is_400_and_no_stack(server: ServerProcess, name: str) -
     assert status_of(answer) == 400, answer
     check_serves(server)
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
+
+
+def test_a_refused_handshake_is_not_an_error_of_the_server(server: ServerProcess) -> None:
+    odd = (b"origin: https://elsewhere.example", b"x-priority: high", b"x-priority:")
+    for field in odd:
+        assert status_of(answered(server, handshake(field))) in (400, 403)
+    assert status_of(answered(server, handshake(path="/nowhere"))) == 403
+    assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
 
 
 def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:

@@ -41,4 +41,4 @@ def roomy(tiny: Path) -> Iterator[LlamaBackend]:
 
 @pytest.fixture(scope="session")
 def words(vocabulary: Vocabulary) -> ModelTokens:
-    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))
+    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary, for_many_masks=True))

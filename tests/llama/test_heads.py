@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 from random_model.architectures import HEADS, VOCAB
-from random_model.heads import arrange
+from random_model.heads import arrange, spoil
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
@@ -111,15 +111,16 @@ def test_answers_do_not_depend_on_it(backend: LlamaBackend) -> None:
 
 
 def arranged(path: Path, share: int) -> Path:
-    make_model("--shape", "tiny-qwen35-wide-head", "--quant", "f32", "--output", str(path))
-    arrange(path, share)
+    make_model("--shape", "tiny-qwen35-head", "--quant", "f32", "--output", str(path))
+    arrange(path)
+    spoil(path, share)
     return path
 
 
 ASKED = [
     GenerationRequest(
         id=str(n),
-        tokens=tuple(range(300 + 40 * n, 330 + 40 * n)),
+        tokens=tuple(range(330 + 40 * n, 300 + 40 * n, -1)),
         max_tokens=40,
         sampling=Sampling(seed=n, temperature=0, ignore_eos=True),
     )

@@ -18,14 +18,19 @@ from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions, McpServe
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.mcp_servers.connection import ConfiguredServers, McpConnection
 from openai_cpu_server.mcp_servers.escapes import PairedEscapes, paired_escapes
-from tests.waiting import eventually
+from openai_cpu_server.mcp_servers.stdio import UNREADABLE
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
 FLOODED = "it has sent more than 4194304 bytes, or 4000 messages, at once"
+DENSE = "it has sent a message with more than 51000 quotes, commas and brackets"
+WHOLE_S = DEADLINE_S / 2
 LIMITS = McpLimits(seconds=20, result_bytes=1000)
 CHILD = r"""
 import json, os, sys, threading
+
+sys.stdout.reconfigure(errors="surrogateescape")
 
 def say(message):
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
@@ -56,6 +61,16 @@ def call(name, arguments):
 def text(said):
     return {"content": [{"type": "text", "text": said}]}
 
+replies = {
+    "word": '"no object"',
+    "bytes": '{"content": [{"type": "text", "text": "\udcff"}]}',
+    "number": '{"content": [], "structuredContent": {"a": ' + "9" * 5000 + "}}",
+    "nested": '{"content": [], "structuredContent": {"a": ' + "[" * 300 + "]" * 300 + "}}",
+    "abyss": '{"content": [], "structuredContent": {"a": ' + "[" * 20_000 + "]" * 20_000 + "}}",
+    "dense": '{"content": [], "structuredContent": {"a": [' + "[], " * 30_000 + "[]]}}",
+    "dense text": '{"content": [' + ", ".join(['{"type": "text", "text": ""}'] * 5000) + "]}",
+}
+
 names = ["hang", "die", "flood", "chatter", "nonsense", "variables", "fine", "halves"]
 for line in sys.stdin:
     message = json.loads(line)
@@ -68,6 +83,11 @@ for line in sys.stdin:
         result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
     elif method == "tools/list":
         result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+    elif method == "tools/call" and params["name"] in replies:
+        reply = replies[params["name"]]
+        sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": %s}\n' % (message["id"], reply))
+        sys.stdout.flush()
+        continue
     elif method == "tools/call":
         result = call(params["name"], params["arguments"])
     else:
@@ -134,6 +154,27 @@ async def test_nonsense_and_a_huge_result_are_the_calls_alone() -> None:
         assert len(children()) == 1
 
 
+@pytest.mark.parametrize("tool", ["word", "bytes", "number", "nested"])
+async def test_a_reply_that_cannot_be_read_fails_its_call_at_once(tool: str) -> None:
+    async with connection(of_script(), McpLimits(seconds=WHOLE_S)) as server:
+        await server.tools()
+        (child,) = children()
+        for _ in range(2):
+            answer = await server.call(tool, {})
+            assert (answer.text, answer.is_error) == (UNREADABLE, True)
+        assert (await server.call("fine", {})).text == "fine"
+        assert children() == [child], "it has not been restarted"
+
+
+@pytest.mark.parametrize(("tool", "why"), [("abyss", UNREADABLE), ("dense", DENSE), ("dense text", DENSE)])
+async def test_a_reply_that_would_cost_the_event_loop_too_much_ends_its_server(tool: str, why: str) -> None:
+    async with connection(of_script(), McpLimits(seconds=WHOLE_S, result_bytes=1000)) as server:
+        await server.tools()
+        assert (await server.call(tool, {})).text == why
+        assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
+        assert (await server.call("fine", {})).text == "fine"
+
+
 async def test_a_child_gets_of_the_environment_what_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCS_API_KEY", "secret")
     async with connection(of_script(env={"OWN": "7"}), McpLimits(seconds=20)) as server:
@@ -191,15 +232,24 @@ def test_halves_are_replaced_however_a_body_is_cut() -> None:
         assert b"".join([*parts, escapes.rest()]) == whole
 
 
+JSON_TYPE, EVENT_TYPE = "content-type: application/json", "content-type: text/event-stream"
+RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
+
+
 @pytest.mark.parametrize(
-    ("headers", "body"),
+    ("headers", "body", "why"),
     [
-        ("content-type: application/json\r\ncontent-encoding: gzip", b"\x1f\x8b"),
-        ("content-type: application/json", b"[" + b"1," * (10 << 20) + b"1]"),
-        ("content-type: text/event-stream", b"data: " + b"1" * (10 << 20)),
+        (f"{JSON_TYPE}\r\ncontent-encoding: gzip", b"\x1f\x8b", None),
+        (JSON_TYPE, b"[" + b"1," * (10 << 20) + b"1]", None),
+        (EVENT_TYPE, b"data: " + b"1" * (10 << 20), None),
+        (JSON_TYPE, RESULT % (b'{"a": [' + b"[]," * 30_000 + b"[]]}"), None),
+        (JSON_TYPE, RESULT % b'{"a": "\xff"}', UNREADABLE),
+        (JSON_TYPE, RESULT % (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}"), UNREADABLE),
+        (EVENT_TYPE, b"data: " + RESULT % b'"no object"' + b"\n\n", UNREADABLE),
+        (JSON_TYPE, b"no JSON \x1b[31m", UNREADABLE),
     ],
 )
-async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes) -> None:
+async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes, why: str | None) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(f"HTTP/1.1 200 OK\r\n{headers}\r\nconnection: close\r\n\r\n".encode() + body)
@@ -208,7 +258,7 @@ async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes) -> N
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
         async with connection(McpServerOptions(url=f"http://127.0.0.1:{port}/"), LIMITS) as server:
-            with pytest.raises(McpUnavailable):
+            with pytest.raises(McpUnavailable, match=why):
                 await server.tools()
 
 

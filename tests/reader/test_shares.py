@@ -120,19 +120,27 @@ def test_a_picture_waits_for_no_document(
         second.result()
 
 
-@pytest.mark.parametrize("kind", ["program", "document"])
+@pytest.mark.parametrize(
+    ("kind", "num_started"),
+    [("program", 0), ("program", 2), ("document", 1)],
+    ids=["program in the first process", "program in its own process", "document"],
+)
 def test_one_client_never_keeps_the_work_of_another_waiting(
-    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor, kind: str
+    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor, kind: str, num_started: int
 ) -> None:
+    """`num_started`: processes that the first work starts, one of them a spare."""
+
     def done(number: int) -> bool:
         if kind == "document":
             return model.document(b"text %d" % number, 100, "") == (f"text {number}",)
         return isinstance(model.make_grammar(schema_order(number)), MadeGrammar)
 
     before = set(pool.pids)
+    if num_started == 2:
+        pool.start_program_reader()
     assert done(1)
-    wait_until(lambda: len(set(pool.pids) - before) == (1 if kind == "document" else 2))  # one is a spare
-    first = next(pid for pid in pool.pids if pid not in before)
+    wait_until(lambda: len(set(pool.pids) - before) == num_started)
+    first = next(pid for pid in pool.pids if (pid in before) is (num_started == 0))
     with suspended(first):
         of_ann = [begun(threads, ANN, partial(done, n)) for n in (2, 3, 4)]
         wait_until(lambda: pool.load()[kind] == (2, 1))
@@ -140,3 +148,14 @@ def test_one_client_never_keeps_the_work_of_another_waiting(
         assert of_bob.result()
         assert pool.load()[kind].running == 1
     assert all(one.result() for one in of_ann)
+
+
+def test_texts_do_not_wait_for_a_program_in_the_first_process(
+    pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
+) -> None:
+    with suspended(*pool.pids):
+        program = begun(threads, ANN, lambda: model.make_grammar(schema_order(1)))
+        wait_until(lambda: pool.load()["program"].running == 1)
+        assert model.tokenizer.encode("Hello, you", add_special=False, parse_special=False)
+        assert not program.done()
+    assert isinstance(program.result(), MadeGrammar)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -342,12 +343,13 @@ def test_the_price_of_a_call_for_several_sequences_is_learned() -> None:
     drafter, sequences = ModelDrafter(0.1, reads_along=True), [decoding(name, 20) for name in "abcd"]
     outcome = Drafted(2, 0, num_thought=2)
     at_first = drafter.draft(sequences[0], 8, 20.0, 5.0)
-    assert (at_first.chances, at_first.token_ms, at_first.shared_ms) == ((0.6,) * 4, 2.0, 0.5)
+    assert (at_first.chances, at_first.token_ms, at_first.shared_ms) == ((0.8,) * 4, 2.0, 0.5)
     for _ in range(100):
         drafter.learn_price({sequences[0]: outcome}, 8.0)
         drafter.learn_price(dict.fromkeys(sequences, outcome), 14.0)
     draft = drafter.draft(sequences[0], 8, 20.0, 5.0)
-    assert (draft.token_ms, draft.shared_ms, draft.num_unread) == (4.0, pytest.approx(1.0), 0)
+    assert (draft.token_ms, draft.shared_ms) == (pytest.approx(4.0, rel=0.05), pytest.approx(1.0, rel=0.05))
+    assert draft.num_unread == 0
     for shared_ms, num_drafting in ((1.0, 4), (4.0, 0)):
         made = plan(4, FLAT)
         drafts = {s: SequenceDraft((), (0.9,), 0.0, 4.0, shared_ms) for s in made.sequences}
@@ -403,3 +405,85 @@ def test_an_interrupted_draft_is_given_back() -> None:
         driver.step(interrupt=True)
         assert driver.ledger.num_used <= 1 + driver.ledger.blocks_for(15)
     driver.run()
+
+
+OWN_KERNELS = ((1, 40), (2, 43), (4, 52), (8, 75), (16, 120), (32, 160), (64, 280))
+"""Step times like those of a model of 1 B with this server's kernels: four rows cost 1.3 times one."""
+HEAD = 0.18
+"""Time of a head's call, of a step of one token."""
+ANSWER = 150
+
+
+class HeadRun:
+    """Sequences that decode with a head which is right by chance, in virtual time."""
+
+    def __init__(self, num_sequences: int, chance: float) -> None:
+        self._random = random.Random(0)
+        self._chance = chance
+        self._prices = StepPrices(CostModel(CostCurve(step_ms=OWN_KERNELS, attended_ms=0.0)), 256)
+        self._speculator = Speculator(SilentDrafter(), ModelDrafter(HEAD, reads_along=True))
+        self._left = {decoding(str(number), 5): ANSWER for number in range(num_sequences)}
+        self.num_calls = self.num_rows = self.num_tokens = 0
+        self.ms = self.plain_ms = 0.0
+
+    def step(self) -> None:
+        plan = StepPlan(StepCapacity(256, 256, 256))
+        for sequence in self._left:
+            plan.add(sequence, 1, StepReason.DECODE)
+        chosen = self._speculator.drafts(plan, self._prices, {s: n - 1 for s, n in self._left.items()})
+        lengths = {s: chosen.spans[s].num_to_draft if s in chosen.spans else 0 for s in self._left}
+        drafted = {s: self._drafted(length) for s, length in lengths.items() if length}
+        drafting_ms = self._calls_ms(list(lengths.values()))
+        step_ms = self._step_ms(len(lengths) + sum(lengths.values())) + drafting_ms
+        self._speculator.learn(drafted, drafting_ms)
+        slots = {s: slot for slot, s in enumerate(lengths)}
+        spans = tuple(Span(slots[s], 4, (1,), True, num_to_draft=n) for s, n in lengths.items())
+        result = StepResult(drafted={slots[s]: one for s, one in drafted.items()}, drafting_ms=drafting_ms)
+        self._speculator.compare(chosen.plain_ms, Step(spans=spans), result, step_ms, step_ms)
+        gained = {s: 1 + (drafted[s].num_accepted if s in drafted else 0) for s in lengths}
+        self.ms += step_ms
+        self.plain_ms += self._step_ms(len(lengths)) * sum(gained.values()) / len(lengths)
+        self.num_tokens += sum(gained.values())
+        self._advance(gained)
+
+    def _drafted(self, length: int) -> Drafted:
+        right = itertools.takewhile(lambda _: self._random.random() < self._chance, range(length))
+        return Drafted(length, len(list(right)), 0, length)
+
+    def _calls_ms(self, lengths: list[int]) -> float:
+        """A further sequence in a call costs as much of it as a further row of a step."""
+        single_ms = self._step_ms(1)
+        row_ms = self._step_ms(2) - single_ms
+        drafting = [sum(length > place for length in lengths) for place in range(max(lengths))]
+        self.num_calls += len(drafting)
+        self.num_rows += sum(drafting)
+        return HEAD * sum(single_ms + (count - 1) * row_ms for count in drafting)
+
+    def _step_ms(self, num_rows: int) -> float:
+        return self._prices.cost.predict_ms(self._prices.padded_size(num_rows))
+
+    def _advance(self, gained: dict[Sequence, int]) -> None:
+        for sequence, count in gained.items():
+            self._left[sequence] -= count
+            if self._left[sequence] <= 0:
+                self._speculator.forget(sequence)
+                del self._left[sequence]
+                self._left[decoding(sequence.request.id, 5)] = ANSWER
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+def test_a_head_that_is_wrong_costs_less_than_3_percent(num_sequences: int, chance: float) -> None:
+    run = HeadRun(num_sequences, chance)
+    while run.num_tokens < 600 * min(num_sequences, 4):
+        run.step()
+    assert run.plain_ms / run.ms > 0.97
+    assert run.num_rows < 0.06 * run.num_tokens
+
+
+def test_a_head_that_is_mostly_right_gains() -> None:
+    for num_sequences, gain in ((1, 1.35), (2, 1.15)):
+        run = HeadRun(num_sequences, 0.8)
+        while run.num_tokens < 600:
+            run.step()
+        assert run.plain_ms / run.ms > gain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import subprocess
 import sys
@@ -28,8 +29,10 @@ from bench.results import (
     ratios,
 )
 from bench.servers import Variant, environment, ours
+from bench.vllm_model import FORMS, can_serve, cell_bytes, model_folder
 from bench.workloads import WORKLOADS
 
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
@@ -195,3 +198,23 @@ def test_a_workload_has_figures_for_each_server(name: str) -> None:
     result = WORKLOADS[name](bench)
     assert result.failures == {}
     assert all(line.servers["ours"].median > 0 for line in result.lines)
+
+
+def test_vllm_gets_the_shape_of_a_dense_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tiny_model_path()
+    assert can_serve(model)
+    folders = {form: model_folder(model, form) for form in FORMS}
+    configs = {form: json.loads((folder / "config.json").read_text()) for form, folder in folders.items()}
+    header = GgufHeader(model)
+    shape = configs["bf16"]
+    assert shape["architectures"] == ["LlamaForCausalLM"]
+    assert shape["num_hidden_layers"] == header.arch_int("block_count")
+    assert shape["hidden_size"] == shape["num_attention_heads"] * shape["head_dim"]
+    assert (
+        cell_bytes(model) == 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    )
+    assert "quantization_config" not in shape
+    assert configs["int4"]["quantization_config"]["bits"] == 4
+    tokenizer = json.loads((folders["int8"] / "tokenizer.json").read_text())
+    assert len(tokenizer["model"]["vocab"]) == shape["vocab_size"]

@@ -152,7 +152,7 @@ def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
         done = machine.run("install", HOME=str(home))
         assert (done.returncode, done.stdout) == (0, "")
         assert said in done.stderr
-        assert f'add this line to ~/.profile: export PATH="{link.parent}:$PATH"' in done.stderr
+        assert f'add this line to ~/.profile and log in again: export PATH="{link.parent}:$PATH"' in done.stderr
         assert link.readlink() == machine.folder / ".venv/bin/openai-cpu-server"
     done = machine.run("install", HOME=str(home), PATH=f"{machine.bin}:{link.parent}")
     assert done.stderr.endswith(f"\ninstall: openai-cpu-server is {link}\n")
@@ -164,7 +164,7 @@ def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
     for arguments in ((), ("--uninstall",)):
         done = machine.run("install", *arguments, HOME=str(home))
         assert (done.returncode, link.read_text()) == (1, "another program")
-        assert "is not of this checkout" in done.stderr
+        assert "does not belong to this checkout" in done.stderr
 
 
 NO_INDEX = "ERROR: Could not find a version that satisfies the requirement ninja (from versions: none)"

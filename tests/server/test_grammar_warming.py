@@ -1,9 +1,10 @@
-"""Once the server is idle, a reader for programs starts and reads a large vocabulary for grammars."""
+"""Readers prepare for grammars once the server is idle, or while a model loads whose clients use grammars."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from pathlib import Path
 
 import anyio.lowlevel
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.grammars import ModelGrammars
+from openai_cpu_server.models.grammars import GrammarMark, ModelGrammars
 from openai_cpu_server.server.fleet import prepare_grammars
 from openai_cpu_server.structured.compiler import grammar_maker
 from tests.api.fake_engine import READY, FakeEngine
@@ -24,11 +25,10 @@ pytestmark = pytest.mark.anyio
 class Story:
     """A model that loads, requests, and what was done in turn."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, mark: GrammarMark | None = None) -> None:
         self.engine = FakeEngine(told=msgspec.structs.replace(READY, state=EngineState.LOADING))
         self.model = served(self.engine).default
-        self.model.tokenizer.vocab_size = vocab_size  # type: ignore[misc]
-        self.model.grammars = ModelGrammars(grammar_maker(self._check))
+        self.model.grammars = ModelGrammars(grammar_maker(self._check), mark)
         self.live = ["a request"]
         self.log: list[str] = []
         self.is_refused = False
@@ -52,7 +52,7 @@ class Story:
 
 
 async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
-    story = Story(vocab_size=262_144)
+    story = Story()
     warming = story.begun()
     await anyio.lowlevel.checkpoint()
     assert story.log == []
@@ -67,16 +67,30 @@ async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
     assert story.log.count("made") == 1
 
 
-async def test_a_small_vocabulary_is_read_with_the_first_schema() -> None:
-    story = Story(vocab_size=512)
+async def test_a_model_whose_clients_use_grammars_prepares_before_it_is_loaded(tmp_path: Path) -> None:
+    story = Story(mark=GrammarMark(tmp_path / "folder", tmp_path / "model.gguf"))
+    story.model.grammars.of_any_object("response_format")
+    story.log.clear()
+    story = Story(mark=GrammarMark(tmp_path / "folder", tmp_path / "model.gguf"))
+    warming = story.begun()
+    await eventually(lambda: story.log == ["made"])
+    story.engine.told = READY
+    story.live.clear()
+    await warming
+    assert story.log == ["made", "looked", "started", "made"]
+
+
+async def test_preparing_does_not_count_as_use(tmp_path: Path) -> None:
+    story = Story(mark=GrammarMark(tmp_path, tmp_path / "model.gguf"))
     story.engine.told = READY
     story.live.clear()
     await story.begun()
-    assert story.log == ["looked", "started"]
+    assert story.log == ["looked", "started", "made"]
+    assert not GrammarMark(tmp_path, tmp_path / "model.gguf").is_set
 
 
 async def test_a_vocabulary_that_cannot_be_used_is_told_to_the_first_who_needs_it() -> None:
-    story = Story(vocab_size=262_144)
+    story = Story()
     story.is_refused, story.engine.told = True, READY
     story.live.clear()
     await story.begun()

@@ -127,12 +127,12 @@ def test_a_file_with_a_value_out_of_range_is_refused_unless_its_table_has_anothe
 @pytest.mark.parametrize(
     ("arguments", "toml", "table", "line"),
     [
-        (("--temperature", "2.5"), "", "", "--temperature: Input should be less than or equal to 2"),
-        (("--min-p", "nan"), "", "", "--min-p: Input should be a finite number"),
-        (("--top-k", "-2"), "", "", "--top-k: Input should be greater than or equal to -1"),
-        ((), "", "top_p = 1.5\n", "[models.m] top_p: Input should be less than or equal to 1"),
+        (("--temperature", "2.5"), "", "", "--temperature: must be less than or equal to 2"),
+        (("--min-p", "nan"), "", "", "--min-p: must be a finite number"),
+        (("--top-k", "-2"), "", "", "--top-k: must be greater than or equal to -1"),
+        ((), "", "top_p = 1.5\n", "[models.m] top_p: must be less than or equal to 1"),
         ((), "", "temprature = 1\n", "[models.m] temprature: unknown option; did you mean temperature?"),
-        ((), "max_output_tokens = -3", "", "--max-output-tokens: Input should be greater than or equal to 0"),
+        ((), "max_output_tokens = -3", "", "--max-output-tokens: must be greater than or equal to 0"),
         (("--sampling-defaults", "greedy"), "", "", "--sampling-defaults: "),
         (
             ("--sampling-defaults", "openai", "--top-k", "3"),

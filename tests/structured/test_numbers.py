@@ -169,3 +169,25 @@ def test_a_bound_of_300_digits_is_taken_or_refused_in_words(kind: str, keyword: 
     for value in (bound, -bound):
         with contextlib.suppress(InvalidRequest):
             assert schema_to_gbnf({"type": kind, keyword: value})
+
+
+@pytest.mark.parametrize("step", [48, 128, 999, 1024, 3600])
+@pytest.mark.parametrize("edge", [2**53, 2**53 + 1, 10**16 - 1, 2**60, 10**18 + 7, 2**63 - 1])
+def test_multiples_are_exact_up_to_64_bits(step: int, edge: int) -> None:
+    greatest = edge // step * step
+    inside = [greatest - step * n for n in (0, 1, 2, 40)]
+    outside = [greatest + step * n for n in (1, 2, 40)] + [greatest - 1, greatest - step + 1]
+    check({"type": "integer", "multipleOf": step, "maximum": edge}, inside, outside)
+    check(
+        {"type": "integer", "multipleOf": step, "minimum": -edge, "maximum": 5},
+        [0, *(-x for x in inside)],
+        [step, *(-x for x in outside)],
+    )
+    if edge < 10**18:
+        later = [greatest + step * n for n in (1, 2, 40)]
+        check({"type": "integer", "multipleOf": step, "minimum": greatest + 1}, later, inside)
+
+
+def test_the_least_integer_of_64_bits_is_a_multiple() -> None:
+    schema = {"type": "integer", "multipleOf": 128, "minimum": -(2**63), "maximum": 2**63 - 1}
+    check(schema, [-(2**63), -(2**63) + 128, -(2**63) + 1024, 2**63 - 128, 0], [-(2**63) - 128, 2**63, 1])

@@ -52,7 +52,7 @@ SCHEMAS = [*({"type": "string", **text} for text in TEXTS), *NUMBERS, *OTHERS]
 class RealVocabulary:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.tokenizer: LLTokenizer = grammar_tokenizer(vocabulary)
+        self.tokenizer: LLTokenizer = grammar_tokenizer(vocabulary, for_many_masks=True)
         self.make = grammar_maker(
             grammar_trial(vocabulary), set(vocabulary.pieces.text), has_own_numbers=True
         )

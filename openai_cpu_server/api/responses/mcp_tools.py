@@ -71,6 +71,8 @@ async def open_tools(servers: McpServers, body: schema.ResponsesBody, identity: 
         for (at, tool), server, found in zip(wanted, chosen, lists, strict=True):
             label = tool.server_label
             if isinstance(found, McpUnavailable):
+                if _must_call(body, label):
+                    raise wrong(f"The MCP server '{label}' cannot be used: {found}.", at)
                 listings.append(ToolListing(label, (), str(found)))
                 continue
             scope = _of_url(tool.server_url) if tool.server_url else label
@@ -93,6 +95,13 @@ async def open_tools(servers: McpServers, body: schema.ResponsesBody, identity: 
     except BaseException:
         await asyncio.shield(asyncio.gather(*(server.close() for server in own)))
         raise
+
+
+def _must_call(body: schema.ResponsesBody, label: str) -> bool:
+    choice, tools = body.tool_choice, body.tools or ()
+    if isinstance(choice, schema.NamedMcpTool):
+        return choice.server_label == label
+    return choice == "required" and all(isinstance(tool, schema.McpServerTool) for tool in tools)
 
 
 async def _listed(server: McpServer) -> Sequence[McpTool] | McpUnavailable:

@@ -110,10 +110,7 @@ def to_params(
 ) -> GenerationParams:
     """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
     if not messages:
-        if isinstance(body.input, list) and body.input:
-            kinds = ", ".join(dict.fromkeys(f"'{one.type[:64]}'" for one in body.input if one.type))
-            raise wrong(f"'{_PATH}' has nothing for the model: items of type {kinds} are not shown.", _PATH)
-        raise missing(_PATH)
+        raise wrong("'input' has no item of a supported type.", _PATH) if body.input else missing(_PATH)
     conversation = ConversationParam(messages, _PATH, may_forget=body.truncation == "auto")
     params = shared_params(
         body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))

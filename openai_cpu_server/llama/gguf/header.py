@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Union
 
@@ -116,6 +116,24 @@ class GgufReader:
         at = self._reach(length)
         self.position += length
         return self._window[at : at + length].decode("utf-8", errors)
+
+    def strings(self, count: int, errors: str) -> Iterator[str]:
+        """Read so many strings, most of them without a call for each."""
+        length_of = _LENGTH.unpack_from
+        while count:
+            at = self._reach(_LENGTH.size)
+            data, last = self._window, len(self._window) - _LENGTH.size
+            while count and at <= last:
+                end = at + _LENGTH.size + length_of(data, at)[0]
+                if end > len(data):
+                    break
+                yield data[at + _LENGTH.size : end].decode("utf-8", errors)
+                at = end
+                count -= 1
+            self.position = self._window_start + at
+            if count and at <= last:  # its end is outside the window
+                yield self.string(errors)
+                count -= 1
 
     def _array(self, kind: int, length: int) -> Value:
         skipped = SkippedArray(kind, length, self.position)
@@ -285,12 +303,10 @@ class GgufHeader:
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or array.kind != _STRING:
             return {}
-        wanted = set(range(array.length) if indices is None else indices)
+        count = array.length if indices is None else min(array.length, max(indices, default=-1) + 1)
         with opened(self.path) as file:
-            reader = GgufReader(file, self.path, position=array.start)
-            count = min(array.length, max(wanted, default=-1) + 1)
-            strings = [reader.string(errors) for _ in range(count)]
-        return {index: text for index, text in enumerate(strings) if index in wanted}
+            strings = enumerate(GgufReader(file, self.path, position=array.start).strings(count, errors))
+            return dict(strings) if indices is None else {i: text for i, text in strings if i in indices}
 
     @property
     def architecture(self) -> str:

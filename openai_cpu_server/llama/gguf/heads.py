@@ -34,6 +34,8 @@ _SINGLE_CUT = _Support(HeadKind.SINGLE, is_cut=True)
 _SUPPORTED = {
     "cohere2moe": _SINGLE,
     "deepseek2": _SINGLE,
+    "deepseek32": _SINGLE,
+    "glm-dsa": _SINGLE,
     "glm4moe": _SINGLE,
     "nemotron_h_moe": _SINGLE,
     "qwen35": _SINGLE,

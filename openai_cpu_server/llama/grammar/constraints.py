@@ -384,7 +384,9 @@ class Constraints:
         """Read the vocabulary in a thread. It must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
-        self._tokens = self._threads.submit(lambda: ModelTokens(vocabulary, grammar_tokenizer(vocabulary)))
+        self._tokens = self._threads.submit(
+            lambda: ModelTokens(vocabulary, grammar_tokenizer(vocabulary, for_many_masks=True))
+        )
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:

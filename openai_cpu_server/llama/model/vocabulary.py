@@ -135,7 +135,6 @@ class Vocabulary(Closable):
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
             raise StartupError(f"{model.path} has no tokenizer.")
         self._size = int(llama_cpp.llama_vocab_n_tokens(self.native))
-        self._pieces: list[bytes | None] = [None] * self._size
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
@@ -221,21 +220,30 @@ class Vocabulary(Closable):
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
         vocab, is_end = self.native, llama_cpp.llama_vocab_is_eog
-        return frozenset(token for token in range(self._size) if is_end(vocab, token))
+        return frozenset([token for token in range(self._size) if is_end(vocab, token)])
+
+    @functools.cached_property
+    def attributes(self) -> array[int]:
+        """Bits of `LLAMA_TOKEN_ATTR_*` of each token."""
+        vocab, attributes = self.native, llama_cpp.llama_vocab_get_attr
+        return array("i", [attributes(vocab, token) for token in range(self._size)])
+
+    @functools.cached_property
+    def silent_tokens(self) -> frozenset[int]:
+        """Tokens that have no bytes without `special`."""
+        return self.end_tokens.union(token for token, bits in enumerate(self.attributes) if bits & _SILENT)
 
     @functools.cached_property
     def pieces(self) -> PieceTable:
         """Takes 0.1 s for 49,000 tokens."""
         vocab, render = self.native, llama_cpp.llama_token_to_piece
-        attributes, buffer = llama_cpp.llama_vocab_get_attr, ctypes.create_string_buffer(_PIECE_BYTES)
-        shown, text, ends, silent = memoryview(buffer), bytearray(), array("I"), array("I")
+        buffer = ctypes.create_string_buffer(_PIECE_BYTES)
+        shown, text, ends = memoryview(buffer), bytearray(), array("I")
         for token in range(self._size):
             length = render(vocab, token, buffer, _PIECE_BYTES, 0, True)
-            text += shown[:length] if length >= 0 else _rendered(self.native, token, special=True)
+            text += shown[:length] if length >= 0 else _long_piece(vocab, token, -length)
             ends.append(len(text))
-            if attributes(vocab, token) & _SILENT or token in self.end_tokens:
-                silent.append(token)
-        return PieceTable(bytes(text), ends, silent)
+        return PieceTable(bytes(text), ends, array("I", sorted(self.silent_tokens)))
 
     @functools.cached_property
     def longest_piece(self) -> int | None:
@@ -283,14 +291,10 @@ class Vocabulary(Closable):
         would end the process."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is not a token: the vocabulary has {self._size}.", param="tokens")
-        if special:
-            return _rendered(self.native, token, special=True)
-        piece = self._pieces[token]
-        if piece is None:
-            piece = self._pieces[token] = (
-                b"" if token in self.end_tokens else _rendered(self.native, token, special=False)
-            )
-        return piece
+        if not special and token in self.silent_tokens:
+            return b""
+        text, ends, _ = self.pieces
+        return text[ends[token - 1] if token else 0 : ends[token]]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return b"".join(self.piece(token, special=special) for token in tokens).decode("utf-8", "replace")
@@ -307,15 +311,13 @@ def try_out(vocabulary: Vocabulary) -> None:
 
 
 def control_tokens(vocabulary: Vocabulary) -> tuple[ControlToken, ...]:
-    native, attributes = vocabulary.native, llama_cpp.llama_vocab_get_attr
     before, behind = llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP
     found = []
-    for token in range(vocabulary.vocab_size):
-        kind = attributes(native, token)
-        text = llama_cpp.llama_vocab_get_text(native, token) if kind & _SILENT else None
+    for token, bits in enumerate(vocabulary.attributes):
+        text = llama_cpp.llama_vocab_get_text(vocabulary.native, token) if bits & _SILENT else None
         if text:
             shown = text.decode("utf-8", "replace")
-            found.append(ControlToken(shown, bool(kind & before), bool(kind & behind)))
+            found.append(ControlToken(shown, bool(bits & before), bool(bits & behind)))
     return tuple(found)
 
 
@@ -349,14 +351,10 @@ def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bo
         capacity = -count
 
 
-def _rendered(vocab: object, token: int, *, special: bool) -> bytes:
-    size = 64
-    while True:
-        buffer = ctypes.create_string_buffer(size)
-        length = llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, special)
-        if length >= 0:
-            return buffer.raw[:length]
-        size = -length
+def _long_piece(vocab: object, token: int, size: int) -> bytes:
+    buffer = ctypes.create_string_buffer(size)
+    llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, True)
+    return buffer.raw
 
 
 def _present(token: int) -> int | None:

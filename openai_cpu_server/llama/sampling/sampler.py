@@ -234,6 +234,9 @@ def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
 
 
 Tokens = npt.NDArray[np.int32]
+Forbidden = npt.NDArray[np.intp]
+_FEW_ALLOWED = 0.25
+"""Share of a vocabulary up to which taking tokens out of a row is faster than working on all of it."""
 
 
 class Survivors(NamedTuple):
@@ -277,17 +280,6 @@ class Scratch:
                 weights /= np.float32(temperature)
         np.exp(weights, out=weights)
         return weights
-
-    def masked(self, logits: Logits, allowed: Allowed) -> Logits:
-        """Return the logits with -inf where not allowed, in the buffer of `copy`.
-
-        Adding a logarithm takes constant time; selecting takes eight times as long if masks change often.
-        """
-        summands = self._weights[: len(logits)]
-        np.copyto(summands, allowed)
-        np.log(summands, out=summands)
-        masked: Logits = np.add(logits, summands, out=self._copy[: len(logits)])
-        return masked
 
     def narrowed(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
         """Copy the tokens that the chain keeps of these."""
@@ -412,14 +404,22 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def draw(logits: Logits, temperature: float, chance: float, scratch: Scratch) -> int:
+def draw(
+    logits: Logits, temperature: float, chance: float, scratch: Scratch, forbidden: Forbidden | None = None
+) -> int:
     """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
-    largest logit must be finite."""
+    largest logit must be finite, and not forbidden."""
     if len(logits) <= _FEW:  # half of the overhead, and nothing overflows
         exact = logits.astype(np.float64)
-        sums = np.exp((exact - exact.max()) / max(temperature, COLDEST)).cumsum()
+        weights = np.exp((exact - exact.max()) / max(temperature, COLDEST))
+        if forbidden is not None:
+            weights[forbidden] = 0
+        sums = weights.cumsum()
         return int(sums.searchsorted(min(chance * sums[-1], np.nextafter(sums[-1], 0)), "right"))
-    return _index_at(scratch.weights(logits, max(temperature, COLDEST)), chance)
+    all_weights = scratch.weights(logits, max(temperature, COLDEST))
+    if forbidden is not None:
+        all_weights[forbidden] = 0
+    return _index_at(all_weights, chance)
 
 
 def _index_at(weights: Logits, chance: float) -> int:
@@ -494,18 +494,44 @@ class Sampler:
             self._adjustments.apply(adjusted)
             adjusted = finite_logits(adjusted)
         if allowed is not None:
-            masked = self._scratch.masked(adjusted, allowed)
-            if not masked.max() > -np.inf:  # the grammar overrides parameters that forbid all it allows
-                masked = self._scratch.masked(logits, allowed)
-                if not masked.max() > -np.inf:
-                    masked = self._scratch.masked(np.zeros_like(logits), allowed)
-            adjusted = masked
+            return self._choose_allowed(best, logits, adjusted, allowed)
         if adjusted is not logits:
             still_best = int(adjusted.argmax())
             if adjusted[still_best] == -np.inf:
                 return min(self._end_tokens, default=best)
             best = still_best
         return best if self._sampling.temperature <= 0 else self._draw(adjusted)
+
+    def _choose_allowed(self, best: int, logits: Logits, adjusted: Logits, allowed: Allowed) -> int:
+        """The grammar overrides adjustments that forbid all it allows. Few allowed tokens are taken out of the
+        row; few forbidden ones get no weight, so that the row is not copied."""
+        is_cold = self._sampling.temperature <= 0
+        if np.count_nonzero(allowed) <= len(allowed) * _FEW_ALLOWED:
+            tokens = np.flatnonzero(allowed)
+            row = adjusted[tokens]
+            if not row.max() > -np.inf:
+                row = logits[tokens]
+                row = row if row.max() > -np.inf else np.zeros_like(row)
+            return int(tokens[row.argmax() if is_cold else self._draw(row)])
+        is_best_allowed = adjusted is logits and allowed[best]
+        if is_best_allowed and is_cold:
+            return best
+        forbidden = np.flatnonzero(~allowed)
+        if is_best_allowed and self._draws_from_all:
+            return self._draw(logits, forbidden)
+        masked = self._scratch.copy(logits) if adjusted is logits else adjusted
+        masked[forbidden] = -np.inf
+        if not masked.max() > -np.inf:
+            masked = self._scratch.copy(logits)
+            masked[forbidden] = -np.inf
+            if not masked.max() > -np.inf:
+                masked[allowed] = 0
+        return int(masked.argmax()) if is_cold else self._draw(masked)
+
+    @property
+    def _draws_from_all(self) -> bool:
+        cuts = self._truncation is not None or self._sampling.top_n_sigma > 0
+        return not cuts and not self._excludes_top_choices
 
     @property
     def _excludes_top_choices(self) -> bool:
@@ -531,13 +557,14 @@ class Sampler:
         if self._truncation is not None:
             self._truncation.close()
 
-    def _draw(self, logits: Logits) -> int:
+    def _draw(self, logits: Logits, forbidden: Forbidden | None = None) -> int:
+        """`forbidden`: tokens without weight, only if all others can be drawn."""
         chance = uniform(self._sampling.seed, self._position)
         temperature = self._sampling.temperature
         if self._sampling.top_n_sigma > 0:
             logits = within_sigmas(logits, self._sampling.top_n_sigma)
         if self._truncation is None and not self._excludes_top_choices:
-            return draw(logits, temperature, chance, self._scratch)
+            return draw(logits, temperature, chance, self._scratch, forbidden)
         if self._truncation is None:
             tokens = above(logits, -math.inf)
             survivors = Survivors(tokens, logits[tokens])

@@ -1,4 +1,4 @@
-// The page's beginning: it mounts the shell, which shows one of two rooms.
+// Entry point of the page: mounts the shell, which shows one of two rooms.
 import { render } from "preact";
 import { html } from "./base/html.js";
 import { Shell } from "./shell/shell.js";

@@ -9,7 +9,7 @@ const SOURCE = dirname(fileURLToPath(import.meta.url));
 const BUILT = join(SOURCE, "..", "built");
 const COPIED = ["index.html", "icon.svg"];
 
-/** Makes all files, as a map from name to bytes; nothing is written. */
+/** Makes all files, as a map from name to bytes, and writes nothing. */
 async function bundled() {
   const { outputFiles, metafile } = await build({
     absWorkingDir: SOURCE,
@@ -21,7 +21,7 @@ async function bundled() {
     format: "esm",
     target: ["es2022"],
     chunkNames: "[name]-[hash]",
-    legalComments: "none", // they are all in licences.txt
+    legalComments: "none", // licences.txt has all of them
     metafile: true,
     write: false,
     logLevel: "warning",
@@ -32,7 +32,7 @@ async function bundled() {
   return new Map([...files].sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
-/** The packages of which something is in the bundle, each with its version and the text of its licence. */
+/** Packages with code in the bundle, each with its version and the text of its licence. */
 function licences(metafile) {
   const inputs = Object.keys(metafile.inputs).map((path) => path.match(/node_modules\/((?:@[^/]+\/)?[^/]+)/)?.[1]);
   const packages = [...new Set(inputs.filter(Boolean))].sort();

@@ -4,6 +4,6 @@
     const chosen = localStorage.getItem("ocs-theme");
     if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   } catch {
-    // Storage may be forbidden: then the system's theme it is.
+    // Storage may be forbidden. Then the system's theme applies.
   }
 })();

@@ -98,7 +98,7 @@ class ReplicasOverview:
             deaths.append(LastDeath(cause="replica_lost", message=loss[0], age_s=self.clock() - loss[1]))
         return EngineStatus(
             state=self.state,
-            reason="the server is about to end" if self.is_draining else self.reason,
+            reason="the server is shutting down" if self.is_draining else self.reason,
             loaded=max((status.loaded for status in statuses), default=0.0),
             timed=None,
             running=live.count(RequestState.RUNNING),

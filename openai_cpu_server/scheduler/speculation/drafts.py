@@ -22,6 +22,9 @@ _FORGET_OWN = 0.96
 """Decay for one sequence, so that about 25 count: a text may quote in one place and not in the next."""
 _FADE = 0.9998
 """Decay of the experience with unused drafts: after some 5,000 steps they are tried again."""
+_FADE_OWN = 0.99
+"""The same for one sequence: after some 50 steps it is tried again as others are. A sequence whose drafts are
+always wrong where others' are right thus loses 1 %."""
 _PRIOR_WEIGHT = 8.0
 """Weight of the initial assumption in observations."""
 _LEAN = 4.0
@@ -68,11 +71,11 @@ class GuessRates:
         if self._common is not None:
             self._common.learn(kind, was_right=was_right)
 
-    def fade(self) -> None:
-        """Forget a little, so that an unused kind returns to its assumed rate."""
+    def fade(self, weight: float) -> None:
+        """Weigh previous observations less, so that an unused kind returns to its assumed rate."""
         for record in self._records:
-            record.right *= _FADE
-            record.tried *= _FADE
+            record.right *= weight
+            record.tried *= weight
 
     def for_one_sequence(self) -> GuessRates:
         return GuessRates(self._assumed, self)
@@ -171,6 +174,9 @@ class PromptLookup:
 
 _ASSUMED_OF_MODEL = 0.6
 """Probability that a draft model's token is correct, until a few drafts have measured it."""
+_ASSUMED_OF_HEAD = 0.8
+"""The same for a head, which large models train along (0.88 of first tokens). A head that is always wrong
+is not asked any more after three drafts."""
 _MOST_OF_MODEL = 8
 """Maximum tokens of a draft by the draft model, which computes each separately. At a probability of 0.6 a
 ninth would be reached once in a hundred times."""
@@ -236,7 +242,8 @@ class ModelDrafter:
         self._token_ms: float | None = None
         self._shared_ms: float | None = None
         self._read_ms: float | None = None
-        self._experience = GuessRates((_ASSUMED_OF_MODEL, *[None] * (self._most - 1)))
+        assumed = _ASSUMED_OF_HEAD if reads_along else _ASSUMED_OF_MODEL
+        self.experience = GuessRates((assumed, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}
         self._num_read: dict[Sequence, int] = {}
 
@@ -245,14 +252,16 @@ class ModelDrafter:
     ) -> SequenceDraft:
         """`model_ms`: time of a step with one token. `row_ms`: additional time of another token."""
         if sequence not in self._own:
-            self._own[sequence] = self._experience.for_one_sequence()
-        self._experience.fade()
+            self._own[sequence] = self.experience.for_one_sequence()
+        self.experience.fade(_FADE)
+        self._own[sequence].fade(_FADE_OWN)
         token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
         read_ms = _READING * token_ms if self._read_ms is None else self._read_ms
         num_unread = max(0, self._unread(sequence) - _MOST_OF_MODEL)
         shared_ms = self._shared_ms
         if shared_ms is None:
             shared_ms = token_ms if row_ms is None else token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
+        self._assumed_ms = token_ms, shared_ms
         return SequenceDraft(
             chances=tuple(self._own[sequence].rates()[:limit]),
             first_ms=num_unread * read_ms / _PAID_IN_STEPS,
@@ -283,11 +292,18 @@ class ModelDrafter:
             if num_calls == num_tokens:
                 self._token_ms = _nearer(self._token_ms, drafting_ms / num_calls)
             else:
-                own_ms = min(num_calls * (self._token_ms or 0.0), drafting_ms)
-                self._shared_ms = _nearer(self._shared_ms, (drafting_ms - own_ms) / (num_tokens - num_calls))
+                self._learn_shared(num_calls, num_tokens - num_calls, drafting_ms)
         elif has_read and num_known - num_tokens > _MUCH_UNREAD:
             reading_ms = max(0.0, drafting_ms - num_tokens * (self._token_ms or 0.0))
             self._read_ms = _nearer(self._read_ms, reading_ms / (num_known - num_tokens))
+
+    def _learn_shared(self, num_calls: int, num_further: int, drafting_ms: float) -> None:
+        """Both prices get their share of the error, because steps may never draft for one sequence alone."""
+        token_ms = self._assumed_ms[0] if self._token_ms is None else self._token_ms
+        shared_ms = self._assumed_ms[1] if self._shared_ms is None else self._shared_ms
+        ratio = drafting_ms / max(num_calls * token_ms + num_further * shared_ms, 1e-9)
+        self._token_ms = _nearer(self._token_ms, ratio * token_ms)
+        self._shared_ms = _nearer(self._shared_ms, ratio * shared_ms)
 
     def forget(self, sequence: Sequence) -> None:
         self._own.pop(sequence, None)

@@ -38,7 +38,8 @@ _CLEAR = 8
 """Minimum steps of a trial that is clearly lost."""
 _CLEAR_LOSS = 0.8
 _IDLE = 64
-"""Steps without a draft, each predicted not to pay, after which a head does not read along for a while."""
+"""Decoding steps without a draft, each predicted not to pay, after which a head does not read along for a
+while."""
 _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
 """Maximum pause, which each loss in a row doubles: five minutes, so that other texts get a chance."""
 
@@ -107,9 +108,9 @@ class DraftGains:
         slowness = 1.0 if plain is None or plain.num_steps < _ENOUGH else 1.0 / plain.ratio
         self._trials.setdefault(kind, _Trial()).learn(done, slowness, self._now_ms)
 
-    def pass_over(self, kind: DraftingKind) -> None:
-        """Note a step in which no draft was predicted to pay."""
-        self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
+    def pass_over(self, kind: DraftingKind) -> bool:
+        """Note a step in which no draft was predicted to pay. Return True if that begins a pause."""
+        return self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
 
     def charge(self, kind: DraftingKind, ms: float) -> None:
         """Note time that drafts cost beside their steps."""
@@ -182,10 +183,12 @@ class _Trial:
         self._account.charge(ms)
         self._lost_ms += ms
 
-    def pass_over(self, now_ms: float) -> None:
+    def pass_over(self, now_ms: float) -> bool:
         self._num_idle += 1
-        if self._num_idle >= _IDLE:
-            self._pause(now_ms, "none was predicted to gain time")
+        if self._num_idle < _IDLE:
+            return False
+        self._pause(now_ms, "none was predicted to gain time")
+        return True
 
     def _pause(self, now_ms: float, why: str) -> None:
         pause_ms = max(self._pause_ms, self._lost_ms / _MOST_LOSS)
@@ -388,10 +391,18 @@ class Speculator:
         else:
             spans, drafting_ms = with_reading(found, lengths, _left_ms(plan, prices, found, lengths))
         reads_along = generates or not self._reads_along
-        could_draft = self._reads_along and generates and not self.always and plain_ms is not None
+        # A prompt leaves no time for drafts that pay otherwise.
+        decodes = len(found) == len(limits) and any(limits.values())
+        could_draft = self._reads_along and generates and not self.always and decodes
         if could_draft and not any(span.num_to_draft for span in spans.values()):
-            self._gains.pass_over(kinds[True])
+            self._pass_over(kinds[True])
         return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
+
+    def _pass_over(self, kind: DraftingKind) -> None:
+        """Each pause halves the weight of the experience, which may have been bad luck: none is gained
+        without drafts."""
+        if self._gains.pass_over(kind) and self.draft_model is not None:
+            self.draft_model.experience.fade(0.5)
 
     @property
     def _reads_along(self) -> bool:

@@ -194,9 +194,12 @@ _MOST_COUNTED = 32
 _MOST_MULTIPLES = 1_500
 _MOST_REMAINDERS = 4_096
 """Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
-_LARGEST_EXACT = 2**53
-"""Bound of integers that all readers of JSON keep. llguidance rounds larger bounds, so that multiples beside
-them end here."""
+_LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
+_LEAST_BOUND = _LEAST_INT + 1024
+"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits; then the
+greatest integer is exact."""
+_MOST_DISTANT = 10**18
+"""llguidance takes no range that begins farther from zero."""
 _NOT_NEGATIVE = nodes.Limit(numbers.Bound(Decimal(0), is_open=False), is_upper=False)
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
@@ -240,13 +243,22 @@ class NumberLanguages:
         if not _MOST_COUNTED < step <= _MOST_REMAINDERS or is_round or _listed_multiples(branch) is not None:
             return None
         low, high = _integer_bounds(branch)
-        if (low or 0) > _LARGEST_EXACT or (high or 0) < -_LARGEST_EXACT:
+        if (low or 0) >= _MOST_DISTANT or (high or 0) <= -_MOST_DISTANT:
             return None
-        low = None if low is None else max(low, -_LARGEST_EXACT)
-        high = None if high is None else min(high, _LARGEST_EXACT)
-        if low is not None and high is not None and -(-low // step) * step > high:
+        least = None if low is None else -(-max(low, _LEAST_INT) // step) * step
+        greatest = None if high is None else min(high, _GREATEST_INT) // step * step
+        if least is not None and greatest is not None and least > greatest:
             return NOTHING
-        return numbers.multiples_between(step, low, high)
+        first = None if least is None else max(-_exact_bound(-least, step), _LEAST_BOUND)
+        last = None if greatest is None else _exact_bound(greatest, step)
+        if first is not None and last is not None and first > last:
+            return None
+        beside: list[int] = []
+        if least is not None and first is not None:
+            beside += range(least, first, step)
+        if greatest is not None and last is not None:
+            beside += range(last // step * step + step, greatest + 1, step)
+        return alt(numbers.multiples_between(step, first, last), *(Text(str(x)) for x in beside))
 
     def listed(self, branch: Branch) -> list[Decimal]:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
@@ -272,6 +284,16 @@ class NumberLanguages:
         path, keyword = self._table.place(fact.number)
         self._report.refuse(path, keyword, f"by {step} needs too large an automaton")
         return numbers.PLAIN if fact.is_true else NOTHING
+
+
+def _exact_bound(greatest: int, step: int) -> int:
+    """Return a bound of the multiples up to `greatest` that is exact as a double, or the greatest integer. Some
+    multiples may be above it."""
+    bound = greatest + step - 1
+    if bound >= _GREATEST_INT:
+        return _GREATEST_INT
+    rounded = float(bound)
+    return int(rounded) if int(rounded) <= bound else int(math.nextafter(rounded, -math.inf))
 
 
 def _is_beyond_doubles(fact: Fact) -> bool:

@@ -10,6 +10,7 @@ from bench.results import WorkloadResult
 from bench.workloads import (
     batches,
     clients,
+    heads,
     json_output,
     long_prompt,
     memory,
@@ -35,6 +36,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "pictures": partial(pictures.run, "pictures", pictures.FULL, pictures.QUICK),
     "pictures-large": partial(pictures.run, "pictures-large", pictures.LARGE, pictures.QUICK),
     "sound": partial(pictures.run, "sound", pictures.SOUND, pictures.QUICK_SOUND),
+    "heads": heads.run,
     "memory": memory.run,
 }
 

@@ -1,8 +1,8 @@
-// How the page talks to its server: JSON with a key, errors with what people need, streams of events.
+// Requests to the server: JSON with a key, errors with useful messages, event streams.
 import { signal } from "@preact/signals";
 import { keptInTab } from "../base/storage.js";
 
-/** The API key, "" where there is none. Session storage keeps it: other tabs and other days do not see it. */
+/** The API key, or "". It is in session storage, so other tabs and later sessions do not see it. */
 export const key = signal(keptInTab.get("key") ?? "");
 
 export function setKey(value) {
@@ -12,7 +12,7 @@ export function setKey(value) {
 
 const GATEWAYS = [502, 503, 504];
 
-/** The server's answer was an error. */
+/** Error that the server returned. */
 export class ApiError extends Error {
   constructor(status, error, headers = {}) {
     super(error?.message || `The server answered with status ${status}.`);
@@ -24,7 +24,7 @@ export class ApiError extends Error {
   }
 }
 
-/** There was no answer: the server is gone, or the network is. */
+/** No answer: the server is down, or the network is. */
 export class Unreachable extends Error {
   constructor() {
     super("The server is not responding.");
@@ -50,7 +50,7 @@ function headersWith(body, more) {
   return headers;
 }
 
-/** Raises Unreachable, ApiError; an AbortError where `signal` says so. */
+/** Raises Unreachable, ApiError; an AbortError after `signal`. */
 async function request(method, path, { body, signal, headers } = {}) {
   let response;
   try {
@@ -68,11 +68,11 @@ async function request(method, path, { body, signal, headers } = {}) {
   }
   if (response.ok) return response;
   const error = await apiError(response);
-  // A gateway sends these when the server behind it is down; the server's own errors have a code.
+  // A gateway sends these if the server behind it is down. The server's own errors have a code.
   throw GATEWAYS.includes(error.status) && error.code === null ? new Unreachable() : error;
 }
 
-/** What cannot stand in a header cannot be a key either. */
+/** A text that cannot be in a header cannot be a key either. */
 export function isPrintable(text) {
   return /^[\x20-\x7e\xa0-\xff]*$/.test(text);
 }
@@ -82,15 +82,15 @@ async function apiError(response) {
   return new ApiError(response.status, body?.error, Object.fromEntries(response.headers));
 }
 
-/** The answer's JSON, or null where it has no body. */
+/** JSON of the answer, or null without a body. */
 export async function call(method, path, options) {
   const response = await request(method, path, options);
   return response.status === 204 ? null : response.json();
 }
 
 /**
- * Server-sent events: yields {event, data, id} with `data` as text, until the server or `signal` ends it.
- * `comments`: they come too, as the event "comment".
+ * Server-sent events: yields {event, data, id} with `data` as text, until the server or `signal` ends the stream.
+ * `comments`: also yields comments, as the event "comment".
  */
 export async function* events(path, { method = "GET", body, signal, headers, comments = false } = {}) {
   const response = await request(method, path, { body, signal, headers });

@@ -1,5 +1,5 @@
-// Answers whose tools the server runs itself. They are made in the background, so that a page that was loaded again takes
-// them up, and are deleted when it has heard their end; a server that stores nothing makes ones that end with their page.
+// Answers whose tools the server runs. They run in the background, so that a reloaded page can resume them. The page
+// deletes them after their end. On a server that stores nothing they end with their page.
 import { amongFewInTurn } from "../base/alone.js";
 import { ApiError, Unreachable, call, events } from "./client.js";
 import { MOST_STREAMS } from "./socket.js";
@@ -9,8 +9,8 @@ const NOT_STORED = new Set(["storage_quota_exceeded", "disk_full", "jobs_unavail
 const of = (id) => `${ROUTE}/${encodeURIComponent(id)}`;
 
 /**
- * Asks the server. `hear` gets {chunk}: an event with its `type`; and {kept, responseId}: whether it can be taken up
- * again. Returns when all is said. Raises Unreachable, ApiError; an AbortError after `signal`.
+ * Sends the request. `hear` gets {chunk}: an event with its `type`, and {kept, responseId}: whether the stream can be
+ * resumed. Returns at the end of the answer. Raises Unreachable, ApiError; an AbortError after `signal`.
  */
 export function ask(body, hear, signal) {
   return amongFewInTurn("stream", MOST_STREAMS, signal, async () => {
@@ -23,16 +23,16 @@ export function ask(body, hear, signal) {
   });
 }
 
-/** Goes on behind the event of this number; undefined: from the beginning. Raises as `ask`; an ApiError where the
- * response is not there. */
+/** Resumes after the event of this number, or from the beginning if undefined. Raises like `ask`, or an ApiError if the
+ * response does not exist. */
 export function takeUp(id, lastEvent, hear, signal) {
   const behind = lastEvent === undefined ? "" : `&starting_after=${lastEvent}`;
   return listen(`${of(id)}?stream=true${behind}`, {}, hear, signal);
 }
 
-/** Ends it, if it has not ended, and has the server forget it. */
+/** Ends the response if necessary, and deletes it on the server. */
 export function letGo(id) {
-  return call("DELETE", of(id)).catch(() => {}); // it was not stored, or the server is gone
+  return call("DELETE", of(id)).catch(() => {}); // it was not stored, or the server is down
 }
 
 async function listen(path, options, hear, signal) {

@@ -1,4 +1,4 @@
-// What the page knows of its server: whether it answers, what state it is in, its models, whether it wants a key.
+// State of the server as the page knows it: reachable or not, state, models, and whether it needs a key.
 import { computed, effect, signal } from "@preact/signals";
 import { ApiError, Unreachable, call, key } from "./client.js";
 
@@ -7,17 +7,17 @@ const BUSY_MS = 1000;
 
 /** The last answer of /health, or null before the first. */
 export const health = signal(null);
-/** False while nothing answers. */
+/** False while the server does not answer. */
 export const reachable = signal(true);
-/** Cards of /v1/models; null while they are not known. */
+/** Cards of /v1/models, or null while unknown. */
 export const models = signal(null);
-/** "needed": no key was given and one is wanted; "wrong": the one given is not known; "ok"; "unknown". */
+/** "needed": a key is required and missing; "wrong": the key is unknown; "ok"; "unknown". */
 export const access = signal("unknown");
 
-/** Cards of the MCP servers whose tools this key may use; none while they are not known. */
+/** Cards of the MCP servers whose tools this key may use; empty while unknown. */
 export const mcpServers = signal([]);
 
-/** Number of times that the server has come back. Waiting work continues when it grows. */
+/** Number of times that the server has returned. Waiting work continues when it grows. */
 export const returns = signal(0);
 
 export const serverState = computed(() => (reachable.value ? (health.value?.status ?? "unknown") : "gone"));
@@ -25,11 +25,11 @@ export const serverState = computed(() => (reachable.value ? (health.value?.stat
 let timer = 0;
 let looking = false;
 
-/** Begins to look at the server, again and again: quietly while all is well, often while it is not. */
+/** Polls the server: rarely while all is well, often otherwise. */
 export function watchServer() {
   effect(() => {
-    key.value; // another key may see other models, and use other tools
-    returns.value; // the server may be another one
+    key.value; // another key may see other models and use other tools
+    returns.value; // it may be another server now
     loadModels().then(() => access.peek() === "ok" && loadMcpServers());
   });
   document.addEventListener("visibilitychange", () => document.hidden || look());
@@ -37,7 +37,7 @@ export function watchServer() {
   look();
 }
 
-/** Looks now. Called by code that has lost a connection. */
+/** Polls now. Called by code that has lost a connection. */
 export async function look() {
   if (looking) return;
   looking = true;
@@ -83,17 +83,17 @@ export async function loadModels() {
   }
 }
 
-/** It starts none of them. */
+/** Does not start any of them. */
 export async function loadMcpServers() {
   try {
     mcpServers.value = (await call("GET", "/v1/mcp")).data;
   } catch (error) {
-    if (error instanceof ApiError) mcpServers.value = []; // of a key that may not ask for answers
+    if (error instanceof ApiError) mcpServers.value = []; // a key without the right to request answers
     else if (!(error instanceof Unreachable)) throw error;
   }
 }
 
-/** Asks one for its tools, which starts it. */
+/** Lists the tools of one server, which starts it. */
 export async function askMcpServer(name) {
   const card = await call("GET", `/v1/mcp/${encodeURIComponent(name)}`);
   mcpServers.value = mcpServers.peek().map((one) => (one.name === name ? card : one));
@@ -101,10 +101,10 @@ export async function askMcpServer(name) {
 
 function accessAfter(error) {
   if (error.status === 401) return key.value ? "wrong" : "needed";
-  return "ok"; // 403: a key for other things than models, such as metrics
+  return "ok"; // 403: a key for other uses, such as metrics
 }
 
-/** Called by code that gets a 401: the key may have been revoked. */
+/** Called by code that gets a 401, because the key may have been revoked. */
 export function refused() {
   access.value = key.value ? "wrong" : "needed";
 }

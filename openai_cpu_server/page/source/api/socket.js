@@ -1,5 +1,5 @@
 // Answers come in streams of events that continue without a listener, so that a reloaded page can resume them.
-// A browser opens no more than six HTTP/1.1 connections to a server, and eight streams would wait for each other: those
+// Browsers open at most six HTTP/1.1 connections to a server, so eight streams would wait for each other. Streams
 // beyond the first few share one WebSocket, and end with it.
 import { amongFew } from "../base/alone.js";
 import { ApiError, Unreachable, address, call, events, key } from "./client.js";
@@ -14,14 +14,14 @@ export const MOST_STREAMS = 3; // of all tabs
 const ROUTE = "/v1/chat/completions";
 
 let socket = null;
-let blockedUntil = 0; // something between browser and server lets no WebSocket through
+let blockedUntil = 0; // end of the pause after something between browser and server blocked a WebSocket
 let closing = 0;
 let number = 0;
 const live = new Map();
 
 /**
- * Asks the server. `hear` gets {chunk}, {loading: share}, and {kept}: whether the stream can be taken up again under
- * `name`; then chunks have an `event_id`. Returns when all is said. Raises Unreachable, ApiError; an AbortError after
+ * Sends the request. `hear` gets {chunk}, {loading: share}, and {kept}: whether the stream can be resumed as `name`. Then
+ * chunks have an `event_id`. Returns at the end of the answer. Raises Unreachable, ApiError; an AbortError after
  * `signal`.
  */
 export async function ask(name, body, hear, signal) {
@@ -32,31 +32,31 @@ export async function ask(name, body, hear, signal) {
   try {
     if (await amongFew("stream", MOST_STREAMS, keptStream)) return;
   } catch (error) {
-    if (error.status !== TOO_MANY) throw error; // of those without a key the server may keep no more: others can be had
+    if (error.status !== TOO_MANY) throw error; // too many stored streams of clients without a key
     hear({ kept: false });
   }
   if (Date.now() > blockedUntil) {
     const open = await opened();
     if (open) return onSocket(open, body, hear, signal);
-    await call("GET", "/v1/models", { signal }); // it says why, if it is the key or the server
+    await call("GET", "/v1/models", { signal }); // its error says whether the key or the server is the reason
     blockedUntil = Date.now() + BLOCKED_MS;
   }
   return overHttp(ROUTE, { method: "POST", body }, hear, signal);
 }
 
-/** Goes on with a stream behind the event that was heard last; undefined: from its beginning. Raises as `ask`; an
- * ApiError where it is not there. */
+/** Resumes a stream after the last event, or from its beginning if undefined. Raises like `ask`, and an
+ * ApiError if the stream does not exist. */
 export function takeUp(name, lastEvent, hear, signal) {
   const headers = lastEvent === undefined ? {} : { "last-event-id": lastEvent };
   return overHttp(`${ROUTE}/${encodeURIComponent(name)}/stream`, { headers }, hear, signal);
 }
 
-/** Ends the stream of this name, which would go on. */
+/** Ends the stream of this name, which would otherwise continue. */
 export function letGo(name) {
-  return call("DELETE", `${ROUTE}/${encodeURIComponent(name)}`).catch(() => {}); // it has ended, or the server is gone
+  return call("DELETE", `${ROUTE}/${encodeURIComponent(name)}`).catch(() => {}); // it has ended, or the server is down
 }
 
-/** The open socket, or null where none can be had. */
+/** The open socket, or null if none is possible. */
 async function opened() {
   if (socket?.usedKey === key.value && socket.readyState === OPEN) return socket;
   if (socket?.usedKey !== key.value || socket.readyState > OPEN) socket = fresh();
@@ -70,7 +70,7 @@ function fresh() {
   try {
     made = new WebSocket(url, ["openai-chat-completions", ...(key.value ? [`openai-insecure-api-key.${key.value}`] : [])]);
   } catch {
-    made = new EventTarget(); // no WebSockets here, or a key with characters that no subprotocol may have
+    made = new EventTarget(); // the browser has no WebSockets, or the key has characters that a subprotocol cannot have
     made.readyState = CLOSED;
     queueMicrotask(() => made.dispatchEvent(new Event("close")));
   }
@@ -131,7 +131,7 @@ function news(message) {
 function lost(closed, code) {
   if (socket === closed) socket = null;
   const cut = [...live.values()].filter((asked) => asked.open === closed).sort((a, b) => b.size - a.size);
-  // The server has closed it for one message, which can only be the largest. The others go on with a new one.
+  // The server closed the socket because of one message, which can only be the largest. The others use a new socket.
   if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server accepts.", code: "request_too_large" }));
   for (const asked of cut) asked.fail(new Unreachable());
 }

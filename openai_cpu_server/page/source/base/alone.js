@@ -1,12 +1,12 @@
-// What only one tab of this browser does at a time. Pages on plain HTTP of another machine have no locks.
+// Work that only one tab of this browser does at a time. Pages on plain HTTP from another machine have no locks.
 
-/** Runs it unless another tab does so under this name, which gives it free when it is closed or loaded again. */
+/** Runs it unless another tab does under this name. A tab releases the name when it is closed or reloaded. */
 export function alone(name, run) {
   if (!navigator.locks) return run();
   return navigator.locks.request(`ocs-${name}`, { ifAvailable: true }, (lock) => lock && run());
 }
 
-/** Runs it where fewer than `most` are running under this name in all tabs. False: as many do, or the browser has no locks. */
+/** Runs it if fewer than `most` run under this name in all tabs. Returns false otherwise, or without locks. */
 export async function amongFew(name, most, run) {
   if (!navigator.locks) return false;
   for (let place = 0; place < most; place++) {

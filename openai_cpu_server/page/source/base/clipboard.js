@@ -1,4 +1,4 @@
-/** Copies a text. Pages on plain HTTP of another machine have no clipboard, but they may copy what is selected. */
+/** Copies a text. Pages on plain HTTP from another machine have no clipboard, but may copy a selection. */
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).catch(() => copySelected(text));
   return copySelected(text);

@@ -1,9 +1,9 @@
-// The controls that both rooms use, so that they look and behave alike.
+// Controls of both rooms, so that they look and behave alike.
 import { useEffect, useId, useRef } from "preact/hooks";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
 
-/** A button of a picture alone; `label` is what screen readers and tooltips say. */
+/** A button with a picture only. `label` is for screen readers and tooltips. */
 export function IconButton({ icon, label, onClick, pressed, expanded, kind = "", disabled, shortcut, ...rest }) {
   return html`<button
     type="button"
@@ -24,7 +24,7 @@ export function Button({ icon, kind = "", children, ...rest }) {
   </button>`;
 }
 
-/** The browser's own modal dialog: it keeps the focus, and Escape closes it. */
+/** The browser's own modal dialog: it holds the focus, and Escape closes it. */
 export function Dialog({ title, onClose, children, wide }) {
   const dialog = useRef(null);
   const titleId = useId();
@@ -32,7 +32,7 @@ export function Dialog({ title, onClose, children, wide }) {
     const before = document.activeElement;
     const shown = dialog.current;
     shown.showModal();
-    // Escape closes it before it goes away here: then the browser has given the focus back, and keys may have moved it on.
+    // Escape closes it before it is removed here. The browser has restored the focus, and keys may have moved it since.
     return () => shown.open && before?.focus?.();
   }, []);
   const onBackdrop = (event) => event.target === dialog.current && onClose();
@@ -68,7 +68,7 @@ export function Choice({ label, value, options, onChange, compact }) {
   </fieldset>`;
 }
 
-/** A field with its label above and, below, what it means or what is wrong with it. */
+/** A field with its label above, and its meaning or its error below. */
 export function Field({ label, help, error, children, aside }) {
   const id = useId();
   const helpId = `${id}-help`;

@@ -38,7 +38,7 @@ const PATHS = {
   more: "M3.5 8v.01M8 8v.01M12.5 8v.01",
 };
 
-/** A picture beside words: screen readers pass it over. */
+/** A picture beside words, which screen readers skip. */
 export function Icon({ name, size = 16 }) {
   return html`<svg class="icon" width=${size} height=${size} viewBox="0 0 16 16" aria-hidden="true" focusable="false">
     <path d=${PATHS[name]} />

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers for people.
 
 export function count(value) {
   return value.toLocaleString("en");
@@ -20,7 +20,7 @@ export function seconds(s) {
   return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
 }
 
-/** As players have it: 75 is 1:15. */
+/** Time as in media players: 75 is 1:15. */
 export function playingTime(s) {
   return `${Math.floor(s / 60)}:${String(Math.floor(s % 60)).padStart(2, "0")}`;
 }

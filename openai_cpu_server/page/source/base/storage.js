@@ -1,4 +1,4 @@
-// Small settings of this browser. Storage may be forbidden or full: then they last as long as the page.
+// Small settings of this browser. If storage is forbidden or full, they last as long as the page.
 
 function read(storage, name) {
   try {
@@ -20,13 +20,13 @@ function write(storage, name, value) {
 const local = () => localStorage;
 const session = () => sessionStorage;
 
-/** Kept until this browser's data is cleared. */
+/** Stored until this browser's data is cleared. */
 export const kept = {
   get: (name) => read(local, `ocs-${name}`),
   set: (name, value) => write(local, `ocs-${name}`, value),
 };
 
-/** Kept until this tab is closed; other tabs do not see it. */
+/** Stored until this tab is closed. Other tabs do not see it. */
 export const keptInTab = {
   get: (name) => read(session, `ocs-${name}`),
   set: (name, value) => write(session, `ocs-${name}`, value),

@@ -1,6 +1,6 @@
-// How an answer grows from chunks. Pure: each function returns a new message.
+// Growth of an answer from chunks. Pure: each function returns a new message.
 
-/** What a new answer is, before anything has come. `hasParts`: it is a response, as of response.js. */
+/** A new answer without any content. `hasParts`: it is a response (response.js). */
 export function blank(parent, settings, hasParts) {
   return {
     role: "assistant",
@@ -9,7 +9,7 @@ export function blank(parent, settings, hasParts) {
     reasoning: "",
     toolCalls: [],
     parts: hasParts ? [] : undefined,
-    firstPart: hasParts ? 0 : undefined, // of what is asked for now
+    firstPart: hasParts ? 0 : undefined, // first part of the current request
     status: "waiting",
     model: settings.model,
     priority: settings.priority,
@@ -19,7 +19,7 @@ export function blank(parent, settings, hasParts) {
   };
 }
 
-/** Adds what several chunks say, at once. */
+/** Adds several chunks at once. */
 export function grown(message, chunks) {
   const after = { ...message, status: "streaming", beat: Date.now() };
   for (const chunk of chunks) take(after, chunk);
@@ -43,7 +43,7 @@ function take(message, chunk) {
   if (choice.finish_reason) message.finish = choice.ended_by ?? choice.finish_reason;
 }
 
-/** For what it waits: its place in the line, or how far its prompt is read. */
+/** Reason for waiting: its place in the queue, or the progress of its prompt. */
 export function waiting(told) {
   const { place, processed, total, cache: cached, seconds_left: leftS } = told;
   const until = Date.now() + 1000 * (leftS ?? 0);
@@ -61,23 +61,23 @@ function withCall(calls, { index, id, function: said }) {
   return after;
 }
 
-/** An answer that was cut and went on is one answer: its output tokens add up; the last prompt counts. */
+/** A cut and continued answer is one answer: output tokens add up, and the last prompt counts. */
 function summed(before, usage) {
   if (!before) return usage;
   return { ...usage, completion_tokens: before.completion_tokens + usage.completion_tokens };
 }
 
-/** Can go on where it was cut: text without a form, and without calls that were made meanwhile. */
+/** Whether it can continue after a cut: text without a schema, and without calls made since. */
 export function canGoOn(message) {
   return !message.parts && Boolean(message.content || message.reasoning) && !message.toolCalls.length && !message.schema;
 }
 
-/** Whether no tab asks for it any more: the one that did was closed or reloaded. */
+/** Whether no tab requests it any longer, because its tab was closed or reloaded. */
 export function isAbandoned(message, now) {
   return isRunning(message) && now - (message.beat ?? 0) > 5000;
 }
 
-/** It has begun to think, and not to answer. */
+/** Whether it has begun to think but not to answer. */
 export function isThinking(message) {
   if (message.parts) return isRunning(message) && message.parts.at(-1)?.kind === "thoughts";
   return isRunning(message) && Boolean(message.reasoning && message.callId) && !message.content && !message.toolCalls.length;

@@ -1,5 +1,5 @@
-// Asking for answers: several at once, each until it ends, is stopped, or fails for good. What passes by itself (a
-// server that is gone, a full queue, an engine that restarts) is waited for and said.
+// Requests for answers: several at once, each until it ends, is stopped, or fails. Temporary failures (a server
+// that is down, a full queue, an engine that restarts) are shown, and the request continues afterwards.
 import { effect } from "@preact/signals";
 import { ApiError, Unreachable, call } from "../api/client.js";
 import { look, reachable, refused } from "../api/server.js";
@@ -19,13 +19,13 @@ const HIDDEN_FRAME_MS = 250;
 const LONGEST_PAUSE_MS = 86_400_000; // timers of more than 24 days would end at once
 const PASSING = new Set(["queue_full", "engine_unavailable", "rate_limit_exceeded", "too_many_connections", "too_many_bodies", "answers_unavailable"]);
 
-/** Why a stream cannot be taken up. */
+/** Reason why a stream cannot be resumed. */
 const NOT_KEPT = new Set(["request_not_found", "events_lost"]);
 
 /** The rest of an answer is lost. */
 class Cut extends Error {}
 
-/** How an answer is requested whose tools, if any, people run. */
+/** Request of an answer whose functions, if any, people run. */
 const CHAT = {
   ask: ({ id }, body, hear, signal) => chats.ask(id, body, hear, signal),
   takeUp: ({ id, lastEvent }, hear, signal) => chats.takeUp(id, lastEvent, hear, signal),
@@ -33,7 +33,7 @@ const CHAT = {
   grown,
 };
 
-/** How it is asked for where the server does. What its tools have done is not done again: it is asked for once. */
+/** Request of an answer whose tools the server runs. It is sent only once, because tools must not run twice. */
 const RESPONSE = {
   ask: (_, body, hear, signal) => responses.ask(body, hear, signal),
   takeUp: ({ responseId, lastEvent }, hear, signal) => responses.takeUp(responseId, lastEvent, hear, signal),
@@ -41,7 +41,7 @@ const RESPONSE = {
   grown: response.grown,
 };
 
-/** Says something as the user, with files, and asks for an answer. */
+/** Adds a message of the user, with files, and requests an answer. */
 export async function say(parent, content, files) {
   const conversation = current.peek();
   const message = await add(conversation, { role: "user", parent, content, files, status: "done" });
@@ -54,7 +54,7 @@ function titleOf(content, files) {
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }
 
-/** Gives the results of tools, in the order of the calls, and asks for what comes next. */
+/** Adds the results of tools, in the order of the calls, and requests the next answer. */
 export async function giveResults(message, results) {
   let parent = message.id;
   for (const [index, call] of message.toolCalls.entries()) {
@@ -64,7 +64,7 @@ export async function giveResults(message, results) {
   await answer(parent);
 }
 
-/** Asks for an answer under this message: another one, if it has some already. */
+/** Requests an answer to this message, in addition to existing ones. */
 export async function answer(parent) {
   const conversation = current.peek();
   const { settings } = conversation;
@@ -74,24 +74,24 @@ export async function answer(parent) {
   new Answering(message, settings, asked).run();
 }
 
-/** Goes on with an answer that was cut. */
+/** Continues an answer that was cut. */
 export function goOn(message) {
   const { settings } = current.peek();
   const asked = pathTo(messages.peek(), message.parent).map((one) => messages.peek().get(one.id));
   new Answering({ ...message, status: "waiting", isKept: false, error: undefined, finish: undefined, beat: Date.now() }, settings, asked).run();
 }
 
-/** Says once whether a call may be made. When all of an answer's calls are answered for, it goes on. */
+/** Decides once whether a call may run. After the last decision, the answer continues. */
 export async function approve(message, id, isApproved) {
   const parts = message.parts.map((part) => (part.id === id && response.isPending(part) ? { ...part, isApproved } : part));
   const after = { ...message, parts };
   if (live.has(message.id)) return;
-  const kept = update(after); // shown at once, so that it is not decided twice
+  const kept = update(after); // shown at once, so that people do not decide twice
   if (!response.isWaitingForApproval(after)) goOn({ ...after, firstPart: parts.length });
   await kept;
 }
 
-/** Goes on with an answer that was being written when its tab was closed or loaded again, unless another tab does. */
+/** Resumes an answer whose tab was closed or reloaded, unless another tab does. */
 export function resume(message) {
   if (message.isKept && !live.has(message.id)) new Answering(message, null, null).run();
 }
@@ -100,7 +100,7 @@ export function stop(id) {
   live.get(id)?.stop();
 }
 
-/** Has the model end its thoughts and begin its answer. Returns why it does not; null: it does. */
+/** Makes the model end its thoughts and begin its answer. Returns the reason if that fails, else null. */
 export async function stopThinking({ callId }) {
   try {
     await call("POST", `/v1/chat/completions/${encodeURIComponent(callId)}/control`, { body: { action: "stop_thinking" } });
@@ -111,9 +111,9 @@ export async function stopThinking({ callId }) {
   }
 }
 
-/** One answer, from the question to its end. Only one tab hears it. */
+/** One answer, from the request to its end. Only one tab receives it. */
 class Answering {
-  /** `settings`, `asked`: null, it can be taken up where it is, but not asked for anew. */
+  /** `settings`, `asked`: null if the answer can be resumed but not requested again. */
   constructor(message, settings, asked) {
     this.message = message;
     this.settings = settings;
@@ -161,7 +161,7 @@ class Answering {
     return response.isWaitingForApproval(this.message) ? "A call is waiting for your approval." : "The answer is complete.";
   }
 
-  /** Changes of a response that is not asked for any more. */
+  /** Changes of a response that is no longer requested. */
   closed() {
     const { parts, isKept } = this.message;
     if (!parts) return {};
@@ -170,7 +170,7 @@ class Answering {
     return { parts: response.settled(parts), isKept: false };
   }
 
-  /** True when there is nothing more to try. */
+  /** True if nothing is left to try. */
   async tried() {
     try {
       if (!(await this.takenUp())) await this.askedFor();
@@ -187,7 +187,7 @@ class Answering {
     }
   }
 
-  /** False: its stream is not there any more, or never was. */
+  /** Returns false if its stream does not exist. */
   async takenUp() {
     if (!this.message.isKept) return false;
     try {
@@ -207,7 +207,7 @@ class Answering {
     try {
       await this.way.ask(this.message, this.body(), (news) => this.hear(news), this.stopping.signal);
     } catch (error) {
-      if (error instanceof ApiError && !this.message.parts) this.message = { ...this.message, isKept: false }; // it has ended
+      if (error instanceof ApiError && !this.message.parts) this.message = { ...this.message, isKept: false }; // ended
       throw error;
     }
   }
@@ -219,7 +219,7 @@ class Answering {
     return bodyOf(this.settings, this.asked, canGoOn(this.message) ? this.message : null);
   }
 
-  /** Waits for what passes by itself; all else is the end. */
+  /** Waits after temporary failures. Any other failure is final. */
   async after(error) {
     if (this.message.parts && !this.message.isKept && this.mayHaveCalled(error)) {
       await this.fail({ text: `${error.message} Tools may already have been called, so the request is not repeated automatically.`, code: error.code ?? null, param: error.param });
@@ -249,7 +249,7 @@ class Answering {
     return true;
   }
 
-  /** Of a response that cannot be taken up: whether a tool may have been called for it. */
+  /** For a response that cannot be resumed: whether a tool may have been called for it. */
   mayHaveCalled(error) {
     return error instanceof Unreachable || (this.message.firstPart > 0 && error instanceof ApiError);
   }
@@ -265,7 +265,7 @@ class Answering {
     });
   }
 
-  /** A socket that closes is often the first to know. */
+  /** A closing socket is often the first sign. */
   async serverIsBack() {
     await look();
     await new Promise((resolve) => {
@@ -284,7 +284,7 @@ class Answering {
     this.set({ status: "waiting", wait: { why: "loading", share: news.loading }, beat: Date.now() });
   }
 
-  /** Chunks that come within one frame are drawn together. A tab that is hidden has no frames. */
+  /** Chunks of one frame are drawn together. A hidden tab has no frames. */
   hold(chunk) {
     this.held.push(chunk);
     if (this.drawing > 0 && document.hidden) cancelAnimationFrame(this.drawing);

@@ -1,4 +1,4 @@
-// Where people write: text, files, and the few switches that one wants at hand.
+// Message field, files, and the most used switches.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { IconButton } from "../base/controls.js";
@@ -16,7 +16,7 @@ import { RecordButton } from "./record_button.js";
 import { obstacle, usedServers } from "./request.js";
 import { isWaitingForApproval } from "./response.js";
 
-/** What is written and not sent yet, by conversation. */
+/** Unsent text, by conversation. */
 const drafts = new Map();
 
 export function Composer() {
@@ -25,7 +25,7 @@ export function Composer() {
   const [text, setText] = useState(draft.text);
   const [files, setFiles] = useState(draft.files);
   const [problems, setProblems] = useState([]);
-  const [numRead, setNumRead] = useState(0); // that are being read
+  const [numRead, setNumRead] = useState(0); // number of files being read
   const [dragging, setDragging] = useState(false);
   const field = useRef(null);
   const picker = useRef(null);
@@ -56,9 +56,9 @@ export function Composer() {
     say(last?.id ?? null, text.trim(), files);
   };
   const attach = (list) => {
-    const given = [...list]; // what is dropped or pasted may be gone later
-    setNumRead((before) => before + 1); // a message is sent only when they are read
-    reading.current = reading.current.then(async () => { // in the order in which they are given, large or small
+    const given = [...list]; // dropped or pasted items may disappear later
+    setNumRead((before) => before + 1); // a message is sent only after its files are read
+    reading.current = reading.current.then(async () => { // in the order in which they were added, large or small
       const shown = [...path.value, { files: held.current }].flatMap((message) => message.files ?? []);
       const read = await readFiles(given, { takes: takenBy(chosenModel()), shown });
       held.current = [...held.current, ...read.files];
@@ -128,13 +128,13 @@ function attachable(takes) {
   return `${[...media, "PDFs"].join(", ")} and text files`;
 }
 
-/** Files may be dropped anywhere: a browser would open one that misses the field in place of the page. */
+/** Accepts files dropped anywhere. Otherwise a browser would open a file instead of the page. */
 function useDroppedFiles(setDragging, attach) {
   const latest = useRef(attach);
   latest.current = attach;
   useEffect(() => {
     const handled = (handle) => (event) => {
-      if (!event.dataTransfer?.types.includes("Files")) return; // texts are dragged as ever
+      if (!event.dataTransfer?.types.includes("Files")) return; // dragging text works as usual
       event.preventDefault();
       handle(event);
     };
@@ -159,7 +159,7 @@ function showSection(id) {
   });
 }
 
-/** Opens the settings where they are chosen, and says how many are on. */
+/** Opens the settings for MCP servers, and shows how many are on. */
 function ServersButton({ settings }) {
   const on = usedServers(settings, mcpServers.value).length;
   return html`<button type="button" class=${on ? "icon-button mcp-on" : "icon-button"} aria-label=${`MCP servers, ${on} on`} title="Tools of MCP servers" onClick=${() => showSection("mcp-settings")}><${Icon} name="plug" />${on > 0 && html`<span aria-hidden="true">${on}</span>`}</button>`;
@@ -179,7 +179,7 @@ function useGrowing(field, text) {
   }, [text]);
 }
 
-/** How much of the model's context the conversation has taken, by the last answer. */
+/** Share of the model's context that the conversation uses, by the last answer. */
 function ContextMeter({ last }) {
   const used = last?.usage?.total_tokens;
   const card = (models.value ?? []).find((one) => one.id === (last?.model ?? current.value.settings.model));

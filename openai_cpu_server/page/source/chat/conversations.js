@@ -1,4 +1,4 @@
-// The conversations as the page shows them: state, what is kept of it, and what other tabs are told.
+// State of the conversations: in memory, in the store, and in messages to other tabs.
 import { computed, signal } from "@preact/signals";
 import { newId } from "../base/ids.js";
 import { kept } from "../base/storage.js";
@@ -8,15 +8,15 @@ import { below, newestLeaf, pathTo } from "./tree.js";
 
 /** All conversations, newest first, without their messages. */
 export const conversations = signal([]);
-/** The one that is open: {id, title, settings, leaf, ...}. An empty one is not stored. */
+/** Open conversation: {id, title, settings, leaf, ...}. An empty one is not stored. */
 export const current = signal(fresh());
-/** Messages of the open one, by id. The map is replaced when messages come and go, not when one gets longer. */
+/** Messages of the open conversation, by id. The map is replaced when messages come or go, not when one grows. */
 export const messages = signal(new Map());
-/** How a message is while it changes often, as a signal of its own: only that message is drawn again. */
+/** Changing message as a signal of its own, so that only this message is drawn again. */
 const texts = new Map();
 
 export const path = computed(() => pathTo(messages.value, current.value.leaf));
-/** What went wrong with keeping, in words. */
+/** Error of the store, in words. */
 export const keepingProblem = signal(null);
 
 const channel = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("openai-cpu-server");
@@ -27,7 +27,7 @@ function fresh() {
   return { id: newId(), title: "", created: now, updated: now, leaf: null, settings, isFresh: true };
 }
 
-/** What was last chosen is likely to be wanted again; a system prompt or a schema is not. */
+/** Copies the last choices to a new conversation, except the system prompt and the schema. */
 function lastSettings() {
   try {
     return JSON.parse(kept.get("settings") ?? "{}");
@@ -40,13 +40,13 @@ function lastSettings() {
 
 export async function loadConversations() {
   const all = await store.allConversations();
-  const newer = conversations.peek(); // listed while the store was read
+  const newer = conversations.peek(); // conversations that were added while the store was read
   const known = new Set(newer.map((one) => one.id));
   const others = all.filter((one) => !known.has(one.id) && !discarded.has(one.id));
   conversations.value = [...newer, ...others].sort((a, b) => b.updated - a.updated);
 }
 
-/** False: there is no such conversation. */
+/** Returns false if the conversation does not exist. */
 export async function open(id) {
   if (current.peek().id === id) return true;
   const [found, its] = await Promise.all([store.conversationOf(id), store.messagesOf(id)]);
@@ -66,13 +66,13 @@ export function startAnew() {
 
 // -- messages ----------------------------------------------------------------------------------------
 
-/** Answers that this tab is asking for, whichever conversation is open: by id {message, stop()}. */
+/** Answers that this tab is requesting, in any conversation: by id {message, stop()}. */
 export const live = new Map();
 
-/** Messages that were deleted, by id: an answer that was still coming must not bring them back. */
+/** Deleted messages, by id. An answer in progress must not restore them. */
 const gone = new Set();
 
-/** Ids of conversations that were deleted, here or in another tab: one that was being read or changed must stay deleted. */
+/** Ids of conversations deleted here or in another tab. One that was being read or changed must stay deleted. */
 const discarded = new Set();
 
 function bury(ids) {
@@ -84,7 +84,7 @@ function bury(ids) {
 
 const liveIn = (conversation) => [...live.values()].map((one) => one.message).filter((one) => one.conversation === conversation).map((one) => one.id);
 
-/** The message as it is now; a component that reads it is drawn again when it changes. */
+/** Current state of the message. A component that reads it is drawn again when it changes. */
 export function watched(id) {
   if (!texts.has(id)) texts.set(id, signal(messages.peek().get(id)));
   return texts.get(id);
@@ -96,7 +96,7 @@ function show(message) {
   if (texts.has(message.id)) texts.get(message.id).value = message;
 }
 
-/** Adds a message under `parent` and goes there. */
+/** Adds a message under `parent` and shows it. */
 export async function add(conversation, fields) {
   const message = { id: newId(), conversation: conversation.id, created: Date.now(), ...fields };
   if (current.peek().id === conversation.id) {
@@ -106,7 +106,7 @@ export async function add(conversation, fields) {
   return message;
 }
 
-/** Shows a message as it is by now; `lasting`: keeps it too, and tells other tabs. */
+/** Shows the current state of a message. `lasting`: also stores it and informs other tabs. */
 export async function update(message, { lasting = true } = {}) {
   if (gone.has(message.id) || discarded.has(message.conversation)) return;
   show(message);
@@ -128,7 +128,7 @@ export async function remove(id) {
 
 // -- conversations -----------------------------------------------------------------------------------
 
-/** Changes fields of a conversation, be it open or not, and keeps it with these messages. */
+/** Changes fields of any conversation, and stores it with these messages. */
 export async function change(id, fields, itsMessages = []) {
   const isOpen = current.peek().id === id;
   const before = isOpen ? current.peek() : (conversations.peek().find((one) => one.id === id) ?? (await store.conversationOf(id)));
@@ -160,7 +160,7 @@ export async function discard(id) {
   await keep({ deletes: { conversations: [id], messages: its } }, { discarded: id });
 }
 
-/** Adds a whole conversation beside those that are there. */
+/** Adds a complete conversation to the existing ones. */
 export async function adopt(conversation, itsMessages) {
   listed(conversation);
   await keep({ puts: { conversations: [conversation], messages: itsMessages } }, { conversation });
@@ -175,7 +175,7 @@ async function keep(what, told) {
   } catch (error) {
     keepingProblem.value = `This browser could not save the conversation: ${error?.message ?? "its storage is full"}`;
   }
-  channel?.postMessage(told); // only now can other tabs read it from the store
+  channel?.postMessage(told); // other tabs can read it from the store only now
 }
 
 channel?.addEventListener("message", ({ data }) => {

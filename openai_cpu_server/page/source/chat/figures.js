@@ -45,7 +45,7 @@ const PARTS = [
   ["answer", "Answer", "generation_ms"],
 ];
 
-/** Where the time went, drawn to scale. */
+/** Time of each phase, drawn to scale. */
 function Times({ timings }) {
   const all = Math.max(timings.latency_ms, 0.001);
   return html`<div class="times">

@@ -1,23 +1,23 @@
-// Files that people attach, and files that they get.
+// Attached files and downloads.
 import { bytes } from "../base/numbers.js";
 import { asSent, isSound, secondsOf } from "./sounds.js";
 
 const MOST_DOCUMENT_BYTES = 17_000_000;
-const MOST_TEXT_BYTES = 4_000_000; // all files of a conversation may have so many characters
+const MOST_TEXT_BYTES = 4_000_000; // characters in all files of a conversation
 const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
-const LARGEST_SIDE = 2048; // no encoder looks at more, and all pictures are sent again in each turn
+const LARGEST_SIDE = 2048; // encoders use no more, and each turn sends all pictures again
 const PICTURE_BYTES = 1_000_000;
-const LARGEST_SOUND_BYTES = 100_000_000; // it is made smaller, but all of it is in memory before
+const LARGEST_SOUND_BYTES = 100_000_000; // it becomes smaller, but is in memory first
 // Limits of a conversation. By default servers take 32 pictures and sounds, 32 files, 120 million pixels, 20 minutes
 // and bodies of 32 MB.
 const MOST_MEDIA = 28;
 const MOST_CHARACTERS = 24_000_000;
 const MOST_SECONDS = 1200;
-const LEAST_SECONDS = 0.1; // of each sound
+const LEAST_SECONDS = 0.1; // for each sound
 
 /**
- * Reads PDFs and texts, and pictures and sounds where the model `takes` them ({picture, sound}: whether it does),
- * beside those that are `shown` already. Returns {files, problems}; a problem is a sentence for each other file.
+ * Reads PDFs and texts, and pictures and sounds if the model `takes` them ({picture, sound}), in addition to the
+ * files that are `shown` already. Returns {files, problems}; `problems` has a sentence for each rejected file.
  */
 export async function readFiles(list, { takes, shown }) {
   const files = [];
@@ -35,7 +35,7 @@ export async function readFiles(list, { takes, shown }) {
   return { files, problems };
 }
 
-/** A file that cannot be attached, with a sentence that says why. */
+/** A file that cannot be attached, with the reason as a sentence. */
 class Refused extends Error {}
 
 /** Returns {name, text}, {name, document}, {name, picture} or {name, sound, seconds}. Raises Refused. */
@@ -51,7 +51,7 @@ async function read(file, takes) {
   }
 }
 
-/** Drawings in SVG are text, and every model reads them. */
+/** SVG drawings are text, which every model reads. */
 function isPicture({ type }) {
   return type.startsWith("image/") && type !== "image/svg+xml";
 }
@@ -80,7 +80,7 @@ async function readSound(file) {
   return { sound: await asDataUri(blob), seconds };
 }
 
-/** The picture itself, or a smaller JPEG of one that is larger than it need be or of a kind that servers do not take. */
+/** The picture itself, or a smaller JPEG if it is larger than necessary or of a type that servers do not take. */
 async function smaller(file) {
   const image = await createImageBitmap(file, { imageOrientation: "from-image" });
   const share = Math.min(1, LARGEST_SIDE / Math.max(image.width, image.height));
@@ -109,7 +109,7 @@ const DOCUMENT = /^\s*(?:%PDF-|PK\x03\x04[^]{26}(?:\[Content_Types\]|mimetype|_r
 const HEAD_BYTES = 64;
 const CONTROLS = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f]/;
 
-/** A document goes to the server as it is; it reads the text. All else is text, or nothing that a model reads. */
+/** The server gets a document unchanged and reads its text. Other files are text, or useless to a model. */
 async function readDocument(file) {
   const head = String.fromCharCode(...new Uint8Array(await file.slice(0, HEAD_BYTES).arrayBuffer()));
   const isDocument = DOCUMENT.test(head);
@@ -121,7 +121,7 @@ async function readDocument(file) {
   return { text };
 }
 
-/** As the server decodes texts: by their byte order mark, else UTF-8, else Windows-1252. */
+/** Decodes text like the server: by byte order mark, else UTF-8, else Windows-1252. */
 function decoded(data) {
   const mark = data[0] === 0xff && data[1] === 0xfe ? "utf-16le" : data[0] === 0xfe && data[1] === 0xff ? "utf-16be" : "utf-8";
   try {
@@ -133,7 +133,7 @@ function decoded(data) {
 
 export const DOCUMENT_URI = /^data:application\/[a-z0-9.+-]{1,100};base64,/;
 
-/** Size of a text, or of a file that is kept as a data URI in base64. */
+/** Size of a text, or of a file that is stored as a data URI in base64. */
 export function sizeOf({ text, document }) {
   return bytes(text?.length ?? Math.floor((3 * document.slice(document.indexOf(",") + 1).replace(/=+$/, "").length) / 4));
 }

@@ -1,4 +1,4 @@
-// An answer that is JSON: as a form that people read, or as it came.
+// A JSON answer, as a readable form or as its text.
 import { useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Choice } from "../base/controls.js";
@@ -6,7 +6,7 @@ import { Icon } from "../base/icons.js";
 import { Markdown } from "../text/markdown_view.js";
 import { checked } from "./json_schema.js";
 
-const DEEPEST = 30; // a form of thousands of levels would be too much for the browser's stack
+const DEEPEST = 30; // a form with thousands of levels would overflow the browser's stack
 const VIEWS = [
   { value: "form", label: "Form" },
   { value: "raw", label: "JSON" },
@@ -52,7 +52,7 @@ function parsedSchema(text) {
   }
 }
 
-/** Titles and descriptions come from the schema where it has them. */
+/** Titles and descriptions come from the schema if it has them. */
 function Value({ value, schema }) {
   if (Array.isArray(value)) return html`<${List} values=${value} schema=${schema?.items} />`;
   if (value && typeof value === "object") return html`<${Group} value=${value} properties=${schema?.properties} />`;

@@ -19,7 +19,7 @@ export async function exported(ids) {
   return { format: FORMAT, version: 1, exported: new Date().toISOString(), conversations: entries };
 }
 
-/** Adds what a file has, and returns how many conversations. Raises an Error that says what is wrong with it. */
+/** Imports a file and returns the number of conversations. Raises an Error that says what is wrong with the file. */
 export async function imported(text) {
   const entries = entriesOf(text);
   for (const { conversation, messages } of entries) {
@@ -58,7 +58,7 @@ function isEntry(entry) {
   return record(entry?.conversation) && Array.isArray(entry.messages) && entry.messages.every(isMessage);
 }
 
-/** By id. Messages that are their own forebears would never end: they have none. */
+/** Messages by id. A message that is its own ancestor would cause an endless loop, so it loses its parent. */
 function parentsOf(messages) {
   const parents = new Map(messages.map((message) => [message.id, message.parent]));
   const sound = new Set();
@@ -112,13 +112,13 @@ function fileOf(file) {
   return { name, text: string(file.text) };
 }
 
-/** As response.js has it. What an answer waits for was another server's, or another day's: it is answered for. */
+/** Parts as in response.js. Pending approvals belonged to another server or another day, so they count as decided. */
 function partOf(part) {
   const said = { id: string(part.id).slice(0, 64) || newId(), name: string(part.name), arguments: string(part.arguments) };
   const server = string(part.server);
   switch (part.kind) {
     case "call": {
-      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // it will not be made any more
+      const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // the call will not be made
       const answers = { output: given(part.output), error: given(part.error), durationMs: number(part.durationMs), approvalId: given(part.approvalId) };
       return { kind: "call", ...said, server, state, ...answers };
     }
@@ -135,7 +135,7 @@ function partOf(part) {
 
 const given = (value) => (typeof value === "string" ? value : undefined);
 
-/** Which tools, but not that they are called unasked: a file may come from anywhere. */
+/** Imports the choice of tools, but never calls without approval, because a file may come from anywhere. */
 function mcpOf(servers) {
   const entries = Object.entries(record(servers) ?? {}).filter(([, one]) => record(one));
   return Object.fromEntries(entries.map(([name, { tools }]) => [name, { tools: Array.isArray(tools) ? tools.map(string) : null, ask: "always" }]));

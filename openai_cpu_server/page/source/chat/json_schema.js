@@ -1,7 +1,7 @@
-// Does a JSON text obey its schema? The server's grammar sees to it; this shows it, and shows what is missing so far.
+// Whether a JSON text obeys its schema. The server's grammar ensures it; this shows it, and what is still missing.
 import { Validator } from "@cfworker/json-schema";
 
-/** {value, problems}: `value` undefined where the text is not JSON; `problems`: [{path, text}]. */
+/** {value, problems}: `value` is undefined if the text is not JSON; `problems`: [{path, text}]. */
 export function checked(text, schemaText) {
   let value;
   try {

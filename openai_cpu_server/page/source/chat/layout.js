@@ -3,9 +3,9 @@ import { kept } from "../base/storage.js";
 
 export const wide = matchMedia("(min-width: 60rem)");
 const roomy = matchMedia("(min-width: 80rem)");
-/** Whether the list of conversations and the settings stand beside the conversation. */
+/** Whether the list of conversations and the settings are beside the conversation. */
 export const showsList = signal(wide.matches);
-/** Closed at the first visit; later as they were left, where there is room for them. */
+/** Closed at the first visit. Later as the user left them, if there is room. */
 export const showsPanel = signal(roomy.matches && kept.get("panel") === "open");
 effect(() => {
   const isOpen = showsPanel.value;

@@ -1,5 +1,5 @@
-// Conversations as Markdown, for people: the versions that are shown, with the names of attached files. Comments, which
-// no reader of Markdown shows, mark the beginnings, so that the page can import such a file again.
+// Conversations as Markdown: the visible versions, with names of attached files. Comments, which Markdown readers
+// hide, mark the beginnings, so that the page can import such a file again.
 import { pathTo } from "./tree.js";
 
 const MARK = "<!-- openai-cpu-server:";
@@ -53,7 +53,7 @@ export function isMarkdownOfOurs(text) {
   return BLOCK.test(text.replaceAll("\r\n", "\n"));
 }
 
-/** Each block's heading is dropped: what it says is in its mark, or was known only to the page that wrote it. */
+/** Drops each block's heading, because its mark has the same content, or only the exporting page knew it. */
 export function entriesOfMarkdown(text) {
   const entries = [];
   let reasoning;

@@ -1,4 +1,4 @@
-// The MCP servers that a conversation may use: which there are, how they are, and which of their tools the model sees.
+// MCP servers of a conversation: names, states, and the tools that the model sees.
 import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, Field } from "../base/controls.js";
@@ -86,7 +86,7 @@ function Tools({ name, tools, used }) {
   </ul>`;
 }
 
-/** A schema is a stranger's: nothing in it need be what it should be. */
+/** The schema comes from a stranger, so any of its fields may have a wrong type. */
 function Arguments({ schema }) {
   const properties = Object.entries(schema?.properties ?? {});
   const required = Array.isArray(schema?.required) ? schema.required : [];

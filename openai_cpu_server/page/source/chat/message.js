@@ -1,4 +1,4 @@
-// One message of the thread, with what one can do with it.
+// One message of the thread, with its buttons.
 import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, IconButton } from "../base/controls.js";
@@ -60,7 +60,7 @@ function Attached({ file }) {
   return html`<li class="attached"><details><summary class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${sizeOf(file)}</span></summary><pre tabindex="0">${file.text}</pre></details></li>`;
 }
 
-/** An edit is a sibling: what was said before stays. */
+/** An edit becomes a sibling, so the original message stays. */
 function Editing({ message, onClose }) {
   const [text, setText] = useState(message.content);
   const send = (event) => {
@@ -91,7 +91,7 @@ function Answer({ message, isLast }) {
   const growing = running && !abandoned;
   useEffect(() => {
     if (running) resume(message);
-  }, [abandoned]); // at once where it is this page that was loaded again, or later where another tab was closed
+  }, [abandoned]); // at once if this page was reloaded, or later if another tab was closed
   return html`<article class="message answer" aria-label="Answer" aria-busy=${growing}>
     <${Thoughts} message=${message} growing=${growing} />
     ${message.parts && html`<${Parts} message=${message} growing=${growing} isLast=${isLast} />`}
@@ -138,7 +138,7 @@ function StopThinking({ message }) {
     ${state.problem && html`<p role="alert">${state.problem}</p>`}`;
 }
 
-/** What is to be said of how the answer ended, if it is not simply whole. */
+/** Note on how the answer ended, unless it is complete. */
 function Ending({ message, abandoned, isLast }) {
   const again = html`<${Button} icon="again" onClick=${() => answer(message.parent)}>Try again</${Button}>`;
   const further = isLast && canGoOn(message) && html`<${Button} icon="right" onClick=${() => goOn(message)}>Continue</${Button}>`;
@@ -166,7 +166,7 @@ function Copy({ text }) {
   return html`<${IconButton} icon=${done ? "check" : "copy"} kind="small" label="Copy" onClick=${copy} />`;
 }
 
-/** Goes between edits, or answers, that stand at the same place. */
+/** Moves between edits or answers at the same place. */
 function Siblings({ message }) {
   const all = childrenOf(messages.value, message.parent);
   if (all.length < 2) return null;

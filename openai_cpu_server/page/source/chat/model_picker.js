@@ -1,4 +1,4 @@
-// The choice of the model that answers: each with its state, size and purpose. Choosing one that sleeps loads it.
+// Choice of the model: each with its state, size and purpose. Choosing a sleeping model loads it.
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Icon } from "../base/icons.js";
@@ -47,13 +47,13 @@ export function ModelPicker() {
   </div>`;
 }
 
-/** The card of the model that answers in the open conversation; undefined: it is not known yet. */
+/** Card of the open conversation's model, or undefined while unknown. */
 export function chosenModel() {
   const cards = chattable(models.value);
   return cards.find((one) => one.id === current.value.settings.model) ?? byDefault(cards);
 }
 
-/** What it takes beside text: {picture, sound}. */
+/** Input that the model takes beside text: {picture, sound}. */
 export function takenBy(card) {
   const modalities = card?.architecture?.input_modalities ?? [];
   return { picture: modalities.includes("image"), sound: modalities.includes("audio") };
@@ -67,7 +67,7 @@ function byDefault(cards) {
   return cards.find((one) => one.id === health.value?.model) ?? cards[0];
 }
 
-/** Files of models that have not been used yet: only Ollama's list has their sizes. */
+/** Sizes of models that have not been used yet. Only Ollama's list has them. */
 async function filesOfModels() {
   if (models.peek()?.every((card) => card.meta || card.routes)) return [];
   try {
@@ -78,7 +78,7 @@ async function filesOfModels() {
   }
 }
 
-/** Null: it loads. Keys without the scope `admin` cannot load it here, but their first message does. */
+/** Returns null while it loads. Keys without the scope `admin` cannot load a model, but their first message does. */
 async function loaded(card) {
   announce(`${card.id} is loading`);
   try {
@@ -124,7 +124,7 @@ function facts({ meta, memory_bytes: memory, routes }, file) {
   return known.filter(Boolean).join(" · ");
 }
 
-/** By parameters, as a rule of thumb: each is for models of fewer than so many. */
+/** Purposes by number of parameters, a rule of thumb. Each is for models with fewer parameters than its limit. */
 const PURPOSES = [
   [4e8, "quick tests and simple rewriting; expect mistakes"],
   [2e9, "rewriting, classifying and short summaries"],
@@ -133,7 +133,7 @@ const PURPOSES = [
   [Infinity, "demanding questions, if you can wait"],
 ];
 
-/** What a model is good for; "" where its size is not known. */
+/** Purpose of a model, or "" if its size is unknown. */
 function purpose(card) {
   if (!card.meta) return "";
   const [, text] = PURPOSES.find(([limit]) => card.meta.parameters < limit);
@@ -142,7 +142,7 @@ function purpose(card) {
   return `Good for ${text}.${media.length ? ` Takes ${media.join(" and ")}.` : ""}`;
 }
 
-/** A colour for the eye; the words beside it say the same. */
+/** Colour of the state. The words beside it say the same. */
 function Dot({ state }) {
   return html`<span class=${`dot ${state ?? "unknown"}`} aria-hidden="true"></span>`;
 }

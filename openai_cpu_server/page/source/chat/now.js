@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 
-/** The time, read again every so many milliseconds; null: once. */
+/** The time, updated at this interval in milliseconds. null: read once. */
 export function useNow(everyMs) {
   const [now, setNow] = useState(Date.now());
   useEffect(() => {

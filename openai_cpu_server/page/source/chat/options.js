@@ -1,8 +1,8 @@
-// All parameters of a request that people may set: one table, which the panel shows and requests are built from.
+// All parameters of a request that people may set: one table for the panel and for requests.
 
 /**
  * `kind`: number (with a slider), integer, text, lines (a text each), json, switch, off, choice. `usual`: the server's
- * value where the model has none of its own. `own`: the model's value, by its name in the model's card. Absent: the
+ * value if the model has none of its own. `own`: name of the model's value in the model's card. Absent: the
  * server decides.
  */
 export const OPTIONS = [
@@ -41,12 +41,12 @@ export const OPTIONS = [
   { group: "Other", name: "cache", label: "Use the answer cache", kind: "off", help: "If off, the answer is neither taken from the cache nor stored in it." },
 ];
 
-/** The value that an option has if it is not set: the model's own, else the server's. */
+/** Value of an option that is not set: the model's own, else the server's. */
 export function usualOf(option, card) {
   return card?.sampling?.[option.own ?? option.name] ?? option.usual;
 }
 
-/** Returns what is wrong with a value as typed, or null. */
+/** Returns what is wrong with a typed value, or null. */
 export function problem(option, value) {
   if (value === undefined || value === null || value === "") return null;
   if (option.kind === "json") return jsonProblem(value);
@@ -75,7 +75,7 @@ function where(text, error) {
   return `Line ${before.length}, column ${before.at(-1).length + 1}: `;
 }
 
-/** The fields of a request's body. Wrong values are left out: the panel shows what is wrong with them. */
+/** Fields of a request's body. Wrong values are left out, and the panel shows the error. */
 export function optionFields(values) {
   const fields = {};
   for (const option of OPTIONS) {

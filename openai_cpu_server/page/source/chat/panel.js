@@ -80,7 +80,7 @@ function Option({ option, value, usual, set }) {
   </${Field}>`;
 }
 
-/** A number to type, with a slider where its range is known. */
+/** Number field, with a slider if its range is known. */
 function Numeric({ option, field, value, usual, put }) {
   const { min, max, step, label } = option;
   const typed = html`<input ...${field} class="number" inputmode="decimal" placeholder=${usual ?? "none"} value=${value ?? ""} onInput=${put} />`;

@@ -1,4 +1,4 @@
-// An answer whose tools the server runs: text, thoughts and calls in the order in which they came.
+// An answer whose tools the server runs: text, thoughts and calls in order of arrival.
 import { html } from "../base/html.js";
 import { Button } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
@@ -27,11 +27,11 @@ function Part({ part, message, grows, growing, isLast }) {
     case "approval":
       return html`<${Approval} part=${part} message=${message} growing=${growing} isLast=${isLast} />`;
     default:
-      return null; // functions stand below, where their results are given
+      return null; // functions are shown below, where people enter their results
   }
 }
 
-/** Folded: what one wants to know at a glance stands in its first line. */
+/** Folded: its first line is the summary. */
 function Call({ part }) {
   const { server, name, state, durationMs, output, error } = part;
   const isBad = state === "failed" || state === "stopped";
@@ -50,13 +50,13 @@ function Words({ label, text }) {
   return html`<div class="mcp-part"><p>${label}</p><pre tabindex="0" role="region" aria-label=${label}>${visible(text) || "(nothing)"}</pre></div>`;
 }
 
-/** A call that waits for a person's word. What it would do is shown whole, and not folded. */
+/** A call that waits for approval. Its arguments are shown completely, and not folded. */
 function Approval({ part, message, growing, isLast }) {
   const asks = isPending(part) && isLast && !growing;
-  if (part.isApproved && isMade(message.parts, part)) return null; // the call itself says it
+  if (part.isApproved && isMade(message.parts, part)) return null; // the call itself shows it
   const say = (isApproved) => {
     approve(message, part.id, isApproved);
-    if (matchMedia("(pointer: fine)").matches) document.getElementById("composer")?.focus(); // the buttons go away
+    if (matchMedia("(pointer: fine)").matches) document.getElementById("composer")?.focus(); // the buttons disappear
   };
   return html`<div class=${asks ? "call mcp-asks" : "call"} role="group" aria-label=${`Call of ${visible(part.name)}`}>
     <header><${Icon} name="tool" size=${14} /><span class="mcp-name">${part.server}: <code>${visible(part.name)}</code></span><span class="badge">${said(part, growing, isLast)}</span></header>
@@ -71,7 +71,7 @@ function said({ isApproved }, growing, isLast) {
   return growing ? "approved" : "approved; its result is unknown";
 }
 
-/** As it stands where that would change it: numbers here have 15 digits. */
+/** The original text if parsing would change it, because numbers here have 15 digits. */
 function pretty(text) {
   if (/\d{16}/.test(text)) return text;
   try {

@@ -1,14 +1,14 @@
-// Records speech where the browser lets pages use the microphone: on pages of this machine, and over HTTPS.
+// Records speech if the browser permits the microphone: on pages of this machine, and over HTTPS.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { IconButton } from "../base/controls.js";
 import { playingTime } from "../base/numbers.js";
 import { useNow } from "./now.js";
 
-/** `onFile` gets what was recorded, `onProblem` why nothing is. */
+/** `onFile` gets the recording, `onProblem` the reason why there is none. */
 export function RecordButton({ onFile, onProblem }) {
   const [recorder, setRecorder] = useState(null);
-  const left = useRef(false); // another conversation or another model was chosen
+  const left = useRef(false); // whether another conversation or model was chosen
   const open = useRef(null);
   useEffect(() => () => {
     left.current = true;
@@ -37,14 +37,14 @@ export function RecordButton({ onFile, onProblem }) {
     ${isOn && html`<${Length} />`}`;
 }
 
-/** How long it lasts already. */
+/** Duration so far. */
 function Length() {
   const [begun] = useState(Date.now());
   const now = useNow(250);
   return html`<span class="soft recorded">${playingTime(Math.max(0, now - begun) / 1000)}</span>`;
 }
 
-/** A recorder that has begun. `end` gets the file when it is stopped, or when the stream ends by itself. */
+/** A running recorder. `end` gets the file when it is stopped, or when the stream ends by itself. */
 function recording(stream, end) {
   const recorder = new MediaRecorder(stream);
   const pieces = [];

@@ -1,9 +1,9 @@
-// From what a conversation says and how it is set to the body of a request. Pure.
+// Body of a request, from a conversation and its settings. Pure.
 import { optionFields } from "./options.js";
 import { itemsOf } from "./response.js";
 import { soundPart } from "./sounds.js";
 
-/** What a new conversation begins with. */
+/** Settings of a new conversation. */
 export const FRESH = {
   model: null, // the server's default
   priority: "interactive",
@@ -19,7 +19,7 @@ export const FRESH = {
   mcpChoice: "", // a server, or "server/tool", that must be called
 };
 
-/** `path`: the messages so far. `begun`: an answer that was cut and goes on where it was. */
+/** `path`: the messages so far. `begun`: an answer that was cut and continues. */
 export function bodyOf(settings, path, begun = null) {
   const body = {
     messages: messagesOf(settings, path, begun),
@@ -35,17 +35,17 @@ export function bodyOf(settings, path, begun = null) {
   return body;
 }
 
-/** The MCP servers that this conversation may use, of those that there are: [name, its settings] each. */
+/** Available MCP servers that this conversation may use: [name, its settings] each. */
 export function usedServers(settings, servers) {
   return Object.entries(settings.mcp ?? {}).filter(([name]) => servers?.some((one) => one.name === name));
 }
 
-/** Whether the server runs tools for the next answer, or has run some: chats have no place for that. */
+/** Whether the server runs tools for the next answer, or has run some. Chat completions cannot express that. */
 export function asksForResponse(settings, path, servers) {
   return usedServers(settings, servers).length > 0 || path.some((message) => message.parts);
 }
 
-/** As `bodyOf`, of a response. `begun`: the answer; it has parts where it goes on behind calls that were answered for. */
+/** Like `bodyOf`, for a response. `begun`: the answer; it has parts if it continues after decided calls. */
 export function responseBodyOf(settings, path, begun, servers) {
   const { max_tokens: most, reasoning_effort: effort, stop: _, ...options } = optionFields(settings.options);
   const body = {
@@ -71,7 +71,7 @@ function mcpTool([name, { tools, ask }]) {
   return { type: "mcp", server_label: name, require_approval: approval, ...(tools ? { allowed_tools: tools } : {}) };
 }
 
-/** A demand for a tool of a server goes before one for a function. */
+/** A required tool of an MCP server takes precedence over a required function. */
 function choiceOf(settings, functions, servers) {
   const [label, ...tool] = (settings.mcpChoice ?? "").split("/");
   if (!usedServers(settings, servers).some(([name]) => name === label)) return flat(functions.tool_choice, "function");
@@ -119,7 +119,7 @@ function messageOf(message) {
   }
 }
 
-/** Null for one that has said nothing: it failed before. */
+/** Null for an empty message, whose answer failed. */
 function assistantMessage({ content, reasoning, toolCalls }) {
   if (!content && !reasoning && !toolCalls?.length) return null;
   const said = { role: "assistant", content: content || null };
@@ -130,7 +130,7 @@ function assistantMessage({ content, reasoning, toolCalls }) {
   return said;
 }
 
-/** Pictures, sounds and PDFs stand before what is said about them, in the order in which they were given. */
+/** Pictures, sounds and PDFs come before the text, in the order in which they were added. */
 function contentOf(message) {
   const text = contentWithFiles(message);
   const parts = (message.files ?? []).map(partOf).filter(Boolean);
@@ -144,7 +144,7 @@ function partOf({ name, picture, sound, document }) {
   return sound ? soundPart(sound) : null;
 }
 
-/** Attached texts stand before the question, each under its name. */
+/** Attached texts come before the question, each under its name. */
 export function contentWithFiles({ content, files }) {
   const texts = (files ?? []).filter((file) => file.text !== undefined);
   const parts = texts.map((file) => `File ${file.name}:\n${fence(file.text)}`);
@@ -177,7 +177,7 @@ function toolFields(settings) {
   return { tools, tool_choice: choice };
 }
 
-/** Why no request can be made as it is set; null: one can. */
+/** Reason why these settings allow no request, or null. */
 export function obstacle(settings, problemOfJson, servers) {
   if (settings.options.stop && usedServers(settings, servers).length) return "“Stop at” cannot be used with tools of MCP servers: clear it.";
   if (settings.form === "schema" && settings.schema.trim()) {

@@ -1,5 +1,5 @@
-// An answer whose tools the server runs, as a list of parts: how it grows from the events of a response, and what of it is
-// sent again. Pure: each function returns something new.
+// An answer whose tools the server runs, as a list of parts: how it grows from a response's events, and which parts
+// are sent again. Pure: each function returns a new object.
 //
 // A part is {kind: "text" | "thoughts", text}, {kind: "function", id, name, arguments}, {kind: "unlisted", server, error},
 // {kind: "call", id, server, name, arguments, state, output, error, durationMs, approvalId}, or {kind: "approval", id,
@@ -7,7 +7,7 @@
 
 import { waiting } from "./answer.js";
 
-/** Adds what several events say, at once. */
+/** Adds several events at once. */
 export function grown(message, events) {
   const after = { ...message, status: "streaming", beat: Date.now(), parts: [...message.parts] };
   for (const event of events) take(after, event);
@@ -55,7 +55,7 @@ function take(message, event) {
   }
 }
 
-/** What an item says of its part; undefined fields leave what was there. */
+/** Fields of an item's part. Undefined fields keep the old value. */
 function partOf(item) {
   switch (item.type) {
     case "message":
@@ -80,7 +80,7 @@ function stateOf({ status }) {
   return status === "in_progress" ? "writing" : "stopped";
 }
 
-/** As chats tell it. What several generations have read is more than the conversation takes of the context. */
+/** Usage as in chat completions. Several generations read more tokens than the conversation takes of the context. */
 function usageOf(usage) {
   if (!usage) return undefined;
   return {
@@ -105,12 +105,12 @@ export function isWaitingForApproval(message) {
   return Boolean(message?.parts?.some(isPending));
 }
 
-/** Whether an approved call was made; its page may have been closed before. */
+/** Whether an approved call was made. Its page may have been closed before. */
 export function isMade(parts, approval) {
   return parts.some((part) => part.kind === "call" && part.approvalId === approval.id);
 }
 
-/** The same, with calls that will not be made any more as stopped. */
+/** The same parts, with unfinished calls marked as stopped. */
 export function settled(parts) {
   return parts.map((part) => (part.kind === "call" && (part.state === "writing" || part.state === "running") ? { ...part, state: "stopped" } : part));
 }
@@ -118,8 +118,8 @@ export function settled(parts) {
 const UNKNOWN = "it is not known what came of this call: it was stopped";
 
 /**
- * The items of an answer, to be sent again. `asks`: its calls that were approved are to be made now. Else none is asked for
- * a second time, whatever came of the first.
+ * Items of an answer, to be sent again. `asks`: its approved calls are to run now. Otherwise none is requested a
+ * second time, whatever the result of the first.
  */
 export function itemsOf({ parts }, asks) {
   return parts.flatMap((part) => itemsOfPart(part, parts, asks));

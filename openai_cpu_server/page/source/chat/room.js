@@ -1,4 +1,4 @@
-// The chat room: conversations at the left, the open one in the middle, how it is set at the right.
+// The chat room: conversations at the left, the open one in the middle, its settings at the right.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { IconButton } from "../base/controls.js";
@@ -46,7 +46,7 @@ export function ChatRoom() {
   </div>`;
 }
 
-/** The address names the open conversation, so that it can be loaded again, and opened twice. */
+/** The address names the open conversation, so that it can be reloaded, and opened twice. */
 function useOpenedByAddress() {
   const { id } = route.value;
   useEffect(() => {
@@ -82,7 +82,7 @@ function again() {
   if (last?.role === "assistant" && !live.has(last.id)) answer(last.parent);
 }
 
-/** The messages of the way that is shown. It stays at the end while an answer grows, unless the reader has scrolled up. */
+/** Messages of the visible branch. The view stays at the end of a growing answer, unless the reader has scrolled up. */
 function Thread() {
   const place = useRef(null);
   const inside = useRef(null);
@@ -92,7 +92,7 @@ function Thread() {
     const scroller = place.current;
     const settle = new ResizeObserver(() => follows.current && (scroller.scrollTop = scroller.scrollHeight));
     settle.observe(inside.current);
-    settle.observe(scroller); // it shrinks where the message field grows
+    settle.observe(scroller); // it shrinks when the message field grows
     return () => settle.disconnect();
   }, []);
   const ids = path.value.map((one) => one.id);

@@ -24,7 +24,7 @@ const EXAMPLES = {
   },
 };
 
-/** The form that answers must have. The server makes a grammar of it, and the model can write nothing else. */
+/** Schema that answers must follow. The server makes a grammar of it, so the model can write nothing else. */
 export function SchemaEditor({ settings }) {
   const { schema, form, strict } = settings;
   const wrong = schema.trim() ? jsonProblem(schema) : null;
@@ -42,7 +42,7 @@ export function SchemaEditor({ settings }) {
   `;
 }
 
-/** Enter keeps the indentation; Tab still moves the focus, for keyboard users. */
+/** Enter keeps the indentation. Tab still moves the focus, for keyboard users. */
 function indent(event) {
   if (event.key !== "Enter" || event.isComposing) return;
   const { value, selectionStart } = event.target;

@@ -49,7 +49,7 @@ export function Sidebar({ onNew, onClose }) {
     </nav>`;
 }
 
-/** Ids of conversations with these words in their messages; null until they are found. */
+/** Ids of conversations with these words in their messages, or null during the search. */
 function useTextMatches(words) {
   const [found, setFound] = useState({ words: "", ids: null });
   useEffect(() => {

@@ -1,9 +1,9 @@
-// Sounds as the server takes them.
+// Sounds in the form that the server takes.
 
-/** What the server reads: the format's name in a request, by the type in a data URI. */
+/** Formats that the server reads: their names in a request, by the type in a data URI. */
 const FORMATS = { "audio/wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg" };
 const LOSSLESS = ["audio/wav", "audio/flac"];
-const MODEL_RATE = 16_000; // what nearly all models hear
+const MODEL_RATE = 16_000; // sample rate of nearly all models
 const SMALL_BYTES = 1_000_000;
 
 export const SOUND_URI = new RegExp(`^data:(${Object.keys(FORMATS).join("|")});base64,`);
@@ -12,13 +12,13 @@ export function isSound(file) {
   return file.type.startsWith("audio/") || /\.(wav|mp3|flac|og[ga]|opus|m4a|aac)$/i.test(file.name);
 }
 
-/** A part of a request. `uri`: as `SOUND_URI`. */
+/** Part of a request. `uri`: like `SOUND_URI`. */
 export function soundPart(uri) {
   const [, type] = uri.match(SOUND_URI);
   return { type: "input_audio", input_audio: { data: uri.slice(uri.indexOf(",") + 1), format: FORMATS[type] } };
 }
 
-/** How long it is. Infinity: it does not say so before it ends. Raises an Error where the browser cannot play it. */
+/** Duration in seconds. Infinity if the file has it only at its end. Raises an Error if the browser cannot play it. */
 export async function secondsOf(blob) {
   const url = URL.createObjectURL(blob);
   const player = new Audio();
@@ -35,8 +35,8 @@ export async function secondsOf(blob) {
   }
 }
 
-/** {blob, seconds}: the sound itself, or, where the server does not read it or it is large, one channel of it as
- * models hear it. `seconds`: as of `secondsOf`. Raises an Error. */
+/** {blob, seconds}: the sound itself. If the server does not read it or it is large: one channel at the models' sample
+ * rate. `seconds`: see `secondsOf`. Raises an Error. */
 export async function asSent(file, seconds) {
   const bytes = await file.arrayBuffer();
   const type = typeOf(new Uint8Array(bytes));
@@ -48,7 +48,7 @@ export async function asSent(file, seconds) {
   return whole && whole.blob.size < made.blob.size ? { ...whole, seconds: heard.duration } : made;
 }
 
-/** By its first bytes; null: the server does not read it. Ogg may have Opus in it, which it does not read either. */
+/** Type by the first bytes, or null if the server does not read it. Ogg may contain Opus, which it does not read. */
 function typeOf(bytes) {
   const head = String.fromCharCode(...bytes.subarray(0, 64));
   if (head.startsWith("RIFF") && head.startsWith("WAVE", 8)) return "audio/wav";
@@ -57,7 +57,7 @@ function typeOf(bytes) {
   return head.startsWith("ID3") || (bytes[0] === 0xff && (bytes[1] & 0xe6) === 0xe2) ? "audio/mpeg" : null;
 }
 
-/** A file of 16 bits a sample, all channels in one. */
+/** A file with 16 bits per sample, all channels mixed into one. */
 function wave(heard) {
   const channels = Array.from({ length: heard.numberOfChannels }, (_, at) => heard.getChannelData(at));
   const size = 2 * heard.length;
@@ -67,7 +67,7 @@ function wave(heard) {
   file.setUint32(4, 36 + size, true);
   word(8, "WAVEfmt ");
   file.setUint32(16, 16, true);
-  file.setUint16(20, 1, true); // samples as they are
+  file.setUint16(20, 1, true); // PCM
   file.setUint16(22, 1, true); // channels
   file.setUint32(24, heard.sampleRate, true);
   file.setUint32(28, 2 * heard.sampleRate, true);

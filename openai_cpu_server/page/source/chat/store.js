@@ -1,10 +1,10 @@
-// Where conversations are kept: IndexedDB of this browser. Where that is forbidden, they last as long as the page.
+// Storage of conversations: IndexedDB of this browser. If that is forbidden, they last as long as the page.
 
 const NAME = "openai-cpu-server";
 const STORES = ["conversations", "messages"];
 let opening = null;
 
-/** True when nothing can be kept. */
+/** True if nothing can be stored. */
 export let isForgetful = false;
 const memory = new Map(STORES.map((name) => [name, new Map()]));
 
@@ -58,7 +58,7 @@ export const messagesOf = (id) =>
     (kept) => [...kept.values()].filter((one) => one.conversation === id),
   );
 
-/** Ids of the conversations that have these lower-case words in a message, or in the name of an attached file. */
+/** Ids of conversations with these lower-case words in a message or in the name of an attached file. */
 export async function conversationsWith(words) {
   const found = new Set();
   const look = ({ conversation, content, files }) => {
@@ -71,7 +71,7 @@ export async function conversationsWith(words) {
   return found;
 }
 
-/** One by one, because pictures may be large. */
+/** One at a time, because pictures may be large. */
 function eachOf(request, look) {
   return new Promise((resolve, reject) => {
     request.onerror = () => reject(request.error);
@@ -83,7 +83,7 @@ function eachOf(request, look) {
   });
 }
 
-/** Writes and deletes together or not at all. `puts`: {conversations: [...], messages: [...]}; `deletes`: ids. */
+/** Writes and deletes everything or nothing. `puts`: {conversations: [...], messages: [...]}; `deletes`: ids. */
 export async function write({ puts = {}, deletes = {} }) {
   const db = await database();
   if (!db) return remember(puts, deletes);

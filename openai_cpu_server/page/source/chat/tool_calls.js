@@ -1,4 +1,4 @@
-// Calls that the model wants made: people see them, do them in its place, and type what came of it.
+// Calls of functions: people see them, run them, and enter the results.
 import { useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Field } from "../base/controls.js";

@@ -10,7 +10,7 @@ const CHOICES = [
   ["none", "must not call any"],
 ];
 
-/** Functions that the model may call. Nothing is run: people see the calls and type what comes of them. */
+/** Functions that the model may call. The server does not run them: people see the calls and enter the results. */
 export function ToolEditor({ settings }) {
   const { tools, usesTools, toolChoice } = settings;
   const put = (index, fields) => {

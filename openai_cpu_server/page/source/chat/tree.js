@@ -1,11 +1,11 @@
-// A conversation is a tree: an edit or another answer is a sibling, and a leaf says which way is shown.
+// A conversation is a tree: an edit or another answer is a sibling, and a leaf selects the visible branch.
 // Pure: messages come as a Map from id to {id, parent, created, ...}.
 
 export function childrenOf(messages, parent) {
   return [...messages.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
 }
 
-/** From the first message down to the leaf. */
+/** Messages from the first one down to the leaf. */
 export function pathTo(messages, leaf) {
   const path = [];
   const seen = new Set();
@@ -16,7 +16,7 @@ export function pathTo(messages, leaf) {
   return path;
 }
 
-/** The leaf that one reaches from here by always going to the newest. */
+/** The leaf reached from here by always following the newest message. */
 export function newestLeaf(messages, id) {
   for (;;) {
     const children = childrenOf(messages, id);
@@ -25,7 +25,7 @@ export function newestLeaf(messages, id) {
   }
 }
 
-/** A message and all below it. */
+/** A message and all its descendants. */
 export function below(messages, id) {
   const found = [id];
   for (const child of childrenOf(messages, id)) found.push(...below(messages, child.id));

@@ -1,4 +1,4 @@
-// Why nothing comes yet, in words for people.
+// Explains why an answer has not begun.
 import { html } from "../base/html.js";
 import { count, percent, seconds } from "../base/numbers.js";
 import { visible } from "../text/visible.js";
@@ -7,13 +7,13 @@ import { health, models, serverState } from "../api/server.js";
 
 export function Waiting({ message, now }) {
   const { text, share, detail } = reason(message, now);
-  if (text === null) return null; // the text itself shows that it grows
+  if (text === null) return null; // the growing text shows progress itself
   return html`<div class="waiting">
     <span class="pulse" aria-hidden="true"></span>
     <span role="status">${text}</span>
     ${share !== undefined && html`<progress max="1" value=${share} aria-label=${text}></progress>`}
     ${detail && html`<span class="soft">${detail}</span>`}
-  </div>`; // screen readers are told the text alone: the figures change all the time
+  </div>`; // screen readers get only the text, because the figures change all the time
 }
 
 function reason({ wait, status, model, parts }, now) {
@@ -38,7 +38,7 @@ function reason({ wait, status, model, parts }, now) {
   }
 }
 
-/** What comes of calls. */
+/** Text for the state of calls. */
 function ofParts(parts) {
   const running = parts.filter((part) => part.kind === "call" && part.state === "running");
   const approved = parts.filter((part) => part.kind === "approval" && part.isApproved && !isMade(parts, part));
@@ -47,7 +47,7 @@ function ofParts(parts) {
   return parts.at(-1).kind === "call" && parts.at(-1).state !== "writing" ? "Reading the result …" : null;
 }
 
-/** Streams that can be taken up again do not tell it. */
+/** Resumable streams do not report it. */
 function isLoading(model) {
   return models.value?.find((one) => one.id === (model ?? health.value?.model))?.state === "loading" && health.value;
 }

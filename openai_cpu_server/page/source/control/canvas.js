@@ -1,4 +1,4 @@
-// A canvas that is as sharp as the screen, and is drawn only when there is something new and it can be seen.
+// A canvas with the screen's resolution. It is drawn only when it has changed and is visible.
 import { useEffect, useRef } from "preact/hooks";
 import { isDark } from "../shell/theme.js";
 
@@ -16,7 +16,7 @@ export function colour(name) {
   return known.colours.get(name);
 }
 
-/** `draw(context, width, height)` in CSS pixels. Returns a ref for the canvas, and what asks for a new picture. */
+/** `draw(context, width, height)` in CSS pixels. Returns a ref for the canvas, and a function that redraws it. */
 export function useCanvas(draw) {
   const canvas = useRef(null);
   const state = useRef({ frame: 0, seen: true, draw });

@@ -1,4 +1,4 @@
-// Models with their state and memory, deaths of engines, hits of the caches, and what keys have used.
+// Models with their state and memory, crashes of engines, cache hits, and usage of keys.
 import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { bytes, count, percent } from "../base/numbers.js";
@@ -77,7 +77,7 @@ function Hit({ label, share, text }) {
   </div>`;
 }
 
-/** What keys have used today, where the server counts that. */
+/** Today's usage of keys, if the server counts it. */
 export function Usage() {
   const [told, setTold] = useState(null);
   const isLive = connection.value.state === "live" && hello.value.usage;

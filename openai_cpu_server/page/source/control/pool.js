@@ -1,4 +1,4 @@
-// The KV pool as a map: which cells are free, whose they are, and which several requests share.
+// Map of the KV pool: free cells, cells of each request, and cells that several requests share.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { count, percent } from "../base/numbers.js";
@@ -39,7 +39,7 @@ function PoolCard({ cache, alone }) {
   </section>`;
 }
 
-/** By tile: the numbers of the holdings in it. */
+/** Numbers of the holdings in each tile. */
 function ownersOf(pool) {
   const owners = Array.from({ length: pool.tiles }, () => []);
   pool.holdings.forEach((holding, index) => {
@@ -80,7 +80,7 @@ function nameOfHolding(holding) {
   return holding.id ? shortId(holding.id) : `others (${holding.priority})`;
 }
 
-/** Squares as large as fit. */
+/** The largest squares that fit. */
 function gridOf(tiles, width, height) {
   let size = Math.max(4, Math.floor(Math.sqrt((width * height) / Math.max(1, tiles))));
   while (size > 4 && Math.ceil(tiles / Math.floor(width / size)) * size > height) size -= 1;
@@ -108,7 +108,7 @@ function drawPool(context, { size, columns }, owners, holdings, pointed) {
   });
 }
 
-/** Colour is not alone: free squares are hollow, batch's have a bar below, shared ones a diagonal. */
+/** Colour alone is not enough: free squares are hollow, batch work has a bar below, shared ones have a diagonal. */
 function square(context, x, y, side, held, holdings) {
   if (!held.length) {
     context.strokeStyle = colour("--line");

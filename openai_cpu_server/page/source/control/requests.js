@@ -65,7 +65,7 @@ function Name({ one, several }) {
     <span class="soft control-sub">${[one.client && shortId(one.id), several && one.model].filter(Boolean).join(" · ")}</span>`;
 }
 
-/** What it did in its last step, or for how long it has been in none. */
+/** Its activity in the last step, or the time since then. */
 function Doing({ one }) {
   const part = lastParts.get(one.id);
   if (!part) return html`<span class="control-doing out">starting</span>`;
@@ -75,7 +75,7 @@ function Doing({ one }) {
   return html`<span class=${`control-doing ${kind} ${one.priority}`}>${doingOf(part)}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
 }
 
-/** The first press asks, the second ends it: it may be another person's. */
+/** The first press asks, and the second ends the request, because it may be another person's. */
 function EndButton({ id, onEnd }) {
   const [asks, setAsks] = useState(false);
   useEffect(() => {
@@ -87,7 +87,7 @@ function EndButton({ id, onEnd }) {
   return html`<${IconButton} icon="close" kind="small" label=${`End ${id}`} onClick=${() => setAsks(true)} />`;
 }
 
-/** Null: it has ended. Else why not, for people. */
+/** Returns null if the request has ended, else the reason in words. */
 async function cancel(id) {
   try {
     await call("DELETE", `/v1/requests/${id.split("/").map(encodeURIComponent).join("/")}`);

@@ -1,4 +1,4 @@
-// The control room: requests that run, those that wait and why, and shared cells. One stream feeds it all.
+// The control room: running requests, waiting requests with reasons, and shared cells. One stream feeds all of it.
 import { useEffect, useRef } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button } from "../base/controls.js";
@@ -22,7 +22,7 @@ export function ControlRoom() {
   }, []);
   const first = useRef(true);
   useEffect(() => {
-    if (!first.current) listening.current?.again(); // another key, or the server is back
+    if (!first.current) listening.current?.again(); // another key, or the server has returned
     first.current = false;
   }, [key.value, returns.value]);
   const stale = connection.value.state !== "live" && hello.value;
@@ -39,7 +39,7 @@ export function ControlRoom() {
   </div>`;
 }
 
-/** The few numbers that say how it goes. */
+/** Key figures. */
 function Now() {
   const sizes = queue.value?.sizes;
   const rate = rates.value.at(-1);
@@ -64,7 +64,7 @@ function Tile({ label, value, note }) {
   return html`<div class="control-tile"><dt>${label}</dt><dd><strong>${value}</strong><span class="soft">${note}</span></dd></div>`;
 }
 
-/** What keeps the room from being live, and what helps. */
+/** Reason why the room is not live, and a remedy. */
 function Trouble({ onAgain }) {
   const { state, error, sinceMs } = connection.value;
   const said = trouble(state, error, sinceMs);

@@ -1,10 +1,10 @@
-// The steps of the last minute, as they are drawn and read out.
+// Steps of the last minute, in the form in which they are drawn and read out.
 import { signal } from "@preact/signals";
 
 export const WINDOW_S = 60;
 const MOST_STEPS = 8000;
 
-/** From bottom to top, as a column stacks them. `colour` names a custom property. */
+/** From bottom to top of a column. `colour` names a custom property. */
 export const LAYERS = [
   { key: "interactive-decode", priority: "interactive", kind: "decode", label: "Interactive: decode", colour: "--step-interactive" },
   { key: "interactive-prompt", priority: "interactive", kind: "prompt", label: "Interactive: prompt", colour: "--step-interactive-prompt" },
@@ -15,10 +15,10 @@ export const LAYERS = [
   { key: "padding", kind: "padding", label: "Padding", colour: "--padding" },
 ];
 
-/** The oldest first. It is changed in place; `changes` grows whenever it was. */
+/** Oldest first. The list is changed in place, and `changes` grows with each change. */
 export const steps = [];
 export const changes = signal(0);
-/** By request: what it did in its last step, {at, kind, tokens, why}. */
+/** Last step of each request: {at, kind, tokens, why}. */
 export const lastParts = new Map();
 let number = 0;
 
@@ -35,7 +35,7 @@ export function takeSteps(told, nowS) {
   changes.value += 1;
 }
 
-/** What happened during a pause is unknown. */
+/** Events during a pause are unknown. */
 export function forgetSteps(nowS) {
   lastParts.clear();
   trim(nowS);
@@ -77,7 +77,7 @@ export function summary(some) {
   return sums;
 }
 
-/** The steps that end after `fromS` and begin before `toS`. */
+/** Steps that end after `fromS` and begin before `toS`. */
 export function between(some, fromS, toS) {
   let low = 0;
   let high = some.length;

@@ -1,4 +1,4 @@
-// The one stream that feeds the room: it connects, keeps what was told, and connects again by itself.
+// The stream that feeds the room: it connects, stores events, and reconnects by itself.
 import { batch, signal } from "@preact/signals";
 import { ApiError, Unreachable, events } from "../api/client.js";
 import { look, refused } from "../api/server.js";
@@ -16,21 +16,21 @@ export const memoryBytes = signal(0);
 export const queue = signal(null);
 export const running = signal(null);
 export const caches = signal(null);
-/** Events of type rate with the time when each came: [{at, ...}], the newest last. */
+/** Events of type rate with their times of arrival: [{at, ...}], the newest last. */
 export const rates = signal([]);
-/** The newest first. */
+/** Newest first. */
 export const restarts = signal([]);
 /** Steps that this page was too slow for. */
 export const dropped = signal(0);
 
 let offsetS = 0;
 
-/** The server's clock, as far as it is known here. */
+/** Estimate of the server's clock. */
 export function serverNow() {
   return Date.now() / 1000 + offsetS;
 }
 
-/** Listens until the returned function is called. Rests while the page is hidden. */
+/** Listens until the returned function is called. Pauses while the page is hidden. */
 export function listen() {
   let ended = false;
   let attempt = null;
@@ -69,7 +69,7 @@ async function keepListening(stop) {
   }
 }
 
-/** One connection, to its end. Returns why it ended; null: the server ended it. */
+/** One connection, to its end. Returns the reason for its end, or null if the server ended it. */
 async function once(stop) {
   try {
     for await (const { event, data } of events("/v1/events", { signal: stop })) {

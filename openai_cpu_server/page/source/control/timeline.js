@@ -1,4 +1,4 @@
-// The last minute of steps: a picture that can be pointed at, walked through with keys, and read as a table.
+// The last minute of steps: a picture with pointer and keyboard access, and a table.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useSignalEffect } from "@preact/signals";
 import { html } from "../base/html.js";
@@ -106,7 +106,7 @@ function walk(event, view, chosen, choose) {
   event.preventDefault();
 }
 
-/** What is in the step that is pointed at. It stands beside the step, inside of the picture. */
+/** Contents of the step under the pointer, beside the step and inside the picture. */
 function StepNote({ step, view }) {
   const x = view.at.x(step.at);
   const right = x > view.at.width / 2;

@@ -1,4 +1,4 @@
-// Draws steps: above, what each computed; below, how long it took and what was predicted.
+// Draws steps: above, the work of each; below, its real and predicted time.
 import { milliseconds } from "../base/numbers.js";
 import { colour } from "./canvas.js";
 import { LAYERS } from "./steps.js";
@@ -7,7 +7,7 @@ import { encodingOf } from "./words.js";
 export const MARGIN = { left: 52, right: 8, top: 10, bottom: 20, between: 22 };
 const TIME_SHARE = 0.3;
 
-/** Where things are: {tokens: {top, bottom, most}, times: {top, bottom, most}, x(s), s(x)}. */
+/** Layout: {tokens: {top, bottom, most}, times: {top, bottom, most}, x(s), s(x)}. */
 export function frame(steps, width, height, fromS, toS) {
   const inside = height - MARGIN.top - MARGIN.bottom - MARGIN.between;
   const split = MARGIN.top + inside * (1 - TIME_SHARE);
@@ -34,14 +34,14 @@ function most(steps, of) {
   return found;
 }
 
-/** 1, 2 or 5 times a power of ten, so that the scale stands still most of the time. */
+/** 1, 2 or 5 times a power of ten, so that the scale rarely changes. */
 function niceMost(value, least) {
   const wanted = Math.max(value, least);
   const power = 10 ** Math.floor(Math.log10(wanted));
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= wanted);
 }
 
-/** Steps of a few tokens and steps of hundreds stand side by side: heights grow with the root of the tokens. */
+/** Heights grow with the square root of the tokens, because steps have a few tokens or hundreds. */
 function nextPower(tokens) {
   return Math.max(16, 4 ** Math.ceil(Math.log(Math.max(1, tokens)) / Math.log(4)));
 }
@@ -127,7 +127,7 @@ function columns(context, at, steps) {
   interrupted(context, at, drawn);
 }
 
-/** In the time of a step: pictures below, sounds above them, striped, for colours alone do not tell. */
+/** Within the time of a step: pictures below, sounds above them, striped, because colours alone do not suffice. */
 function encodings(context, at, drawn, perMs) {
   for (const { step, x, width } of drawn) {
     const { picture, sound } = encodingOf(step);
@@ -142,7 +142,7 @@ function bar(context, name, x, y, width, height) {
   context.fillRect(x, y, width, height);
 }
 
-/** Stripes go through from one step to the next. */
+/** Stripes continue from one step to the next. */
 function striped(context, x, y, width, height, bottom) {
   bar(context, "--step-sound", x, y, width, height);
   for (let stripe = bottom - 4; stripe > y; stripe -= 4) if (stripe < y + height) bar(context, "--surface", x, stripe, width, 1);
@@ -175,7 +175,7 @@ function boundaries(step) {
   return found;
 }
 
-/** A step that was thrown away is crossed out, for pale is not told from far. */
+/** A discarded step is crossed out, because a pale one could be mistaken for an old one. */
 function interrupted(context, at, drawn) {
   context.strokeStyle = colour("--bad");
   context.lineWidth = 1.5;

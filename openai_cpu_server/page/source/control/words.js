@@ -1,4 +1,4 @@
-// What the scheduler's words mean.
+// Meanings of the scheduler's words.
 import { count, milliseconds } from "../base/numbers.js";
 
 export const WAITS = {
@@ -49,7 +49,7 @@ export function stepTitle(step) {
   return `${many}${count(step.tokens ?? 0)} tokens in ${milliseconds(step.ms)}, predicted ${milliseconds(step.predicted_ms)}`;
 }
 
-/** What a request does by its part in a step. */
+/** Activity of a request, by its part in a step. */
 export function doingOf(part) {
   if (part.prompt) return "reading";
   const { picture, sound } = encodingOf(part);
@@ -71,7 +71,7 @@ export function stepText(step) {
   return [stepTitle(step), ...stepNotes(step), ...parts].join(". ");
 }
 
-/** The end of an id is what tells it from others. */
+/** Ids differ at their end. */
 export function shortId(id) {
   const [call, index] = id.split("/");
   const dash = call.indexOf("-");

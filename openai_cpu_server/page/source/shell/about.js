@@ -4,7 +4,7 @@ import { Dialog } from "../base/controls.js";
 
 const HERE = new URL(".", import.meta.url);
 
-/** What the page is made of, with the licences that go with it. */
+/** Parts of the page, with their licences. */
 export function About({ onClose }) {
   const [licences, setLicences] = useState("Loading …");
   useEffect(() => {

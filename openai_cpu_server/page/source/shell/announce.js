@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 
-/** What screen readers are told at their leisure. */
+/** Text that screen readers announce politely. */
 export const announced = signal("");
 
 export function announce(text) {

@@ -1,4 +1,4 @@
-// Where the page is, as the address says: #/chat, #/chat/ID, #/control.
+// Location within the page, by the address: #/chat, #/chat/ID, #/control.
 import { signal } from "@preact/signals";
 
 function read() {
@@ -9,7 +9,7 @@ function read() {
 export const route = signal(read());
 addEventListener("hashchange", () => (route.value = read()));
 
-/** `replace`: the address before is not worth coming back to. */
+/** `replace`: the previous address does not become an entry of the history. */
 export function go(room, id, { replace } = {}) {
   const hash = `#/${room}${id ? `/${id}` : ""}`;
   if (location.hash === hash) return;

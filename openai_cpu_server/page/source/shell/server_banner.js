@@ -1,4 +1,4 @@
-// What is wrong with the server, if something is, in words for people.
+// Banner that explains what is wrong with the server.
 import { html } from "../base/html.js";
 import { Icon } from "../base/icons.js";
 import { Button } from "../base/controls.js";

@@ -1,4 +1,4 @@
-// Around both rooms: where one is, how the server is, key, theme, help.
+// Frame of both rooms: navigation, state of the server, key, theme, help.
 import { useEffect, useErrorBoundary, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Icon } from "../base/icons.js";
@@ -66,14 +66,14 @@ function skip(event) {
   document.getElementById("main").focus();
 }
 
-/** A mistake of ours in one room leaves the other, and what was said, as they are. */
+/** A bug in one room leaves the other room and the conversations usable. */
 function Room({ name }) {
   const [broken] = useErrorBoundary((error) => console.error(error));
   if (broken) return html`<${Broken} error=${broken} />`;
   return name === "control" ? html`<${LaterRoom} />` : html`<${ChatRoom} />`;
 }
 
-/** The control room with its plots is fetched when it is first opened. */
+/** The control room with its plots is loaded when it is first opened. */
 function LaterRoom() {
   const [room, setRoom] = useState(null);
   useEffect(() => {

@@ -1,13 +1,13 @@
-// Keys: one table of what is there now, which the help shows and the page listens by.
+// Keyboard shortcuts: one table, which the help shows and the page listens to.
 import { useEffect } from "preact/hooks";
 import { signal } from "@preact/signals";
 
-/** [{keys: "Mod+Shift+O", label, run, group}]; `Mod` is Ctrl, on Apple's machines Cmd. */
+/** [{keys: "Mod+Shift+O", label, run, group}]; `Mod` is Ctrl, or Cmd on Apple's machines. */
 export const shortcuts = signal([]);
 
 const isApple = /Mac|iP(hone|ad)/.test(navigator.platform);
 
-/** Adds shortcuts while the component lives. `run` of the last render counts. */
+/** Adds shortcuts while the component is mounted. `run` of the last render counts. */
 export function useShortcuts(group, entries) {
   useEffect(() => {
     const added = entries.map((entry) => ({ ...entry, group }));
@@ -16,7 +16,7 @@ export function useShortcuts(group, entries) {
   });
 }
 
-/** "Ctrl+Shift+O" as this machine's users know it. */
+/** "Ctrl+Shift+O" in the notation of this machine. */
 export function shown(keys) {
   return isApple ? keys.replace("Mod", "⌘").replace("Shift", "⇧").replace("Alt", "⌥") : keys.replace("Mod", "Ctrl");
 }

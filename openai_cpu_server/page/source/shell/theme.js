@@ -5,7 +5,7 @@ import { kept } from "../base/storage.js";
 export const theme = signal(document.documentElement.dataset.theme ?? "system");
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-/** Whether it is dark now, for code that draws on a canvas. */
+/** Whether the theme is dark now, for code that draws on a canvas. */
 export const isDark = signal(darkNow());
 dark.addEventListener("change", () => (isDark.value = darkNow()));
 

@@ -1,11 +1,11 @@
-// A text that grows, as blocks: what is whole stays as it is, only the last block is parsed and drawn again.
+// Growing text as blocks. Complete blocks stay; only the last one is parsed and drawn again.
 import { html as htmlOf, parsed } from "./markdown.js";
 
 export const EMPTY = { text: "", settled: 0, blocks: [] };
 
 /**
- * The blocks of `text`: [{html}], where blocks that were settled before are the same objects.
- * `before` is what this returned for an earlier beginning of the same text.
+ * Returns the blocks of `text` as [{html}]. Complete blocks are the same objects as before.
+ * `before`: the result for an earlier beginning of the same text.
  */
 export function grownBlocks(before, text) {
   if (before.text === text) return before;
@@ -20,12 +20,12 @@ export function grownBlocks(before, text) {
   };
 }
 
-/** All of it at once: a reference or a footnote may be defined far below where it is used. */
+/** Parses everything at once, because references and footnotes may be defined far below their use. */
 export function wholeBlocks(text) {
   return blocksOf(text, true).map(({ tokens, env }) => ({ html: htmlOf(tokens, env) }));
 }
 
-/** The outermost blocks, each with its tokens and where it starts in the text. */
+/** The outermost blocks, each with its tokens and its start in the text. */
 function blocksOf(text, isWhole) {
   const env = {};
   const starts = lineStarts(text);

@@ -1,4 +1,4 @@
-// Colours for the languages that models write most.
+// Syntax colours for the languages that models write most.
 import core from "highlight.js/lib/core";
 import bash from "highlight.js/lib/languages/bash";
 import c from "highlight.js/lib/languages/c";
@@ -34,7 +34,7 @@ const LANGUAGES = {
 };
 for (const [name, language] of Object.entries(LANGUAGES)) core.registerLanguage(name, language);
 
-/** HTML of some code with its words marked, or null for a language that is not known. */
+/** HTML of code with its words marked, or null for an unknown language. */
 export function paint(code, language) {
   const name = language.toLowerCase();
   if (!core.getLanguage(name)) return null;

@@ -1,5 +1,5 @@
-// Markdown to HTML that is safe to show. The text is a model's: nothing in it is trusted. markdown-it passes no HTML
-// on, DOMPurify lets only a short list of elements through, and the policy of the page runs and fetches nothing else.
+// Markdown to safe HTML. The text comes from a model and is not trusted. markdown-it passes no HTML through,
+// DOMPurify permits a short list of elements, and the page's policy runs and fetches nothing else.
 import { signal } from "@preact/signals";
 import DOMPurify from "dompurify";
 import MarkdownIt from "markdown-it";
@@ -7,26 +7,26 @@ import footnotes from "markdown-it-footnote";
 import { mathRules } from "./math_rules.js";
 import { taskRules } from "./task_rules.js";
 
-/** Grows when code or formulas can be drawn that could not be before. */
+/** Grows when the code that draws code or formulas has been loaded. */
 export const painted = signal(0);
 const painters = { code: null, math: null };
 const fetching = {};
 
-/** Fetches what draws code or formulas, when the first is there. */
+/** Loads the code that draws code or formulas when the first one appears. */
 function painter(name, load) {
   fetching[name] ??= load().then(
     (module) => {
       painters[name] = module.paint;
       painted.value += 1;
     },
-    () => {}, // the server is gone, or newer: the text shows as it is
+    () => {}, // the server is down, or newer: the text stays as it is
   );
   return painters[name];
 }
 const codePainter = () => painter("code", () => import("./code.js"));
 const mathPainter = () => painter("math", () => import("./math.js"));
 
-/** A text that grows is parsed without footnotes: they move to its end, wherever they were written. */
+/** Growing text is parsed without footnotes, because they move to its end. */
 const growing = parser();
 const markdown = parser().use(footnotes).disable("footnote_inline");
 
@@ -53,14 +53,14 @@ markdown.renderer.rules.math = (tokens, index) => {
   const kind = meta.display ? "math display" : "math";
   return `<span class="${kind}">${drawn ?? `<code>${escapeHtml(content)}</code>`}</span>`;
 };
-// A picture would reveal to its host what is read here, so it becomes a link.
+// Loading a picture would tell its host what is read here, so it becomes a link.
 markdown.renderer.rules.image = (tokens, index) => {
   const token = tokens[index];
   const words = escapeHtml(token.content || "a picture");
   const url = escapeHtml(token.attrGet("src") ?? "");
   return `<a class="picture" href="${url}">Picture: ${words}</a>`;
 };
-// Cells are aligned by an attribute, for styles in markup are forbidden here.
+// Cells are aligned by an attribute, because the page's policy forbids styles in markup.
 markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, index) => {
   const { tag, attrs } = tokens[index];
   const side = attrs?.map(([, value]) => value.match(/right|center/)?.[0]).find(Boolean);
@@ -68,7 +68,7 @@ markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, ind
 };
 markdown.renderer.rules.table_open = () => '<div class="table" tabindex="0" role="group" aria-label="Table"><table>';
 markdown.renderer.rules.table_close = () => "</table></div>";
-// The address belongs to the rooms: a mark is a button, which moves the focus (see markdown_view.js).
+// The rooms use the address, so a footnote mark is a button that moves the focus (see markdown_view.js).
 markdown.renderer.rules.footnote_ref = (tokens, index) => {
   const number = tokens[index].meta.id + 1;
   return `<sup><button type="button" class="note" aria-label="Footnote ${number}">${number}</button></sup>`;
@@ -94,7 +94,7 @@ const CLEANING = {
   ALLOWED_ATTR: ATTRIBUTES,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
-  // It is asked of every attribute: an address of these kinds, or no address with a scheme at all.
+  // Applies to every attribute: an address of these kinds, or no address with a scheme.
   ALLOWED_URI_REGEXP: /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.:-]|$))/i,
   RETURN_TRUSTED_TYPE: true,
 };
@@ -110,7 +110,7 @@ export function parsed(text, env, isWhole) {
   return (isWhole ? markdown : growing).parse(text, env);
 }
 
-/** Clean HTML of some tokens, as a TrustedHTML where the browser knows such. */
+/** Clean HTML of some tokens, as a TrustedHTML if the browser supports it. */
 export function html(tokens, env) {
   return DOMPurify.sanitize(markdown.renderer.render(tokens, markdown.options, env), CLEANING);
 }

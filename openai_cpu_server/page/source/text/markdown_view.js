@@ -5,7 +5,7 @@ import { announce } from "../shell/announce.js";
 import { EMPTY, grownBlocks, wholeBlocks } from "./blocks.js";
 import { painted } from "./markdown.js";
 
-/** A model's Markdown. While `growing`, only the last block changes. */
+/** Markdown of a model. While `growing`, only the last block changes. */
 export function Markdown({ text, growing }) {
   const before = useRef({ painted: -1, ...EMPTY });
   const version = painted.value;
@@ -22,12 +22,12 @@ function Block({ html: clean }) {
   const place = useRef(null);
   const text = String(clean);
   useLayoutEffect(() => {
-    place.current.innerHTML = clean; // a TrustedHTML of DOMPurify's
+    place.current.innerHTML = clean; // a TrustedHTML of DOMPurify
   }, [text]);
   return html`<div class="block" ref=${place}></div>`;
 }
 
-/** What the buttons in the text do. */
+/** Actions of the buttons in the text. */
 function pressed({ target, currentTarget }) {
   const code = target.closest?.(".copy-code");
   if (code) copyCode(code);

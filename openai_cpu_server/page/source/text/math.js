@@ -1,7 +1,7 @@
-// Formulas as MathML, which browsers draw with the fonts they have.
+// Formulas as MathML, which browsers draw with their own fonts.
 import katex from "katex";
 
-/** MathML of a formula, or null where it is none (yet). */
+/** MathML of a formula, or null if it is not a formula (yet). */
 export function paint(tex, displayMode) {
   if (tex.length > 20_000) return null;
   try {

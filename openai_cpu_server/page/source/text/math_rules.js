@@ -1,4 +1,4 @@
-// $inline$, $$display$$, \(inline\) and \[display\], as models write formulas.
+// $inline$, $$display$$, \(inline\) and \[display\], the forms in which models write formulas.
 
 const DISPLAY = [["$$", "$$"], ["\\[", "\\]"]];
 
@@ -28,7 +28,7 @@ function opened(src, pos) {
   return [null];
 }
 
-/** Prices are no formulas: no space inside the marks, no digit behind them, all on one line. */
+/** Prices are not formulas: no space inside the marks, no digit after them, all on one line. */
 function isDollarMath(src, start, end) {
   const inside = src.slice(start, end);
   return !/^\s|\s$|\n\n/.test(inside) && !/\d/.test(src[end + 1] ?? "");
@@ -51,7 +51,7 @@ function block(state, startLine, endLine, silent) {
   } else {
     do {
       last += 1;
-      if (last >= endLine) break; // it is still being written
+      if (last >= endLine) break; // it is incomplete
       inside += `\n${line(state, last)}`;
     } while (!line(state, last).trim().endsWith(close));
   }

@@ -1,4 +1,4 @@
-// Task lists as GitHub writes them: "- [x] done".
+// Task lists in GitHub's form: "- [x] done".
 
 export function taskRules(markdown) {
   markdown.core.ruler.after("inline", "tasks", ({ tokens, Token }) => {

@@ -1,0 +1,91 @@
+"""WebSocket frames at the protocol, with a transport that never sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from openai_cpu_server.http.body import BodyBudget, BodyQuota
+from openai_cpu_server.http.frames import LimitedSocket
+from openai_cpu_server.http.server import Complaints, ConnectionLimits, limited
+from tests.waiting import eventually
+from tests.wire import frame, handshake
+
+pytestmark = pytest.mark.anyio
+
+
+class FullTransport(asyncio.Transport):
+    """Collects what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+async def accept(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.accept"})
+    while (await receive())["type"] != "websocket.disconnect":
+        pass
+
+
+@pytest.fixture
+async def opened() -> Iterator[tuple[LimitedSocket, FullTransport]]:
+    config = uvicorn.Config(accept, log_config=None)
+    config.load()
+    limits = ConnectionLimits(
+        max_connections=9,
+        read_timeout_s=60,
+        write_timeout_s=60,
+        messages=lambda: BodyQuota(BodyBudget(1_000_000), 1_000_000),
+        complaints=Complaints(),
+    )
+    socket = limited(LimitedSocket, limits)(config, ServerState(), {})  # type: ignore[call-arg]
+    assert isinstance(socket, LimitedSocket)
+    transport = FullTransport()
+    socket.connection_made(transport)
+    socket.data_received(handshake())
+    await eventually(lambda: b" 101 " in transport.written)
+    transport.written.clear()
+    yield socket, transport
+    socket.connection_lost(None)
+
+
+async def test_pongs_for_a_client_that_does_not_read_are_not_kept(
+    opened: tuple[LimitedSocket, FullTransport],
+) -> None:
+    socket, transport = opened
+    socket.pause_writing()
+    for _ in range(1000):
+        socket.data_received(frame(9, b"lost"))
+    assert not transport.written
+    socket.resume_writing()
+    socket.data_received(frame(9, b"owed"))
+    assert transport.written == b"\x8a\x04owed"
+
+
+@pytest.mark.parametrize("payload", [b"", b"?" * 125])
+async def test_pings_between_the_pieces_of_a_message_are_answered(
+    opened: tuple[LimitedSocket, FullTransport], payload: bytes
+) -> None:
+    socket, transport = opened
+    socket.data_received(frame(1, b"{", fin=False) + frame(9, payload) + frame(0, b"}"))
+    assert transport.written == bytes([0x8A, len(payload)]) + payload
