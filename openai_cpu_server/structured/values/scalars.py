@@ -19,6 +19,7 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Not,
     Residue,
+    Text,
     alt,
     any_of,
     both,
