@@ -152,7 +152,9 @@ def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
         done = machine.run("install", HOME=str(home))
         assert (done.returncode, done.stdout) == (0, "")
         assert said in done.stderr
-        assert f'add this line to ~/.profile and log in again: export PATH="{link.parent}:$PATH"' in done.stderr
+        assert (
+            f'add this line to ~/.profile and log in again: export PATH="{link.parent}:$PATH"' in done.stderr
+        )
         assert link.readlink() == machine.folder / ".venv/bin/openai-cpu-server"
     done = machine.run("install", HOME=str(home), PATH=f"{machine.bin}:{link.parent}")
     assert done.stderr.endswith(f"\ninstall: openai-cpu-server is {link}\n")
