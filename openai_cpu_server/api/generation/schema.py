@@ -142,7 +142,7 @@ _EMPTY = {
     **dict.fromkeys(("input_audio", "audio", "audio_url"), "it contains no audio"),
     **dict.fromkeys(("file", "input_file", "document"), "it contains no file"),
 }
-"""What a part lacks whose content is absent, whatever the model takes."""
+"""Words for a part without content, whatever the model takes."""
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 
 
