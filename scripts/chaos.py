@@ -10,7 +10,7 @@
 
 Streams: greedy, once undisturbed and once while the engine is killed (kill -9). Every stream must be complete
 and equal to its undisturbed run. Streams that differ after a tie of the two best tokens (within 0.05) are
-counted separately, because rounding decides. Some kills follow another within a second, while an engine loads.
+counted separately, because rounding decides. Some kills follow another within a second, during a load.
 Readers: the same while the reader processes are killed. Every request must be answered as usual.
 Ray: the same over two engine replicas. One at a time is killed, with its Ray actor.
 Batch: API and engine are killed and the server is restarted. Every row must have one result.
@@ -53,13 +53,13 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=500, help="streams (default %(default)s)")
     parser.add_argument("--rows", type=int, default=2000, help="rows of the batch (default %(default)s)")
     parser.add_argument("--kills", type=int, help="default 200; 50 with --batch")
-    parser.add_argument("--kill-every", type=float, metavar="S", help="mean time between kills in mixed traffic")
+    parser.add_argument("--kill-every", type=float, metavar="S", help="for mixed traffic, on average")
     parser.add_argument("--memory", type=int, metavar="MIB", help=f"for --models (default {_MEMORY_MIB})")
     parser.add_argument("--max-growth", type=float, default=0.1, help="share of the memory after warm-up")
     parser.add_argument("--option", action="append", default=[], help="for the server: --ctx-size=32768")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each output (default %(default)s)")
-    parser.add_argument("--clients", type=int, help="concurrent clients (default 16 streams, or 8 of mixed traffic)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default %(default)s)")
+    parser.add_argument("--clients", type=int, help="at once (default 16; 8 of mixed traffic)")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills' moments (default %(default)s)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:

@@ -4,9 +4,9 @@
 
 Starts the server of the checkout with the demo model, lets it idle, and sends it one streamed chat, three
 times. The API process, the reader processes and the engine process record the called functions of the
-package, in all threads, without imports and start-up. A function counts if each of the three chats calls it and
-the idle server does not, which excludes heartbeats and gauges. To compare with an old commit, create a work
-tree of it and pass its path with --root.
+package, in all threads, without imports and start-up. A function counts if each of the three chats calls it
+and the idle server does not, which excludes heartbeats and gauges. To compare with an old commit, create a
+work tree of it and pass its path with --root.
 """
 
 from __future__ import annotations

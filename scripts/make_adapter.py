@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--merged", type=Path, metavar="PATH", help="also write the model with W + SCALE * B A in place of W"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="scale in the merged model (default %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="in the merged model (default %(default)s)")
     parser.add_argument("--rank", type=int, default=8, metavar="N")
     parser.add_argument("--alpha", type=float, default=16.0, help="the adapter's own scale is ALPHA / RANK")
     parser.add_argument("--seed", type=int, default=0, metavar="N")

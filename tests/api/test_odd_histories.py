@@ -114,7 +114,7 @@ async def test_odd_questions_are_refused_at_their_place_in_one_sentence() -> Non
         (
             "/v1/responses",
             {"input": [{"type": "telepathy"}]},
-            "'input' has nothing for the model: items of type 'telepathy' are not shown.",
+            "'input' has no item of a supported type.",
         ),
         (
             "/v1/messages",

@@ -164,10 +164,7 @@ def test_keys_are_asked_for_until_there_are_some(chart: Any) -> None:
     for values in ({}, {"keysSecret": "keys"}, {"environmentSecret": "environment"}):
         rendered = chart.render(values, name="llm", namespace="ai")
         (notes,) = [text for path, text in rendered.items() if path.endswith("NOTES.txt")]
-        assert ("WARNING: the server has no keys" in notes, "keysSecret=" in notes) == (
-            not values,
-            not values,
-        )
+        assert ("the server has no keys" in notes, "keysSecret=" in notes) == (not values, not values)
 
 
 def test_prometheus_and_grafana_get_alerts_and_dashboard_as_they_are(chart: Any) -> None:

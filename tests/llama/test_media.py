@@ -41,6 +41,7 @@ from openai_cpu_server.reader.sounds import decoded_sounds
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
 from tests.engine.driver import Engine
+from tests.fakes import SPECULATION
 from tests.fuzz.sounds import FILES, tone, wav
 from tests.llama.driver import pressing, small
 from tests.llama.odd_models import hearing_head
@@ -68,7 +69,7 @@ KINDS = {
     "one place": Kind("tiny-qwen2vl", "qwen2vl_merger"),
     "one place, newer": Kind("tiny-qwen2vl", "qwen3vl_merger", is_slow=True),
     "hybrid": Kind("tiny-lfm2", "lfm2", is_slow=True),
-    "hybrid, one place": Kind("tiny-qwen35", "qwen3vl_merger"),
+    "hybrid, one place, a head": Kind("tiny-qwen35-head", "qwen3vl_merger"),
     "sound": Kind("tiny", "ultravox", 256, hears=True),
     "sound, windows": Kind("tiny-gemma3", "voxtral", hears=True, is_slow=True),
     "sound, hybrid": Kind("tiny-lfm2", "voxtral", hears=True, is_slow=True),
@@ -225,6 +226,18 @@ def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
         assert seeing.finish("batch").interruptions > 0
 
 
+def test_a_head_drafts_behind_pictures() -> None:
+    """It has no rows for them, and begins behind them."""
+    kind, seen = KINDS["hybrid, one place, a head"], picture(300, 200, 1)
+    found = []
+    for way in (SPECULATION["off"], SPECULATION["always"]):
+        with sensing(options(kind, **way)) as seeing:
+            found.append([seeing.answer(str(n), BEFORE, seen, (*BEHIND, *BEHIND[n:])) for n in range(3)])
+            num_drafted = sum(seeing.finish(str(n)).drafted_tokens for n in range(3))
+    assert num_drafted > 0
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("kind", SEEING)
 def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_path: Path) -> None:
     path, parts = tmp_path / "cache", (BEFORE, picture(300, 200, 1), BEHIND)
@@ -248,7 +261,7 @@ def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_pa
     "kind",
     [
         pytest.param("slices", marks=SLOW),
-        "hybrid, one place",
+        "hybrid, one place, a head",
         "sound, hybrid",
         pytest.param("sound and pictures", marks=SLOW),
     ],

@@ -152,9 +152,7 @@ def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
         done = machine.run("install", HOME=str(home))
         assert (done.returncode, done.stdout) == (0, "")
         assert said in done.stderr
-        assert (
-            f'add this line to ~/.profile and log in again: export PATH="{link.parent}:$PATH"' in done.stderr
-        )
+        assert f'~/.profile and log in again: export PATH="{link.parent}:$PATH"' in done.stderr
         assert link.readlink() == machine.folder / ".venv/bin/openai-cpu-server"
     done = machine.run("install", HOME=str(home), PATH=f"{machine.bin}:{link.parent}")
     assert done.stderr.endswith(f"\ninstall: openai-cpu-server is {link}\n")
@@ -189,17 +187,17 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("--gpu vulkan", {"glslc": ""}, {"VULKAN": "", "SPIRV": ""}, LACKING),
         ("--gpu vulkan", {}, {"VULKAN": "204"}, "version 1.3.239 (Debian 12) or later, not 204"),
         ("--gpu cuda", {}, {}, "--gpu cuda needs nvcc"),
-        ("--gpu opengl", {}, {}, "setup: --gpu and OCS_GPU are auto, vulkan, cuda, metal or off, not 'open"),
-        ("--gpu", {}, {}, "cuda, metal or off, not ''"),
-        ("--gpu=", {}, {}, "cuda, metal or off, not ''"),
+        ("--gpu opengl", {}, {}, "setup: --gpu or OCS_GPU: unknown kind 'opengl'; use auto"),
+        ("--gpu", {}, {}, "unknown kind ''; use auto, vulkan, cuda, metal or off"),
+        ("--gpu=", {}, {}, "unknown kind ''; use auto, vulkan, cuda, metal or off"),
         (
             "--with mcp,rays",
             {},
             {},
-            "--with and OCS_WITH are some of documents,gemma3-270m,heic,mcp,minilm,otel,postgres,ray,redis,"
-            "sound, not 'rays'",
+            "--with or OCS_WITH: unknown extra 'rays'; the extras are documents, gemma3-270m, heic, mcp, "
+            "minilm, otel, postgres, ray, redis, sound",
         ),
-        ("--with", {}, {}, "otel,postgres,ray,redis,sound, not ''"),
+        ("--with", {}, {}, "unknown extra ''; the extras are documents"),
     ],
 )
 def test_an_obstacle_is_one_line_and_the_next_try_succeeds(

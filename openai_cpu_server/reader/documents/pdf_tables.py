@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import NamedTuple
 
-_MOST_RUNS = 4_000
+_MOST_RUNS = 2_000
 """A page with more has hardly tables, and the work grows with their number."""
 _GAP = 1.0
 """Least distance between cells, in heights of a line. Words of justified lines are nearer."""
@@ -58,11 +58,8 @@ def text_with_tables(text: str, runs: Sequence[TextRun]) -> str:
         if run.start in tables:
             parts.append("\n" + "\n".join(_rows(tables[run.start], text)) + "\n")
     parts.append(text[at:])
-    return _without_blank_lines("".join(parts)) if tables else text
-
-
-def _without_blank_lines(text: str) -> str:
-    return "\n".join(line for line in text.split("\n") if line.strip())
+    lines = "".join(parts).split("\n")
+    return "\n".join(filter(str.strip, lines)) if tables else text
 
 
 def _runs(table: Sequence[_Line]) -> Iterator[TextRun]:
@@ -93,20 +90,22 @@ def _cells(line: Sequence[TextRun]) -> _Line:
 def _tables(lines: Sequence[_Line], text: str) -> Iterator[list[_Line]]:
     """Yield runs of near lines whose cells stand in at least two columns."""
     table: list[_Line] = []
+    columns: list[_Span] = []
     for line in lines:
-        if table and not _continues(table, line):
+        if table and not _continues(table[-1], columns, line):
             yield from _whole(table, text)
-            table = []
+            table, columns = [], []
         if table or len(line) > 1:
             table.append(line)
+            columns = _columns([line], columns)
     yield from _whole(table, text)
 
 
-def _continues(table: Sequence[_Line], line: _Line) -> bool:
-    before, run = table[-1][0][0], line[0][0]
+def _continues(last: _Line, columns: Sequence[_Span], line: _Line) -> bool:
+    """`columns`: those of the table that ends with `last`."""
+    before, run = last[0][0], line[0][0]
     is_near = before.middle - run.middle < _FARTHEST_ROW * max(before.height, run.height)
-    columns, following = _columns(table), _columns([*table, line])
-    return is_near and len(following) >= max(2, len(columns) - (len(line) > 1))
+    return is_near and len(_columns([line], columns)) >= max(2, len(columns) - (len(line) > 1))
 
 
 def _whole(table: list[_Line], text: str) -> Iterator[list[_Line]]:
@@ -123,8 +122,9 @@ def _whole(table: list[_Line], text: str) -> Iterator[list[_Line]]:
         yield table
 
 
-def _columns(table: Sequence[_Line]) -> list[_Span]:
-    spans = sorted((cell[0].left, cell[-1].right) for line in table for cell in line)
+def _columns(table: Sequence[_Line], earlier: Sequence[_Span] = ()) -> list[_Span]:
+    """`earlier`: columns of the lines before."""
+    spans = sorted([*earlier, *((cell[0].left, cell[-1].right) for line in table for cell in line)])
     columns: list[_Span] = []
     for left, right in spans:
         if columns and left <= columns[-1][1]:

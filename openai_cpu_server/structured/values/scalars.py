@@ -259,7 +259,7 @@ class NumberLanguages:
             beside += range(least, first, step)
         if greatest is not None and last is not None:
             beside += range(last // step * step + step, greatest + 1, step)
-        return alt(numbers.multiples_between(step, first, last), *(Text(str(x)) for x in beside))
+        return alt(numbers.multiples_between(step, first, last), *(literal(str(x)) for x in beside))
 
     def listed(self, branch: Branch) -> list[Decimal]:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)

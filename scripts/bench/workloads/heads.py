@@ -112,9 +112,7 @@ def _contestant(who: Contestant, label: str, model: Path, options: tuple[str, ..
     return replace(who, label=label, spec=spec)
 
 
-def _started(
-    bench: Bench, contest: Contest[Runs], stack: ExitStack
-) -> Iterator[tuple[Contestant, Server]]:
+def _started(bench: Bench, contest: Contest[Runs], stack: ExitStack) -> Iterator[tuple[Contestant, Server]]:
     room = Room(pool_tokens=_POOL_TOKENS, request_tokens=_PROMPT_TOKENS + max(p.tokens for p in QUICK))
     for who in list(contest.runs):
         bench.say(f"starting: {who.label}")
