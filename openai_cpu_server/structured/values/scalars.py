@@ -19,7 +19,6 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Not,
     Residue,
-    Text,
     alt,
     any_of,
     both,
