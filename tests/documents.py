@@ -293,6 +293,15 @@ def mail(*attached: tuple[bytes, str, str], html: bool = False) -> bytes:
     return message.as_bytes()
 
 
+def changed(data: bytes, **members: bytes) -> bytes:
+    """Add members to an archive, or replace them."""
+    with zipfile.ZipFile(io.BytesIO(data)) as plain:
+        return archive({name: plain.read(name) for name in plain.namelist()} | members)
+
+
+UNREAD_MACROS = "[The macros of this document are not read.]"
+
+
 def bomb(size: int) -> bytes:
     return docx(said("a" * size))
 
@@ -308,9 +317,6 @@ def compound(stream: str) -> bytes:
 
 def samples() -> list[Sample]:
     letter = pdf("The parcel is", "in the cellar.")
-    macros = {"word/vbaProject.bin": b"\0"}
-    with zipfile.ZipFile(io.BytesIO(docx(said("Sums")))) as plain:
-        with_macros = archive({name: plain.read(name) for name in plain.namelist()} | macros)
     comments = (
         f'<w:comments {_W}><w:comment w:id="0" w:author="Ann" w:date="2026-01-01T00:00:00Z">{said("Really?")}'
         "</w:comment></w:comments>"
@@ -371,7 +377,31 @@ def samples() -> list[Sample]:
         Sample("docx table", docx(word_table(("a", "b"), ("c", "d"))), ("a | b\nc | d",)),
         Sample("docx comment", docx(commented, comments=comments), ("A claim", "Ann", "Really?")),
         Sample("docx footnote", docx(noted, footnotes=notes_part), ("Fact", "its source")),
-        Sample("docm", with_macros, ("Sums", "[The macros of this document are not read.]")),
+        Sample(
+            "docm", changed(docx(said("Sums")), **{"word/vbaProject.bin": b"\0"}), ("Sums", UNREAD_MACROS)
+        ),
+        Sample("xlsm", changed(xlsx(sales), **{"xl/vbaProject.bin": b"\0"}), ("Pears", UNREAD_MACROS)),
+        Sample(
+            "pptm",
+            changed(pptx_of(lambda m, s: None), **{"ppt/vbaProject.bin": b"\0"}),
+            ("Plan", UNREAD_MACROS),
+        ),
+        Sample(
+            "damaged xlsx", changed(xlsx(sales), **{"xl/worksheets/sheet1.xml": b"<x"}), refusal="damaged"
+        ),
+        Sample(
+            "damaged pptx",
+            changed(pptx_of(lambda m, s: None), **{"ppt/presentation.xml": b"<x"}),
+            refusal="damaged",
+        ),
+        Sample(
+            "damaged odt",
+            changed(open_document("text", lambda b: None), **{"content.xml": b"<x"}),
+            refusal="damaged",
+        ),
+        Sample("half a docx", docx(said("Sums"))[:300], refusal="neither a PDF nor text"),
+        Sample("xml", b"<?xml version='1.0'?><price>2</price>", ("<price>2</price>",)),
+        Sample("markdown", "# Größe\n\n- a\n".encode(), ("# Größe\n\n- a",)),
         Sample("docx with entities", docx(said("&b;"), LAUGHS), refusal="declares entities"),
         Sample("docx with an external entity", docx(said("&x;"), EXTERNAL), refusal="declares entities"),
         Sample("docx bomb", bomb(140_000_000), refusal="unpacks to more than"),
@@ -405,6 +435,11 @@ def samples() -> list[Sample]:
         Sample("pptx with a hidden slide", pptx_of(hidden_slide), ("[Slide 1, hidden]",)),
         Sample("odt", open_document("text", lambda b: b.append(odfdo.Paragraph("A poem"))), ("A poem",)),
         Sample("odt table", open_document("text", lambda b: b.append(odf_table())), ("wine | 12",)),
+        Sample(
+            "odp",
+            open_document("presentation", lambda b: b.append(odfdo.Paragraph("A talk"))),
+            ("A talk",),
+        ),
         Sample("odt remarks", open_document("text", remarks), ("A claim", "its source", "who says so?")),
         Sample(
             "ods", open_document("spreadsheet", lambda b: b.append(odf_table())), ("[Sheet: T]\nwine,12",)

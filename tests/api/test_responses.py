@@ -83,7 +83,7 @@ def text_of(response: Json) -> str:
 SHELL: Json = {"action": {"type": "exec", "command": ["ls"]}}
 FOUND: Json = {"action": {"type": "search", "query": "x"}}
 LOOKED: Json = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-UNSEEN = "[this model has no vision and cannot see images]"
+EMPTY = "[it contains no image]"
 HM: Json = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 RULES: Json = {"role": "developer", "content": "Be kind."}
 SUMMARY: Json = {"type": "compaction", "encrypted_content": f"{OWN_SUMMARY}They met."}
@@ -99,7 +99,7 @@ ELSEWHERE: list[tuple[list[Json], list[str], str | None]] = [
       {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"}],
      ["assistant: look {}", "tool: seen"], None),
     ([LOOKED, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}],
-     ["assistant: look {}", f"tool: {UNSEEN}"], "input[2].content[0] (input_image)"),
+     ["assistant: look {}", f"tool: {EMPTY}"], "input[2].output[0] (input_image)"),
     ([{"type": "function_call_output", "call_id": "gone", "output": "3"}],
      ["tool: 3"], "input[1] (result without a call)"),
     ([HM, {"role": "assistant", "content": "Yes."}], ["assistant: (Hm.) Yes."], None),

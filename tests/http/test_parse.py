@@ -178,8 +178,10 @@ def test_a_wrong_value_is_named_with_its_path(
 @pytest.mark.parametrize(
     ("kind", "lack", "taken"),
     [
-        ("input_audio", "this model cannot hear audio", TEXTS_ALONE),
-        ("file", "it contains no file", TEXTS_ALONE),
+        ("input_audio", "it contains no audio", ""),
+        ("image_url", "it contains no image", ""),
+        ("file", "it contains no file", ""),
+        ("video_url", "this model has no vision and cannot see videos", TEXTS_ALONE),
         (
             "hologram",
             "content of type 'hologram' is not supported",
@@ -198,7 +200,7 @@ def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(
     error = caught.value
     param = "messages[1].content[1].type"
     assert (error.param, error.code) == (param, "unsupported_content")
-    assert str(error) == f"Invalid value for '{param}': {lack}; {taken}."
+    assert str(error) == f"Invalid value for '{param}': {lack}{taken and f'; {taken}'}."
     earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
     assert unsupported_parts(earlier.messages) == [f"messages[0].content[1] ({kind})"]
     (asked, _) = checked_messages(earlier.messages)

@@ -107,8 +107,6 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         _check(message, f"messages[{index}]")
     for at, part, is_latest in _foreign_parts(messages):
         # Unsupported parts of earlier messages do not stop a conversation.
-        if is_latest and part.emptiness is not None:
-            raise wrong(f"Invalid value for '{at}': {part.emptiness}.", at)
         if is_latest and not part.is_attached:
             param = f"{at}.type"
             raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
@@ -142,6 +140,8 @@ def _foreign_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ForeignKi
 
 
 def _unseen(part: ForeignKind, param: str) -> str:
+    if part.emptiness is not None:
+        return f"Invalid value for '{param}': {part.emptiness}."
     taken = "only parts of type 'text' are supported"
     if part.type not in LACKS:  # which model it is is not known yet
         taken = "parts are of type 'text', 'file', or, as the model sees or hears, 'image_url', 'input_audio'"

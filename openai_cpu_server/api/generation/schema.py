@@ -142,7 +142,7 @@ _EMPTY = {
     **dict.fromkeys(("input_audio", "audio", "audio_url"), "it contains no audio"),
     **dict.fromkeys(("file", "input_file", "document"), "it contains no file"),
 }
-"""What a part lacks whose content is absent, whatever the model takes."""
+"""Words for a part without content, whatever the model takes."""
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 
 
@@ -186,8 +186,8 @@ class ForeignKind(Body):
 
     @property
     def emptiness(self) -> str | None:
-        """Return what a part of a supported kind lacks, or None if it is whole or of another kind."""
-        is_whole = self.attachment is not None or self.is_attached
+        """Return what a part of a supported kind lacks, or None if it has content or is of another kind."""
+        is_whole = self.attachment is not None or self.is_attached or words_in(self.fields) != ""
         return None if is_whole else _EMPTY.get(self.type)
 
     @property

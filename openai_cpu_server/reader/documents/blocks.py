@@ -19,7 +19,7 @@ KINDS = (
     DocumentKind(
         "pdf",
         "",
-        "pages with their numbers, form fields, notes and attached files; pages without text as pictures",
+        "numbered pages, rows of tables, form fields, notes, attached files; pages without text as pictures",
     ),
     DocumentKind("docx, docm", "documents", "text, tables, headers, footnotes, comments, charts"),
     DocumentKind("xlsx, xlsm, xlsb, xls, ods", "documents", "each sheet as CSV, comments, charts"),
