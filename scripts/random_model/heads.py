@@ -99,7 +99,7 @@ def arrange(path: Path) -> None:
 def _rotations(base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return a row for each rotation of the base, to the right."""
     places = np.arange(len(base))
-    return base[(places[None, :] - places[:, None]) % len(base)]
+    return np.take(base, (places[None, :] - places[:, None]) % len(base))
 
 
 def spoil(path: Path, right_percent: int) -> None:
