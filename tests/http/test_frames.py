@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
@@ -48,7 +48,7 @@ async def accept(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def opened() -> Iterator[tuple[LimitedSocket, FullTransport]]:
+async def opened() -> AsyncIterator[tuple[LimitedSocket, FullTransport]]:
     config = uvicorn.Config(accept, log_config=None)
     config.load()
     limits = ConnectionLimits(

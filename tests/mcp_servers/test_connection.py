@@ -242,7 +242,7 @@ RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
         (f"{JSON_TYPE}\r\ncontent-encoding: gzip", b"\x1f\x8b", None),
         (JSON_TYPE, b"[" + b"1," * (10 << 20) + b"1]", None),
         (EVENT_TYPE, b"data: " + b"1" * (10 << 20), None),
-        (JSON_TYPE, RESULT % (b'{"a": [' + b"[]," * 30_000 + b"[]]}"), None),
+        (JSON_TYPE, RESULT % (b'{"a": [' + b"[]," * 30_000 + b"[]]}"), DENSE),
         (JSON_TYPE, RESULT % b'{"a": "\xff"}', UNREADABLE),
         (JSON_TYPE, RESULT % (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}"), UNREADABLE),
         (EVENT_TYPE, b"data: " + RESULT % b'"no object"' + b"\n\n", UNREADABLE),
