@@ -112,8 +112,8 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
             raise InvalidRequest(f"this is not a picture of a known type ({names})", code=_INVALID) from None
         except (InvalidRequest, MemoryError, RecursionError):
             raise
-        except Exception as error:  # the library raises many kinds, and its next version may raise others
-            raise InvalidRequest(f"the picture is damaged ({error})", code=_INVALID) from None
+        except Exception as error:  # the library raises many kinds, in its own words
+            raise InvalidRequest("the picture is damaged", code=_INVALID) from error
     return Picture.of(PictureSize(*shown.size), shown.tobytes())
 
 
