@@ -43,8 +43,9 @@ class FullTransport(asyncio.Transport):
 
 async def accept(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "websocket.accept"})
-    while (await receive())["type"] != "websocket.disconnect":
-        pass
+    received = [await receive()]
+    while received[-1]["type"] != "websocket.disconnect":
+        received.append(await receive())
 
 
 @pytest.fixture
