@@ -1,70 +1,62 @@
-"""The client that goes away while its engine starts."""
+"""The client that goes away while its engine starts. Each engine is a process of its own, because the thread
+that reads from a client ends the process behind it."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from openai_cpu_server.contract import messages
-from openai_cpu_server.contract.messages import EngineOptions, StartEngine
+from openai_cpu_server.contract.messages import EngineOptions, StartEngine, frame
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from tests.engine.driver import OPTIONS
 from tests.fakes import FakeBackend
+from tests.waiting import DEADLINE_S
 
 Progress = Callable[[float], None]
+
+
+@pytest.mark.parametrize(("moment", "said"), [("loading", ""), ("measuring", "closed\n")])
+def test_a_model_that_is_unloaded_while_it_starts_ends_its_engine(moment: str, said: str) -> None:
+    command = [sys.executable, "-m", "tests.engine.test_leaving", moment]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 class Loaded(FakeBackend):
     """Model that is closed like one of llama.cpp."""
 
-    is_closed = False
-
     def warm_up(self) -> bool:
         return True
 
     def close(self) -> None:
-        self.is_closed = True
+        sys.stdout.write("closed\n")
+        sys.stdout.flush()
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, EngineChannel]]:
-    """The client's end of the socket, with the start sent, and the engine's."""
+def start(moment: str) -> None:
     client, engine = socket.socketpair()
-    with client, engine:
-        client.sendall(messages.frame(StartEngine(OPTIONS)))
-        yield client, EngineChannel(engine)
+    client.sendall(frame(StartEngine(OPTIONS)))
 
-
-def never_built(*_: Any) -> Any:
-    pytest.fail("nobody wants it")
-
-
-def test_a_model_that_is_unloaded_while_it_loads_ends_its_engine(
-    ends: tuple[socket.socket, EngineChannel],
-) -> None:
-    client, channel = ends
+    def leave(on_progress: Progress) -> None:
+        client.close()
+        on_progress(0.5)
+        raise AssertionError("it goes on without a client")
 
     def load(options: EngineOptions, on_progress: Progress) -> Loaded:
-        client.close()
-        on_progress(0.5)
-        pytest.fail("it goes on without a client")
-
-    run_engine(channel, load=load, build_core=never_built)
-
-
-def test_a_model_that_is_unloaded_while_it_is_measured_is_closed(
-    ends: tuple[socket.socket, EngineChannel],
-) -> None:
-    client, channel = ends
-    model = Loaded()
+        if moment == "loading":
+            leave(on_progress)
+        return Loaded()
 
     def build(options: EngineOptions, backend: Loaded, on_progress: Progress, *_: Any) -> Any:
-        client.close()
-        on_progress(0.5)
-        pytest.fail("it goes on without a client")
+        leave(on_progress)
 
-    run_engine(channel, load=lambda *_: model, build_core=build)
-    assert model.is_closed
+    run_engine(EngineChannel(engine), load=load, build_core=build)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1])
