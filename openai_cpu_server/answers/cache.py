@@ -121,7 +121,9 @@ class FoundAnswer(NamedTuple):
 class AnswerCache:
     """Cache of answers. All methods belong to one event loop's thread."""
 
-    def __init__(self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver) -> None:
+    def __init__(
+        self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver, *, answer_s: float = _ANSWER_S
+    ) -> None:
         self._store = store
         self._largest_bytes = bounds.max_bytes // _LARGEST_SHARE
         self._watcher = watcher
@@ -129,7 +131,7 @@ class AnswerCache:
             fails="the cache of answers fails (%s): all answers are computed until it is back",
             back="the cache of answers is back",
             failure=lambda error: str(error) if isinstance(error, StoreFailed) else None,
-            answer_s=_ANSWER_S,
+            answer_s=answer_s,
             pause_s=PAUSE_S,
         )
         self._keeping: set[asyncio.Task[None]] = set()

@@ -20,7 +20,7 @@ from openai_cpu_server.answers.store import (
 )
 from openai_cpu_server.errors import AnswersUnavailable
 from tests.answers.questions import answer, question, request
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,8 @@ def cache_of(store: AnswerStore, counts: Counts | None = None) -> AnswerCache:
 
 
 def in_memory(counts: Counts | None = None) -> AnswerCache:
-    return cache_of(SqliteAnswers.open(None, BOUNDS), counts)
+    store = SqliteAnswers.open(None, BOUNDS)
+    return AnswerCache(store, BOUNDS, counts or Counts(), answer_s=DEADLINE_S)
 
 
 async def kept(

@@ -29,7 +29,7 @@ from tests.api.serving import client, embedding_model, named, num_live
 from tests.api.sockets import ASK, content, opened
 from tests.api.talking import chat, error_of
 from tests.fakes import FAKE_EMBEDDER
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ class Cached:
         self.models = ModelRegistry(models, [ModelRouter(router)])
         self.telemetry = Telemetry.new(model="fake")
         self.store = SqliteAnswers.open(None, BOUNDS)
-        self.cache = AnswerCache(self.store, BOUNDS, self.telemetry.metrics)
+        self.cache = AnswerCache(self.store, BOUNDS, self.telemetry.metrics, answer_s=DEADLINE_S)
         similar = SimilarAnswers("vectors", least) if least is not None else None
         self.answer_lookup = AnswerLookup(self.cache, self.models, similar)
         options = ApiOptions(compares_turns=least is not None)

@@ -159,7 +159,7 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     if least := special.pop("cache", None):
         for model in models:
             model.content_digest = lambda model=model: model.name  # type: ignore[misc]
-        answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept)
+        answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept, answer_s=DEADLINE_S)
         answer_lookup = AnswerLookup(
             answers, registry, SimilarAnswers("embeds", least) if least < 1 else None
         )

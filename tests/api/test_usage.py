@@ -30,7 +30,7 @@ from tests.api.keys import key_ring, of, sha
 from tests.api.serving import OPTIONS, client, embedding_model, new_engine, running, served
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -77,7 +77,12 @@ async def at_home(
     answer_lookup = None
     if remembers:
         answer_lookup = AnswerLookup(
-            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, telemetry.metrics),
+            AnswerCache(
+                SqliteAnswers.open(folder / "answers.db", BOUNDS),
+                BOUNDS,
+                telemetry.metrics,
+                answer_s=DEADLINE_S,
+            ),
             registry,
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)
