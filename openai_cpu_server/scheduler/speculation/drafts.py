@@ -242,6 +242,8 @@ class ModelDrafter:
         self._token_ms: float | None = None
         self._shared_ms: float | None = None
         self._read_ms: float | None = None
+        self._assumed_ms = 0.0, 0.0
+        """Prices in use for a token, and for one of a further sequence in a shared call."""
         assumed = _ASSUMED_OF_HEAD if reads_along else _ASSUMED_OF_MODEL
         self.experience = GuessRates((assumed, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}

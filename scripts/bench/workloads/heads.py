@@ -163,7 +163,7 @@ def _draft_lines(contest: Contest[Runs], points: Sequence[Point]) -> Iterator[Li
 
 
 def _goals(contest: Contest[Runs], lines: dict[Point, Line]) -> Iterator[Goal]:
-    """Yield the table of issue 56, row by row."""
+    """Yield the goals, by servers and numbers of clients."""
     right, wrong = map(_right, _SHARES)
     pairs: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
         (right, "off", lambda point: point.right),
