@@ -229,11 +229,11 @@ class ModelOptions(BaseModel):
         description="repack weights for this CPU when they are loaded; auto: if that is faster, measured "
         "once for each file",
     )
-    kernels: Literal["auto", "fast", "off"] = Field(
+    kernels: Literal["auto", "invariant", "fast", "off"] = Field(
         ENGINE_DEFAULTS.kernels,
-        description="off: ggml computes everything; auto: our kernels, where they are verified; fast: also "
-        "AMX tiles and 16-bit attention for prompts, so that an answer can depend on other "
-        "requests of the same step",
+        description="off: ggml computes everything; invariant: our kernels, where they are verified; their "
+        "results do not depend on other requests of the same step; auto: invariant, and AMX tiles on CPUs "
+        "that have them; fast: auto, and 16-bit attention for prompts on CPUs without AMX",
     )
     huge_pages: bool = Field(
         ENGINE_DEFAULTS.reads_weights,

@@ -96,7 +96,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Copy the weights into private memory, in huge pages if possible, instead of mapping the file."""
     flash_attention: bool = True
     """False is slower with a long context, and impossible with a quantised KV type."""
-    kernels: Literal["auto", "fast", "off"] = "auto"
+    kernels: Literal["auto", "invariant", "fast", "off"] = "auto"
     """auto: our kernels replace ggml's where they passed their tests. fast: also those whose results depend
     on the number of rows."""
     offload: Offload = ON_CPU

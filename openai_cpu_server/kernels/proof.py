@@ -43,7 +43,7 @@ Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
 
 
 def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on the requested (`auto`, `fast` or `off`) and proved kernels.
+    """Switch on the requested (`auto`, `invariant`, `fast` or `off`) and proved kernels.
 
     `ggml`: loaded by llama_cpp. `pause`: called between small computations.
     """
@@ -56,7 +56,7 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
         return Kernels.off("--kernels off")
     states: dict[Kernel, KernelState] = {}
     library.round_attention(mode == "fast")
-    if why_not := library.why_no_tiles if mode == "fast" else "--kernels fast uses them":
+    if why_not := "--kernels invariant" if mode == "invariant" else library.why_no_tiles:
         states = dict.fromkeys(_BY_TILES, KernelState.off(why_not))
     for kernel, operations in (
         (Kernel.ATTENTION, attention_proofs),

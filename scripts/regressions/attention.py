@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from bench.asking import Failed
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
@@ -105,6 +106,7 @@ def situations() -> Iterator[Situation]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cells", choices=_TYPES, default="f16", help="their type (default %(default)s)")
+    parser.add_argument("--tiles", action="store_true", help="ours by AMX, as far as it can compute them")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line (default %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="situations whose name has this in it")
@@ -112,6 +114,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     graphs, library, threads = GgmlGraphs(libggml), kernel_library("attention"), options.threads
+    kernels = [Kernel.ATTENTION, Kernel.ATTENTION_TILES] if options.tiles else [Kernel.ATTENTION]
+    if options.tiles and library.why_no_tiles:
+        raise Failed(f"attention: {library.why_no_tiles}")
     print(f"{options.cells} cells, {threads} threads, {library.instruction_set}; a layer\n")
     print("| rows and cells | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|")
     for situation in situations():
@@ -121,7 +126,7 @@ def run(options: argparse.Namespace) -> None:
         layers = [case, *(msgspec.structs.replace(case) for _ in range(_LAYERS - 1))]
         with graphs.attending(*layers) as compute:
             timed = functools.partial(computing_s, compute, threads)
-            best = best_of_both(library, [Kernel.ATTENTION], timed, _LEAST_ROUNDS, options.seconds)
+            best = best_of_both(library, kernels, timed, _LEAST_ROUNDS, options.seconds)
         ggml, ours = (seconds / _LAYERS for seconds in best)
         pairs = int(np.isfinite(case.mask).sum()) if case.mask is not None else 0
         products = pairs * case.q.shape[1] * (case.k.shape[2] + case.v.shape[2])

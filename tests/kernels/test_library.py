@@ -79,9 +79,10 @@ def test_tiles_are_on_only_where_the_cpu_and_the_system_have_them(library: Kerne
     has_amx = {"amx_tile", "amx_bf16"} <= {*cpu_flags().split()}
     why_not = None if has_amx else "this CPU has no AMX"
     assert library.why_no_tiles == why_not
-    tiles = kernels_in_use("fast", libggml).tiles
-    assert (tiles.is_on, tiles.why_off) == (has_amx, why_not or "")
-    assert str(kernels_in_use("auto", libggml).tiles) == "off: --kernels fast uses them"
+    for mode in ("auto", "fast"):
+        tiles = kernels_in_use(mode, libggml).tiles
+        assert (tiles.is_on, tiles.why_off) == (has_amx, why_not or "")
+    assert str(kernels_in_use("invariant", libggml).tiles) == "off: --kernels invariant"
 
 
 def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: GgmlGraphs) -> None:

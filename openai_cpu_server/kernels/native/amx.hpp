@@ -54,17 +54,23 @@ inline void store_bf16(uint16_t* to, const float* from, float factor = 1) {
 
 #if defined(HAS_TILES)
 
-// All tiles with 16 rows of 64 bytes.
+struct alignas(64) Configuration {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+inline thread_local Configuration before;
+
+// All tiles with 16 rows of 64 bytes. ggml configures a thread's tiles once and relies on it, so release() restores what was
+// there; without any, that releases them.
 inline void configure() {
-    struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14]{};
-        uint16_t row_bytes[16]{};
-        uint8_t rows[16]{};
-    } shape;
+    Configuration shape{};
+    shape.palette = 1;
     for (int tile = 0; tile < 8; tile++) shape.row_bytes[tile] = 64, shape.rows[tile] = TILE_ROWS;
+    asm volatile("sttilecfg %0" : "=m"(before)::"memory");
     asm volatile("ldtilecfg %0" ::"m"(shape) : "memory");
 }
-inline void release() { asm volatile("tilerelease" ::: "memory"); }
+inline void release() { asm volatile("ldtilecfg %0" ::"m"(before) : "memory"); }
 
 // Assembly, because GCC 12's intrinsics do not say that they read or write memory: it would move stores of unpacked
 // weights behind the load of their tile, or leave them out.

@@ -30,7 +30,7 @@ std::atomic<bool> rounds{false};
 // What a thread needs beside that; kept from node to node.
 struct Scratch {
     std::vector<ManyLanes> many;  // by the groups of an item
-    std::vector<TileLanes> tiles;
+    TileRoom tiles;
     std::vector<FewLanes> few;
     Buffer<> tile, parts;
 };
@@ -62,7 +62,6 @@ public:
     void begin_part() { lanes_.restart(); }
 
     void add_tile(int first, int count, CellsAhead& keys, CellsAhead& values) {
-        for (int i = 0; i < count; ++i) places_[i] = Lanes::IS_ALIGNED ? gathered_.cells()[first + i] % TILE : i;
         score(first, count, keys);
         if (node_.soft_cap != 0) cap();
         for (int i = 0; i < num_rows_; ++i) hide(i, first, count);
@@ -106,11 +105,8 @@ private:
 
     void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count, CellsAhead& ahead) {
         const CellRows rows{rows_of(from), from.nb[1], int(from.ne[0])};
-        const int* cells = &gathered_.cells()[first];
-        if (count < TILE) std::fill_n(tile_, TILE * tile_stride_, 0.0f);
-        if (places_[count - 1] == count - 1) return unpack_cells(rows, cells, count, ahead, tile_, tile_stride_);
-        for (int i = 0; i < count; ++i)
-            unpack_cells(rows, cells + i, 1, ahead, tile_ + places_[i] * tile_stride_, tile_stride_);
+        unpack_cells(rows, &gathered_.cells()[first], count, ahead, tile_, tile_stride_);
+        std::fill_n(tile_ + count * tile_stride_, (TILE - count) * tile_stride_, 0.0f);
     }
 
     void cap() {
@@ -122,13 +118,7 @@ private:
     // Adds the mask to a row's scores.
     void hide(int row, int first, int count) {
         if (!sight_.is_plain(rows_[row])) weigh(row, first, count);
-        uint32_t seen = gathered_.seen(row, first);
-        if (count < TILE) {  // what is behind belongs to the next tile
-            uint32_t moved = 0;
-            for (int i = 0; i < count; ++i) moved |= (seen >> i & 1) << places_[i];
-            seen = moved;
-        }
-        for (uint32_t hidden = ~seen; hidden; hidden &= hidden - 1) {
+        for (uint32_t hidden = ~gathered_.seen(row, first, count); hidden; hidden &= hidden - 1) {
             float* scores = lanes_.scores(row * node_.group, __builtin_ctz(hidden));
             for (int h = 0; h < node_.group; ++h) scores[h * lanes_.lane_step()] = MINUS_INFINITY;
         }
@@ -138,7 +128,7 @@ private:
         for (int h = 0; h < node_.group; ++h) {
             const float slope = node_.slope(head(h));
             for (int i = 0; i < count; ++i)
-                *lanes_.scores(row * node_.group + h, places_[i]) +=
+                *lanes_.scores(row * node_.group + h, i) +=
                     slope * simd::from_f16(node_.mask_of(rows_[row])[gathered_.cells()[first + i]]);
         }
     }
@@ -152,7 +142,6 @@ private:
     float* tile_;  // keys, then values
     Lanes& lanes_;
     size_t offsets_[TILE];
-    int places_[TILE];  // of the cells in a tile
 };
 
 // What has been found about a lane. Scores are logarithms of base 2.
@@ -233,8 +222,6 @@ void compute_part(const Node& node, const Prepared& prepared, const Item& item, 
     for (auto& group : groups) group.begin_part();
     for (int first = range.begin, next; first < range.end; first = next) {
         next = std::min(first + TILE, range.end);
-        if (Lanes::IS_ALIGNED)
-            while (cells[next - 1] / TILE != cells[first] / TILE) --next;
         const int ahead = std::min(TILE, range.end - next);
         CellsAhead keys = cells_ahead(node, node.k, item, cells.data() + next, ahead);
         CellsAhead values = cells_ahead(node, node.v, item, cells.data() + next, node.values_in_keys ? 0 : ahead);
@@ -242,23 +229,26 @@ void compute_part(const Node& node, const Prepared& prepared, const Item& item, 
     }
 }
 
-template <class Lanes>
+void compute_part(const Node&, const Prepared&, const Item&, Range range, std::vector<TileAttention>& groups) {
+    for (auto& group : groups) {
+        group.begin_part();
+        group.add(range.begin, range.end);
+    }
+}
+
+// Computes an item whose groups of heads are here.
+template <class Group>
 void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
-                  std::vector<Lanes>& lanes) {
+                  bool has_many, std::vector<Group>& groups) {
     const Block& block = prepared.plan.blocks[item.block];
     const size_t floats = part_floats(node, block), stride = item.num_parts * floats;
-    if (int(lanes.size()) < item.num_groups) lanes.resize(item.num_groups);
-    std::vector<Attention<Lanes>> groups;
-    groups.reserve(item.num_groups);
-    for (int i = 0; i < item.num_groups; ++i)
-        groups.emplace_back(node, prepared, item, item.first_group + i, scratch.tile, lanes[i]);
     float* results = partials + item.partials + item.first_group * stride;
     if (item.partials == WHOLE) {
         scratch.parts.resize(item.num_groups * stride);
         results = scratch.parts.data();
     }
     for (int part = item.first_part; part < item.part_behind; ++part) {
-        compute_part(node, prepared, item, cells_of_part(prepared, item, part, Lanes::HAS_POOL_PARTS), groups);
+        compute_part(node, prepared, item, cells_of_part(prepared, item, part, has_many), groups);
         for (int i = 0; i < item.num_groups; ++i) groups[i].write_part(results + i * stride + part * floats);
     }
     if (item.partials != WHOLE) return;
@@ -266,14 +256,26 @@ void compute_item(const Node& node, const Prepared& prepared, const Item& item, 
         finish(node, block, prepared.rows(block), item.first_group + i, item.num_parts, results + i * stride);
 }
 
-void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
-                  bool by_tiles) {
-    if (!has_many_lanes(prepared.plan.blocks[item.block].count * node.group))
-        compute_item(node, prepared, item, partials, scratch, scratch.few);
-    else if (by_tiles)
-        compute_item(node, prepared, item, partials, scratch, scratch.tiles);
-    else
-        compute_item(node, prepared, item, partials, scratch, scratch.many);
+template <class Lanes>
+void compute_by_lanes(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
+                      bool has_many, std::vector<Lanes>& lanes) {
+    if (int(lanes.size()) < item.num_groups) lanes.resize(item.num_groups);
+    std::vector<Attention<Lanes>> groups;
+    groups.reserve(item.num_groups);
+    for (int i = 0; i < item.num_groups; ++i)
+        groups.emplace_back(node, prepared, item, item.first_group + i, scratch.tile, lanes[i]);
+    compute_item(node, prepared, item, partials, scratch, has_many, groups);
+}
+
+void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch) {
+    const Block& block = prepared.plan.blocks[item.block];
+    if (!has_many_lanes(block.count * node.group))
+        return compute_by_lanes(node, prepared, item, partials, scratch, false, scratch.few);
+    if (!node.by_tiles) return compute_by_lanes(node, prepared, item, partials, scratch, true, scratch.many);
+    std::vector<TileAttention> groups;  // one: an item of many lanes has no more
+    groups.emplace_back(node, prepared.sight, prepared.rows(block), block.count, item.first_group, prepared.gathered[item.block],
+                        scratch.tiles);
+    compute_item(node, prepared, item, partials, scratch, true, groups);
 }
 
 // After all threads have computed their parts.
@@ -305,7 +307,7 @@ public:
     // `room`: floats for the results of parts. What is not to be kept is overwritten by the next.
     Found find(const Node& node, int threads, size_t room, bool is_kept) {
         const Key key{node.mask, node.rows, node.cells, node.heads, node.heads_of_kv, node.key_width,
-                      node.value_width, threads, room};
+                      node.value_width, node.lanes_max, threads, room};
         for (int i = 0; i < num_kept_; ++i)
             if (keys_[i] == key) return {&all_[i], false};
         if (num_kept_ == MOST) forget();
@@ -317,7 +319,7 @@ public:
     }
 
 private:
-    using Key = std::tuple<const ggml_tensor*, int, int, int, int, int, int, int, size_t>;
+    using Key = std::tuple<const ggml_tensor*, int, int, int, int, int, int, int, int, size_t>;
     static constexpr int MOST = 4;
     Prepared all_[MOST];
     Key keys_[MOST];
@@ -375,7 +377,7 @@ namespace {
 
 void compute(const ggml_compute_params& params, ggml_tensor& tensor, bool by_tiles) {
     static thread_local Scratch scratch;
-    const Node node(tensor);
+    const Node node(tensor, by_tiles);
     Shared& shared = *static_cast<Shared*>(params.wdata);
     const size_t room = (params.wsize - sizeof(Shared)) / sizeof(float);
     if (params.ith == 0) {
@@ -388,7 +390,7 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor, bool by_til
     if (shared.found.is_new) prepare(node, params, room, prepared);
     const std::vector<Item>& items = prepared.plan.items;
     for (int i = params.ith; i < int(items.size()); i = ggml().chunk_add(params.threadpool, 1))
-        compute_item(node, prepared, items[i], shared.partials(), scratch, by_tiles);
+        compute_item(node, prepared, items[i], shared.partials(), scratch);
     if (prepared.plan.has_parts()) merge_parts(node, params, prepared, shared.partials());
 }
 
@@ -398,7 +400,7 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) { compute(p
 
 bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node) {
     if (!can_do(params, node) || node.src[1]->type == GGML_TYPE_F32) return false;
-    return has_many_lanes(int(node.src[0]->ne[1]) * Node(node).group);
+    return has_many_lanes(int(node.src[0]->ne[1]) * Node(node, true).group);
 }
 
 void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& tensor) {

@@ -23,17 +23,23 @@ public:
         seen_.assign(size_t(stride_) * block.count, 0);
         for (int i = 0; i < block.count; ++i)
             move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
+        seen_by_all_.assign(seen_.begin(), seen_.begin() + stride_);
+        for (size_t i = stride_; i < seen_.size(); ++i) seen_by_all_[i % stride_] &= seen_[i];
     }
 
     const std::vector<int>& cells() const { return cells_; }
 
-    // Bit i: whether the block's row sees the cell first + i; behind the last cell there is nothing to see.
-    uint32_t seen(int row, int first) const {
-        const uint64_t* words = &seen_[row * stride_ + first / 64];
-        return uint32_t(words[0] >> first % 64 | words[1] << 1 << (63 - first % 64));
-    }
+    // Bit i: whether the block's row sees the cell first + i, of `count` cells.
+    uint32_t seen(int row, int first, int count) const { return bits(&seen_[row * stride_], first, count); }
+    uint32_t seen_by_all(int first, int count) const { return bits(seen_by_all_.data(), first, count); }
 
 private:
+    static uint32_t bits(const uint64_t* words, int first, int count) {
+        words += first / 64;
+        const uint64_t bits = words[0] >> first % 64 | words[1] << 1 << (63 - first % 64);
+        return uint32_t(bits & ((uint64_t(1) << count) - 1));
+    }
+
     void list_cells() {
         cells_.resize(64 * union_.size());
         int* next = cells_.data();
@@ -60,7 +66,7 @@ private:
         }
     }
 
-    std::vector<uint64_t> union_, seen_;
+    std::vector<uint64_t> union_, seen_, seen_by_all_;
     std::vector<int> cells_;
     int stride_ = 0;
 };

@@ -10,8 +10,10 @@ namespace {
 
 enum Parameter { SCALE, MAX_BIAS, SOFT_CAP };
 constexpr int WIDTH_UNIT = 16;     // so many numbers fill whole vectors
-constexpr int LANES_MAX = 128;     // more would share unpacking with no gain
-constexpr int FLOATS_MAX = 65536;  // of queries and results that are computed together: they stay in the second cache
+// Lanes that are computed together, by the floats of queries and results that stay in the second cache.
+constexpr int FLOATS_MAX = 65536, LANES_MAX = 128;  // more would share unpacking with no gain
+// Tiles compute a cell so fast that unpacking it takes as long as 70 lanes.
+constexpr int FLOATS_MAX_BY_TILES = 262144, LANES_MAX_BY_TILES = 1024;
 
 float parameter(const ggml_tensor& node, Parameter which) {
     float value;
@@ -51,7 +53,7 @@ bool is_known(const ggml_tensor& node) {
            q.nb[0] == sizeof(float) && is_known_mask(node.src[3], q, k);
 }
 
-Node::Node(const ggml_tensor& node)
+Node::Node(const ggml_tensor& node, bool by_tiles_)
     : q(*node.src[0]),
       k(*node.src[1]),
       v(*node.src[2]),
@@ -64,7 +66,9 @@ Node::Node(const ggml_tensor& node)
       key_width(int(k.ne[0])),
       value_width(int(v.ne[0])),
       heads_of_kv(heads / int(k.ne[2])),
-      lanes_max(std::clamp(FLOATS_MAX / (key_width + value_width), 1, LANES_MAX)),
+      by_tiles(by_tiles_),
+      lanes_max(std::clamp((by_tiles ? FLOATS_MAX_BY_TILES : FLOATS_MAX) / (key_width + value_width), 1,
+                           by_tiles ? LANES_MAX_BY_TILES : LANES_MAX)),
       group(largest_part(heads_of_kv, lanes_max)),
       values_in_keys(lies_in(k, v)),
       scale(parameter(node, SCALE)),

@@ -14,13 +14,14 @@ struct Node {
     int rows, cells, heads;
     int key_width, value_width;
     int heads_of_kv;  // that share keys and values
+    bool by_tiles;    // of AMX, where there are many lanes
     int lanes_max;    // rows times heads that are computed together
     int group;        // heads of a row that are computed together: those that share keys and values, or a part of them
     bool values_in_keys;  // the values are the first numbers of the keys (latent attention)
     float scale, max_bias, soft_cap;
     UnpackCells unpack_k, unpack_v;
 
-    explicit Node(const ggml_tensor& node);
+    Node(const ggml_tensor& node, bool by_tiles);
 
     int num_groups() const { return heads / group; }
     // The head of keys and values that a group has.

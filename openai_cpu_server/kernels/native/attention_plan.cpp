@@ -11,10 +11,14 @@ namespace {
 
 constexpr uint16_t HIDDEN = 0xfc00;  // -infinity as f16
 constexpr int UNPACKING = 6;         // unpacking a cell costs as much as computing with it for so many lanes
+constexpr int UNPACKING_FOR_TILES = 70, SPEED_OF_TILES = 5;
 constexpr int ITEMS_A_THREAD = 4;    // so that threads end at the same time
 constexpr int PART_CELLS_MIN = 8 * TILE;
 
-long cost(long cells, int lanes) { return cells * (UNPACKING + lanes); }
+long cost(const Node& node, long cells, int lanes) {
+    if (!node.by_tiles) return cells * (UNPACKING + lanes);
+    return cells * (has_many_lanes(lanes) ? UNPACKING_FOR_TILES + lanes : SPEED_OF_TILES * (UNPACKING + lanes));
+}
 
 int count(const uint64_t* bits, int words) {
     int result = 0;
@@ -107,7 +111,7 @@ void Plan::form_blocks(const Node& node, const Sight& sight) {
             seen_.assign(row, row + sight.words());
         }
     const auto is_dearer = [&](const Block& a, const Block& b) {
-        return cost(a.cells, a.count * node.group) > cost(b.cells, b.count * node.group);
+        return cost(node, a.cells, a.count * node.group) > cost(node, b.cells, b.count * node.group);
     };
     std::stable_sort(blocks.begin(), blocks.end(), is_dearer);
 }
@@ -118,8 +122,8 @@ bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
     Block& block = blocks.back();
     const int lanes = block.count * node.group;
     const int together = count_of_both(seen_.data(), row, words);
-    const long apart = cost(block.cells, lanes) + cost(count(row, words), node.group);
-    if (cost(together, lanes + node.group) > apart) return false;
+    const long apart = cost(node, block.cells, lanes) + cost(node, count(row, words), node.group);
+    if (cost(node, together, lanes + node.group) > apart) return false;
     for (int word = 0; word < words; ++word) seen_[word] |= row[word];
     const int behind = std::max(block.cell_behind, behind_last_bit(row, words));
     block = {block.first, block.count + 1, together, std::min(block.first_cell, first_bit(row, words)), behind};
@@ -130,9 +134,9 @@ bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
 long Plan::items_wanted(const Node& node, const Block& block, int threads) const {
     if (threads == 1) return 1;
     long total = 0;
-    for (const Block& each : blocks) total += cost(each.cells, each.count * node.group);
+    for (const Block& each : blocks) total += cost(node, each.cells, each.count * node.group);
     const long fair = std::max(1L, total / (ITEMS_A_THREAD * threads));
-    return std::max(1L, (cost(block.cells, block.count * node.group) + fair - 1) / fair);
+    return std::max(1L, (cost(node, block.cells, block.count * node.group) + fair - 1) / fair);
 }
 
 // A block of few lanes is held by memory: all heads of a cell, which lie side by side, are read together where

@@ -150,6 +150,24 @@ inline floats exp2_less(floats x, floats whole) {
     return p * power_of_2(n - whole);
 }
 
+// 2^x with a relative error of 1e-4, for x up to 127; 0 below 2^-126.
+inline floats exp2_short(floats x) {
+#if defined(INSTRUCTION_SET_512)
+    const floats r = (floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+#else
+    const floats bounded = max(splat(-127.0f), x), nearest = rounded(bounded);
+    const floats whole = bounded < nearest ? nearest - 1.0f : nearest, r = bounded - whole;
+#endif
+    floats p = multiply_add(r, splat(7.802451e-2f), splat(2.2606722e-1f));
+    p = multiply_add(p, r, splat(6.9583349e-1f));
+    p = multiply_add(p, r, splat(9.9992523e-1f));
+#if defined(INSTRUCTION_SET_512)
+    return (floats)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+    return p * power_of_2(whole);
+#endif
+}
+
 inline floats tanh(floats x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
 
 // Lane i of the result is lane i + step of x, around the end.
