@@ -90,8 +90,8 @@ _SHAPES: tuple[AttentionShape, ...] = (
 )
 PROMPTS: tuple[AttentionShape, ...] = (
     (40, 250, 4, 2, 64, 64, GgmlType.F16),
-    (9, 90, 8, 2, 96, 96, GgmlType.Q8_0),
-    (3, 100, 20, 1, 576, 512, GgmlType.F16),
+    (19, 90, 8, 2, 96, 96, GgmlType.Q8_0),
+    (17, 100, 20, 1, 576, 512, GgmlType.F16),
 )
 
 

@@ -55,16 +55,16 @@ def test_a_row_does_not_depend_on_the_others(
     random = np.random.default_rng(0)
     places = random.permutation(1200)
     mine, others = np.sort(places[:1000]), places[1000:]
-    sees = np.zeros((24, 1200), np.bool_)
-    for row in range(12):
-        last = 980 + row
+    sees = np.zeros((80, 1200), np.bool_)
+    for row in range(40):
+        last = 950 + row
         sees[row, mine[0 if window is None else last - window : last + 1]] = True
-        sees[12 + row, others[: 10 + row]] = True
+        sees[40 + row, others[: 10 + row]] = True
     case = attention_case(random, sees_to_mask(sees), heads=24, with_sinks=True)
     assert case.mask is not None
     expected = attention(library, graphs, case, threads=1)
     assert error(expected, exact_attention(graphs, case)) < _ROUNDED
-    for rows in (slice(0, 12), slice(0, 5), slice(5, 12), slice(11, 13)):
+    for rows in (slice(0, 40), slice(0, 17), slice(17, 40), slice(35, 51)):
         chunk = msgspec.structs.replace(case, q=case.q[rows], mask=case.mask[rows])
         for threads in (1, 3):
             assert (attention(library, graphs, chunk, threads) == expected[rows]).all()
@@ -85,7 +85,7 @@ def test_few_rows_and_exact_cells_are_not_for_tiles(library: KernelLibrary, grap
     random = np.random.default_rng(0)
     library.switch_on(Kernel.ATTENTION_TILES)
     num_done = library.num_done(Kernel.ATTENTION_TILES)
-    for rows, cell_type in ((1, GgmlType.F16), (20, GgmlType.F32)):
+    for rows, cell_type in ((15, GgmlType.F16), (20, GgmlType.F32)):
         with graphs.attending(attention_case(random, None, rows=rows, cell_type=cell_type)) as compute:
             compute(2)
     assert library.num_done(Kernel.ATTENTION_TILES) == num_done

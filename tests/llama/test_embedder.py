@@ -30,7 +30,7 @@ Vectors = npt.NDArray[np.float32]
 
 @contextmanager
 def loaded(path: Path, **options: object) -> Iterator[LlamaEmbedder]:
-    chosen = EngineOptions(model_path=str(path), threads=1, **options)  # type: ignore[arg-type]
+    chosen = EngineOptions(model_path=str(path), threads=1, kernels="invariant", **options)  # type: ignore[arg-type]
     with closing(LlamaEmbedder.load_cold(chosen, lambda fraction: None)) as embedder:
         assert embedder.warm_up()
         yield embedder

@@ -398,9 +398,9 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor, bool by_til
 
 void compute(const ggml_compute_params& params, ggml_tensor& tensor) { compute(params, tensor, false); }
 
+// Steps of few rows stay exact: products do not use tiles there either.
 bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node) {
-    if (!can_do(params, node) || node.src[1]->type == GGML_TYPE_F32) return false;
-    return has_many_lanes(int(node.src[0]->ne[1]) * Node(node, true).group);
+    return can_do(params, node) && node.src[1]->type != GGML_TYPE_F32 && node.src[0]->ne[1] >= amx::TILE_ROWS;
 }
 
 void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& tensor) {
