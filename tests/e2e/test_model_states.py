@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ def folder(tmp_path: Path) -> Path:
         shutil.copy(tiny_model_path(), tmp_path / f"{name}.gguf")
     (tmp_path / "text.gguf").write_text("no model")
     (tmp_path / "half.gguf").write_bytes(tiny_model_path().read_bytes()[:1_000_000])
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))  # a file that has just been written is not served yet
     return tmp_path
 
 

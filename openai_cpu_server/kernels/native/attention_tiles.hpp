@@ -29,7 +29,7 @@ inline ints bf16_pairs(floats even, floats odd) {
 #endif
 }
 
-// 32 lanes that are computed together, in two halves, and what each has found.
+// Lanes are computed in units, each of two halves.
 constexpr int SIDE = amx::TILE_ROWS, UNIT = 2 * SIDE, TILES_A_STEP = 4;
 
 // A thread's memory, kept from node to node.
@@ -53,11 +53,11 @@ public:
                   TileRoom& room)
         : node_(node), sight_(sight), rows_(rows), num_lanes_(num_rows * node.group), group_(group), gathered_(gathered),
           room_(room), num_units_((num_lanes_ + UNIT - 1) / UNIT), depth_((node.key_width + 2 * SIDE - 1) / (2 * SIDE)),
-          parts_(node.value_width / SIDE), unpacked_stride_(std::max(2 * SIDE * depth_, node.value_width) + SIDE) {
+          parts_(node.value_width / SIDE), most_tiles_(tiles_kept(2 * depth_ + parts_)), unpacked_stride_(std::max(2 * SIDE * depth_, node.value_width) + SIDE) {
         const size_t floats_of_step = size_t(2) * TILES_A_STEP * TILE * SIDE;
         room.queries.resize(size_t(num_units_) * 2 * depth_ * amx::TILE_BYTES);
-        room.keys.resize(size_t(MOST_TILES) * 2 * depth_ * amx::TILE_BYTES);
-        room.values.resize(size_t(MOST_TILES) * parts_ * amx::TILE_BYTES);
+        room.keys.resize(size_t(most_tiles_) * 2 * depth_ * amx::TILE_BYTES);
+        room.values.resize(size_t(most_tiles_) * parts_ * amx::TILE_BYTES);
         room.unpacked.resize(size_t(TILE) * unpacked_stride_);
         room.outputs.resize(size_t(num_units_) * outputs_of_unit());
         room.largest.resize(size_t(num_units_) * UNIT);
@@ -79,7 +79,7 @@ public:
     void add(int begin, int end) {
         while (begin < end) {
             num_tiles_ = 0;
-            for (; begin < end && num_tiles_ < MOST_TILES; ++num_tiles_) {
+            for (; begin < end && num_tiles_ < most_tiles_; ++num_tiles_) {
                 const int* cells = &gathered_.cells()[0];
                 int next = std::min(begin + TILE, end);
                 while (cells[next - 1] / TILE != cells[begin] / TILE) --next;
@@ -111,7 +111,11 @@ public:
     }
 
 private:
-    static constexpr int MOST_TILES = PART_CELLS / TILE;
+    static constexpr int MOST_TILES = PART_CELLS / TILE, KEPT_BYTES = 1 << 19;  // of cells: they stay in the second cache
+
+    static int tiles_kept(int tiles_of_cells) {
+        return std::clamp(KEPT_BYTES / (tiles_of_cells * amx::TILE_BYTES), TILES_A_STEP, MOST_TILES);
+    }
     static constexpr float LOWEST = -0x1p29f;   // lower than the score of a cell that is seen
     static constexpr float HIDDEN = -0x1p100f;  // of one that is not
 
@@ -381,6 +385,7 @@ private:
     const int num_units_;
     const int depth_;  // steps of a key's width
     const int parts_;  // of a value's width
+    const int most_tiles_;
     const int unpacked_stride_;
     bool has_weights_;
     TileOfCells tiles_[MOST_TILES];
