@@ -29,8 +29,8 @@ tokens come 11 % sooner; at 1.3 it computes 3 % more.
 _LEAST_CHUNK = 256
 """Minimum limit of a step's prompt tokens: all that the default batch has room for."""
 _AS_CHEAP = 1.03
-"""Maximum factor of a token's time for a smaller chunk. With AMX tiles a row of 1 B takes 1,390 us in a step of
-256 rows and 1,510 in one of 512 (Sapphire Rapids)."""
+"""Maximum factor of a token's time for a smaller chunk. With AMX a row of 1 B takes 1,390 us in a step of 256
+rows and 1,510 in one of 512 (Sapphire Rapids)."""
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
 """Shares of a step's error (as a logarithm) that move the factor of everything, and the factors of its terms.
 
