@@ -171,7 +171,7 @@ inline void transpose_16(const uint32_t* from, size_t stride, uint32_t* to) {
     for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 16 * i, t[i]);
 #else
     for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) to[16 * j + i] = from[i * stride + j];
+        for (int j = 0; j < 16; j++) std::memcpy(to + 16 * j + i, from + i * stride + j, sizeof *to);  // of any type
 #endif
 }
 
