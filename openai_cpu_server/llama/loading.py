@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on the requested (`auto` or `off`) and proved kernels, for all models of this process."""
+    """Switch on the requested and proved kernels, for all models of this process."""
     native_log()
     return kernels_in_use(mode, libggml, pause)
 
