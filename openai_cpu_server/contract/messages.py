@@ -97,8 +97,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool = True
     """False is slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "invariant", "fast", "off"] = "auto"
-    """auto: our kernels replace ggml's where they passed their tests. fast: also those whose results depend
-    on the number of rows."""
+    """invariant: our kernels replace ggml's where they passed their tests. auto: also AMX tiles. fast: also
+    16-bit attention. The results of these two depend on the number of rows."""
     offload: Offload = ON_CPU
     draft_offload: Offload = ON_CPU
     prefill_tokens: int = 256

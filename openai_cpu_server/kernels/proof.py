@@ -55,7 +55,7 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
     if mode == "off":
         return Kernels.off("--kernels off")
     states: dict[Kernel, KernelState] = {}
-    library.round_attention(mode == "fast")
+    library.round_attention(mode == "fast" and library.why_no_tiles is not None)
     if why_not := "--kernels invariant" if mode == "invariant" else library.why_no_tiles:
         states = dict.fromkeys(_BY_TILES, KernelState.off(why_not))
     for kernel, operations in (

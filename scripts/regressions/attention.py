@@ -106,7 +106,7 @@ def situations() -> Iterator[Situation]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cells", choices=_TYPES, default="f16", help="their type (default %(default)s)")
-    parser.add_argument("--tiles", action="store_true", help="ours by AMX, as far as it can compute them")
+    parser.add_argument("--tiles", action="store_true", help="with AMX tiles")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each line (default %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="situations whose name has this in it")

@@ -239,9 +239,10 @@ void compute_part(const Node&, const Prepared&, const Item&, Range range, std::v
 // Computes an item whose groups of heads are here.
 template <class Group>
 void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
-                  bool has_many, std::vector<Group>& groups) {
+                  std::vector<Group>& groups) {
     const Block& block = prepared.plan.blocks[item.block];
     const size_t floats = part_floats(node, block), stride = item.num_parts * floats;
+    const bool has_many = has_many_lanes(block.count * node.group);
     float* results = partials + item.partials + item.first_group * stride;
     if (item.partials == WHOLE) {
         scratch.parts.resize(item.num_groups * stride);
@@ -258,24 +259,24 @@ void compute_item(const Node& node, const Prepared& prepared, const Item& item, 
 
 template <class Lanes>
 void compute_by_lanes(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
-                      bool has_many, std::vector<Lanes>& lanes) {
+                      std::vector<Lanes>& lanes) {
     if (int(lanes.size()) < item.num_groups) lanes.resize(item.num_groups);
     std::vector<Attention<Lanes>> groups;
     groups.reserve(item.num_groups);
     for (int i = 0; i < item.num_groups; ++i)
         groups.emplace_back(node, prepared, item, item.first_group + i, scratch.tile, lanes[i]);
-    compute_item(node, prepared, item, partials, scratch, has_many, groups);
+    compute_item(node, prepared, item, partials, scratch, groups);
 }
 
 void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch) {
     const Block& block = prepared.plan.blocks[item.block];
     if (!has_many_lanes(block.count * node.group))
-        return compute_by_lanes(node, prepared, item, partials, scratch, false, scratch.few);
-    if (!node.by_tiles) return compute_by_lanes(node, prepared, item, partials, scratch, true, scratch.many);
+        return compute_by_lanes(node, prepared, item, partials, scratch, scratch.few);
+    if (!node.by_tiles) return compute_by_lanes(node, prepared, item, partials, scratch, scratch.many);
     std::vector<TileAttention> groups;  // one: an item of many lanes has no more
     groups.emplace_back(node, prepared.sight, prepared.rows(block), block.count, item.first_group, prepared.gathered[item.block],
                         scratch.tiles);
-    compute_item(node, prepared, item, partials, scratch, true, groups);
+    compute_item(node, prepared, item, partials, scratch, groups);
 }
 
 // After all threads have computed their parts.

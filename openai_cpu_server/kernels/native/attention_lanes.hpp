@@ -81,7 +81,7 @@ inline float round_row(const float* row, int width, int32_t* words) {
 // not see: sums are formed cell by cell, and what they are relative to is a power of 2.
 class ManyLanes {
 public:
-    static constexpr bool READS_POOL = false, HAS_POOL_PARTS = true;
+    static constexpr bool READS_POOL = false;
 
     // `is_exact`: multiplies queries and keys as floats, else as whole numbers where that is faster.
     void begin(int lanes, int key_width, int value_width, bool is_exact) {
@@ -155,7 +155,7 @@ public:
         for (int d = 0; d < value_width_; ++d) to[d] = from.first[d * from.step];
     }
 
-protected:
+private:
     // A lane's numbers.
     template <class Number>
     struct Column {
@@ -247,7 +247,6 @@ protected:
 class FewLanes {
 public:
     static constexpr bool READS_POOL = true;  // a number is converted once for all lanes, which are few
-    static constexpr bool HAS_POOL_PARTS = false;
 
     void begin(int lanes, int key_width, int value_width, bool) {
         key_width_ = key_width;

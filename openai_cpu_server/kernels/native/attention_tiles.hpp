@@ -53,7 +53,8 @@ public:
                   TileRoom& room)
         : node_(node), sight_(sight), rows_(rows), num_lanes_(num_rows * node.group), group_(group), gathered_(gathered),
           room_(room), num_units_((num_lanes_ + UNIT - 1) / UNIT), depth_((node.key_width + 2 * SIDE - 1) / (2 * SIDE)),
-          parts_(node.value_width / SIDE), most_tiles_(tiles_kept(2 * depth_ + parts_)), unpacked_stride_(std::max(2 * SIDE * depth_, node.value_width) + SIDE) {
+          parts_(node.value_width / SIDE), most_tiles_(tiles_kept(2 * depth_ + parts_)),
+          unpacked_stride_(std::max(2 * SIDE * depth_, node.value_width) + SIDE) {
         const size_t floats_of_step = size_t(2) * TILES_A_STEP * TILE * SIDE;
         room.queries.resize(size_t(num_units_) * 2 * depth_ * amx::TILE_BYTES);
         room.keys.resize(size_t(most_tiles_) * 2 * depth_ * amx::TILE_BYTES);
