@@ -46,9 +46,9 @@ class StepGate:
 
     def hold(self, interrupted: threading.Event) -> bool:
         """Return True if the step was interrupted before it began."""
-        interrupted.clear()
         while self._is_closed():
             if interrupted.wait(_LOOK_S):
+                interrupted.clear()
                 return True
         if self._path.exists():
             time.sleep(_STEP_S)

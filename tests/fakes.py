@@ -284,10 +284,11 @@ class FakeBackend:
         return self.unready
 
     def execute(self, step: Step) -> StepResult:
-        self._interrupted.clear()
         for verb in step.verbs:
             self._do(verb)
-        if self._step_s and self._interrupted.wait(self._step_s) and step.may_be_interrupted:
+        is_interrupted = bool(self._step_s) and self._interrupted.wait(self._step_s)
+        self._interrupted.clear()
+        if is_interrupted and step.may_be_interrupted:
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
         self._adapter = step.adapter
@@ -572,11 +573,12 @@ class FakeEmbedder:
         self._interrupted = threading.Event()
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        self._interrupted.clear()
         assert 0 < len(inputs) <= self.info.max_seqs
         assert sum(map(len, inputs)) <= self.info.max_step_tokens
         assert all(0 < len(tokens) <= self.info.max_input_tokens for tokens in inputs)
-        if self._step_s and self._interrupted.wait(self._step_s):
+        is_interrupted = bool(self._step_s) and self._interrupted.wait(self._step_s)
+        self._interrupted.clear()
+        if is_interrupted:
             return EmbedResult(interrupted=True)
         self.steps.append(list(inputs))
         if any(self._kill_on in tokens for tokens in inputs):

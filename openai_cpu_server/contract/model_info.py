@@ -301,8 +301,8 @@ class NativeModel(Protocol):
         """Use every part once before the first step. Return False if `interrupt` ended it before."""
 
     def interrupt(self) -> None:
-        """Make the running `warm_up`, or an interruptible step, return early as `interrupted`. Later steps
-        are not affected; any thread may call this."""
+        """Make the running or else the next `warm_up` or step return early as `interrupted`, if it may be
+        interrupted. Any thread may call this."""
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
         """Return the tokens and rows of media of this size in a prompt."""

@@ -79,6 +79,8 @@ class StepTimer:
         self._preempt_threshold_s = preempt_threshold_s
         self._interruptible_until = NEVER
         """Read by the reader thread while a step runs."""
+        self._is_urged = False
+        """True if urgent work has arrived since the last step ended."""
         self._cpu_started_s = 0.0
         self._predicted_ms = 0.0
         self._ended_s = clock()
@@ -87,19 +89,22 @@ class StepTimer:
         self.elapsed_ms = 0.0
         self.was_interrupted = False
 
-    @property
-    def is_interruptible(self) -> bool:
-        """True if the running step may be discarded, for any thread."""
+    def urge(self) -> bool:
+        """Note urgent work, in any thread. Return True if the running step may be discarded."""
+        self._is_urged = True
         return self._clock() < self._interruptible_until
 
-    def begin(self, predicted_ms: float, *, may_interrupt: bool) -> None:
+    def begin(self, predicted_ms: float, *, may_interrupt: bool) -> bool:
+        """Return True if the step should be discarded at once: urgent work arrived while it was planned."""
         self.started_s, self._cpu_started_s = self._clock(), self._cpu_clock()
         self._predicted_ms = predicted_ms
         if may_interrupt and not self.was_interrupted:
             self._interruptible_until = self.started_s + predicted_ms / 1000 - self._preempt_threshold_s
+        return self._is_urged and self.started_s < self._interruptible_until
 
     def end(self, *, is_interrupted: bool) -> None:
         self._interruptible_until = NEVER
+        self._is_urged = False
         self.was_interrupted = is_interrupted
         now_s = self._clock()
         self.elapsed_ms = 1000 * (now_s - self.started_s)
@@ -187,7 +192,7 @@ class Core(ABC, Generic[Planned]):
         else:
             submit = submit_of(command)
             is_urgent = submit is not None and submit.request.priority is Priority.INTERACTIVE
-        return is_urgent and self._timer.is_interruptible
+        return is_urgent and self._timer.urge()
 
     def flush(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
         """Yield events that need no computing, while another engine computes."""

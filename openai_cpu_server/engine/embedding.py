@@ -105,10 +105,9 @@ class EmbedCore(Core[list[EmbedPart]]):
         timer, (tokens, pairs) = self._timer, _work_of(inputs)
         predicted_ms, threads = self._cost.predict_ms(tokens, pairs), self._cores.count
         alone_ms = predicted_ms / self._cost.slowdown(tokens, pairs)
-        timer.begin(
-            predicted_ms,
-            may_interrupt=all(part.pending.request.priority is Priority.BATCH for part in planned),
-        )
+        may_interrupt = all(part.pending.request.priority is Priority.BATCH for part in planned)
+        if timer.begin(predicted_ms, may_interrupt=may_interrupt):
+            self._backend.interrupt()
         timer.end(is_interrupted=not self._embed(planned))
         if not timer.was_interrupted and self._cores.computed(timer.elapsed_ms, alone_ms):
             self._cost.refine(tokens, pairs, timer.elapsed_ms)

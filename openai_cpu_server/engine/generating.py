@@ -183,7 +183,8 @@ class EngineCore(Core[Step]):
         plan, threads = self._scheduler.plan, self._cores.count
         encoding_ms = planned.encode.ms if planned.encode is not None else 0.0
         alone_ms = (predicted_ms - encoding_ms) / self._costs.slowdown(plan.size, plan.attended)
-        timer.begin(predicted_ms, may_interrupt=planned.may_be_interrupted)
+        if timer.begin(predicted_ms, may_interrupt=planned.may_be_interrupted):
+            self._backend.interrupt()
         result = self._backend.execute(planned)
         self._planned = Step()
         timer.end(is_interrupted=result.interrupted)

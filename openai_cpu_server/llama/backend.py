@@ -162,7 +162,7 @@ class LlamaBackend:
         has executed its verbs. Padding that does not fit is dropped.
         """
         rollback = self._rollback(step)
-        with contextlib.nullcontext() if rollback is None else self._abort.armed():
+        with self._abort.armed(is_armed=rollback is not None):
             verbs_ms = self._slots.apply(step.verbs)
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"

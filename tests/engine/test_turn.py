@@ -180,22 +180,31 @@ def test_a_load_ends_when_the_client_is_gone() -> None:
 def test_a_step_can_be_thrown_away_while_it_has_long_left_and_never_twice_in_a_row() -> None:
     clock = Clock(100.0)
     timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
-    assert not timer.is_interruptible
-    timer.begin(1000.0, may_interrupt=True)
-    assert timer.is_interruptible
+    assert not timer.begin(1000.0, may_interrupt=True)
+    assert timer.urge()
     clock.now_s += 0.95
-    assert not timer.is_interruptible
+    assert not timer.urge()
     clock.now_s -= 0.5
     timer.end(is_interrupted=True)
-    assert not timer.is_interruptible
-    timer.begin(1000.0, may_interrupt=True)
-    assert not timer.is_interruptible
+    assert not timer.begin(1000.0, may_interrupt=True)
+    assert not timer.urge()
     timer.end(is_interrupted=False)
-    timer.begin(1000.0, may_interrupt=False)
-    assert not timer.is_interruptible
+    assert not timer.begin(1000.0, may_interrupt=False)
+    assert not timer.urge()
     timer.end(is_interrupted=False)
-    timer.begin(1000.0, may_interrupt=True)
-    assert timer.is_interruptible
+    assert not timer.begin(1000.0, may_interrupt=True)
+    assert timer.urge()
+
+
+def test_a_long_step_is_thrown_away_for_what_came_while_it_was_planned() -> None:
+    clock = Clock(100.0)
+    timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
+    for predicted_ms, may_interrupt in ((1000.0, True), (1000.0, False), (99.0, True)):
+        assert not timer.urge()
+        expected = may_interrupt and predicted_ms > 100
+        assert timer.begin(predicted_ms, may_interrupt=may_interrupt) is expected
+        timer.end(is_interrupted=False)
+    assert not timer.begin(1000.0, may_interrupt=True), "it came before the last step ended"
 
 
 def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() -> None:

@@ -100,12 +100,19 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
     assert tops[0] == tops[1] == tops[2]
 
 
-def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: LlamaBackend, tiny: Path) -> None:
-    expected = generate(backend, PROMPT, 2)
+def test_interrupting_when_nothing_runs_hits_the_next_step_if_that_may_be_interrupted(
+    backend: LlamaBackend, tiny: Path
+) -> None:
+    first, second = generate(backend, PROMPT, 2)
+    long = Step(spans=(Span(0, 0, PROMPT, True),), may_be_interrupted=True)
     with opened(backend, 0, PROMPT):
-        for start, tokens, next_token in ((0, PROMPT, expected[0]), (len(PROMPT), expected[:1], expected[1])):
-            backend.interrupt()
-            assert sampled(backend, 0, start, tokens).token == next_token
+        backend.interrupt()
+        assert backend.execute(long).interrupted
+        assert backend.execute(long).samples[0].token == first
+        backend.interrupt()
+        assert sampled(backend, 0, len(PROMPT), (first,)).token == second
+    with opened(backend, 0, PROMPT):
+        assert backend.execute(long).samples[0].token == first
     with loaded(tiny) as closed:
         pass
     closed.interrupt()

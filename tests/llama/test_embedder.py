@@ -170,6 +170,7 @@ def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
             result = tiny.embed(inputs)
         assert (result.interrupted, result.vectors) == (True, b"")
     tiny.interrupt()
+    assert tiny.embed(inputs).interrupted
     np.testing.assert_array_equal(embed(tiny, *inputs), expected)
 
 

@@ -214,9 +214,9 @@ def _rows(span: Span, first: int) -> OutputRows:
 class AbortSwitch:
     """Abort callback of llama.cpp, called between graph nodes without the GIL.
 
-    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort). `press`
-    counts only while armed. A press for a step that has just ended may hit the next one, which is then
-    computed again.
+    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort). A press
+    counts for the running step or else the next one, and only if that is armed. One for a step that has just
+    ended hits the next one, which is then computed again.
     """
 
     def __init__(self) -> None:
@@ -232,8 +232,8 @@ class AbortSwitch:
         params.abort_callback_data = ctypes.addressof(self._text)
 
     @contextlib.contextmanager
-    def armed(self) -> Iterator[None]:
-        self._set(is_armed=True, is_pressed=False)
+    def armed(self, *, is_armed: bool = True) -> Iterator[None]:
+        self._set(is_armed=is_armed)
         try:
             yield
         finally:
@@ -258,8 +258,9 @@ class AbortSwitch:
         with self._lock:
             self._is_armed = self._is_armed if is_armed is None else is_armed
             self._is_held = self._is_held if is_held is None else is_held
-            self._is_pressed = self._is_armed and (self._is_pressed if is_pressed is None else is_pressed)
-            self._text[0] = b"\x01" if self._is_pressed and not self._is_held else b"\x00"
+            self._is_pressed = self._is_pressed if is_pressed is None else is_pressed
+            counts = self._is_armed and self._is_pressed and not self._is_held
+            self._text[0] = b"\x01" if counts else b"\x00"
 
 
 Logits = npt.NDArray[np.float32]
