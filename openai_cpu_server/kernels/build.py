@@ -26,7 +26,7 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "avx512fp16": (
             *("-march=x86-64-v4", "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16", "-mavx512fp16"),
-            *("-mamx-tile", "-mamx-bf16"),
+            *("-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         ),
         "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
         "avx512": ("-march=x86-64-v4",),

@@ -31,8 +31,8 @@ _THREADS = (1, 2)
 _TOLERANCE = 5e-3
 """Share of the largest value, because ggml rounds queries and sums in f16."""
 _TOLERANCES = {Kernel.TILES: 2e-2, Kernel.ATTENTION_TILES: 2e-2}
-"""Tiles round to bf16 what ggml rounds to 8 bits."""
-TILES = "amx-bf16"
+"""Tiles round otherwise than ggml: to bf16, or weights to bytes too."""
+TILES = "amx"
 _BY_TILES = (Kernel.TILES, Kernel.ATTENTION_TILES)
 
 _found: dict[Kernel, KernelState] = {}

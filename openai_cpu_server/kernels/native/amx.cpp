@@ -13,9 +13,9 @@ namespace {
 #if defined(__x86_64__) && defined(__linux__)
 
 bool has_instructions() {
-    constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24;
+    constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24, BYTES = 1u << 25;
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & BF16) && (edx & TILES);
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & BF16) && (edx & TILES) && (edx & BYTES);
 }
 
 // Whether the kernel, or the hypervisor below it, saves the state of tiles at all.
@@ -101,6 +101,17 @@ void multiply_bf16(Tile& to, const Tile& a, const Tile& b) {
         for (int n = 0; n < 16; n++)
             sums[m][n] = without_denormals(without_denormals(sums[m][n]) + without_denormals(even[n] + odd[n]));
     }
+    std::memcpy(&to, sums, sizeof sums);
+}
+
+void multiply_bytes(Tile& to, const Tile& a, const Tile& b) {
+    int8_t of_a[TILE_ROWS][64], of_b[TILE_ROWS][64];
+    std::memcpy(of_a, &a, sizeof of_a), std::memcpy(of_b, &b, sizeof of_b);
+    int32_t sums[TILE_ROWS][16];
+    std::memcpy(sums, &to, sizeof sums);
+    for (int m = 0; m < TILE_ROWS; m++)
+        for (int k = 0; k < 64; k++)
+            for (int n = 0; n < 16; n++) sums[m][n] += of_a[m][k] * of_b[k / 4][4 * n + k % 4];
     std::memcpy(&to, sums, sizeof sums);
 }
 

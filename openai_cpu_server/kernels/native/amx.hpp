@@ -12,7 +12,7 @@
 #include "cpu.hpp"
 #include "simd.hpp"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512FP16__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__AVX512FP16__)
 #define HAS_TILES
 #endif
 
@@ -96,6 +96,11 @@ template <int TO, int A, int B>
 inline void multiply_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(A), "i"(B));
 }
+// TO[m][n] += sum over k of A[m][k] * B[k / 4][4 n + k % 4], of signed bytes, for 16 m, 16 n, 64 k.
+template <int TO, int A, int B>
+inline void multiply_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(A), "i"(B));
+}
 
 #else
 
@@ -133,6 +138,13 @@ void multiply_bf16(Tile& to, const Tile& a, const Tile& b);
 template <int TO, int A, int B>
 inline void multiply_bf16() {
     multiply_bf16(tiles[TO], tiles[A], tiles[B]);
+}
+
+void multiply_bytes(Tile& to, const Tile& a, const Tile& b);
+
+template <int TO, int A, int B>
+inline void multiply_bytes() {
+    multiply_bytes(tiles[TO], tiles[A], tiles[B]);
 }
 
 #endif

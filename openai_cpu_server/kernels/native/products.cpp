@@ -392,7 +392,8 @@ int64_t least_tile_rows(const ggml_tensor& node) {
 class TilePart {
 public:
     TilePart(const Product& product, const Routing& routing, const tiles::Kernel* kernel, int64_t least_rows)
-        : product_{product}, routing_{routing}, kernel_{kernel}, least_rows_{least_rows} {
+        : product_{product}, routing_{routing}, kernel_{kernel}, least_rows_{least_rows},
+          block_bytes_{kernel ? kernel->block_bytes : 0} {
         first_blocks_.assign(product.num_experts + 1, 0);
         int64_t num_experts = 0;
         for (int64_t expert = 0; expert < product.num_experts; expert++) {
@@ -404,10 +405,10 @@ public:
     }
 
     int64_t num_blocks() const { return first_blocks_.back(); }
-    size_t size() const { return num_blocks() * (product_.num_panels() * tiles::BLOCK_BYTES + sizeof(float) * tiles::BLOCK_ROWS); }
+    size_t size() const { return num_blocks() * (product_.num_panels() * block_bytes_ + sizeof(float) * tiles::BLOCK_ROWS); }
     tiles::Packed packed(uint8_t* room) const {
-        uint8_t* factors = room + num_blocks() * product_.num_panels() * tiles::BLOCK_BYTES;
-        return {room, reinterpret_cast<float*>(factors), num_blocks()};
+        uint8_t* factors = room + num_blocks() * product_.num_panels() * block_bytes_;
+        return {room, reinterpret_cast<float*>(factors), num_blocks(), block_bytes_};
     }
 
     Cut cut(int num_threads) const {
@@ -444,7 +445,7 @@ public:
         }
         const int64_t first = first_blocks_[piece.expert] + (piece.start - routing_.start(piece.expert)) / tiles::BLOCK_ROWS;
         const int64_t begin = piece.tile * num_outs, end = std::min(begin + num_outs, product_.num_rows);
-        tiles::multiply(*kernel_, {product_.weights_of(piece.expert, 0), product_.weight_stride, product_.num_rows, product_.depth,
+        kernel_->multiply(*kernel_, {product_.weights_of(piece.expert, 0), product_.weight_stride, product_.num_rows, product_.depth,
                                    begin, end, packed, first, piece.end - piece.start, results.data()});
     }
 
@@ -452,7 +453,7 @@ private:
     const Product& product_;
     const Routing& routing_;
     const tiles::Kernel* kernel_;
-    int64_t least_rows_, num_outs_;
+    int64_t least_rows_, block_bytes_, num_outs_;
     static thread_local std::vector<int64_t> first_blocks_;  // of each expert, and the end
 };
 

@@ -37,20 +37,6 @@ __attribute__((noinline, cold)) void unpack_by_ggml(ggml_type type, int power, c
 struct AsStored {
     static constexpr int column(int place) { return place; }
 };
-// Nibbles of 64 bytes as words: low and high ones of even columns, then of odd ones; 32 bytes have 32 low, then 32 high.
-struct NibblesOf64 {
-    static constexpr int column(int place) {
-        const int step = place / STEP, lane = place % STEP, j = step % 4;
-        return STEP * (step / 4 * 4 + j % 2 + 2 * (lane / 16)) + 2 * (lane % 16) + j / 2;
-    }
-};
-// The same, where 64 bytes have 64 low, then 64 high.
-struct NibblesOf128 {
-    static constexpr int column(int place) {
-        const int step = place / STEP, lane = place % STEP, j = step % 4;
-        return 128 * (step / 4) + 64 * (j % 2) + 2 * lane + j / 2;
-    }
-};
 // Pairs of bits of 64 bytes as words: the lowest of even columns, of odd ones, the next lowest.
 struct PairsOf64 {
     static constexpr int column(int place) {
@@ -90,93 +76,7 @@ ALWAYS_INLINE words16 scaled(words16 integers, words16 units) {
 }
 ALWAYS_INLINE uint16_t magnitude(const uint8_t* half) { return read<uint16_t>(half) & 0x7fff; }
 
-// Eight scales and offsets of six bits, times units: words 0-3 and 8-11 the scales, 4-7 and 12-15 the offsets.
-ALWAYS_INLINE words16 six_bit_scales(const uint8_t* block) {
-    const uint64_t first = read<uint64_t>(block + 4), last = read<uint32_t>(block + 12);
-    const uint64_t low = first & 0x3f3f3f3f3f3f3f3f;
-    const uint64_t nibbles = (last & 0x0f0f0f0f) | (last << 28 & 0x0f0f0f0f00000000);
-    const uint64_t high = (first >> 2 & 0x3030303030303030) | nibbles;
-    const uint16_t d = read<uint16_t>(block), dmin = read<uint16_t>(block + 2);
-    return scaled(widen(low, high), words16{d, d, d, d, dmin, dmin, dmin, dmin, d, d, d, d, dmin, dmin, dmin, dmin});
-}
-
 // ---- superblocks of 256
-
-// d and dmin, 12 bytes of scales and offsets, 128 bytes of nibbles.
-struct Q4_K : Type<NibblesOf64, GGML_TYPE_Q4_K, 144, 256> {
-    static inline const Places PLACES = {{in_halves(0, 2), in_halves(4, 6), in_halves(1, 3), in_halves(5, 7),
-                                          in_halves(8, 10), in_halves(12, 14), in_halves(9, 11), in_halves(13, 15)}};
-    static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block) < 0x3400 && magnitude(block + 2) < 0x4400; }
-    static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
-        const words16 scales = six_bit_scales(block);
-        const words low = words{} + 15, second = SECOND_TABLE;
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const words* places = PLACES.of + 4 * half;
-            const words q = read<words>(block + 16 + 64 * half);
-            const words even = bf16_of_halves(multiply_subtract(IOTA, look_up(scales, places[0]), look_up(scales, places[1])));
-            const words odd = bf16_of_halves(multiply_subtract(IOTA, look_up(scales, places[2]), look_up(scales, places[3])));
-            put(to, 4 * half, look_up(even, select(low, q, second)));
-            put(to, 4 * half + 1, look_up(odd, select(low, q >> 4, second)));
-            put(to, 4 * half + 2, look_up(even, select(low, q >> 8, second)));
-            put(to, 4 * half + 3, look_up(odd, select(low, q >> 12, second)));
-        }
-    }
-};
-
-// As Q4_K, with 32 bytes of fifth bits (bit b of each for block b) before the nibbles. Tables of 32 for each block would
-// take more: a half of 64 + q is put together instead, and 64 subtracted, both exact.
-struct Q5_K : Type<NibblesOf64, GGML_TYPE_Q5_K, 176, 256> {
-    static inline const Places SHIFTS = {{in_halves(0, 2), in_halves(4, 6)}};
-    static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block) < 0x3000 && magnitude(block + 2) < 0x4400; }
-    static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
-        const words16 scales = six_bit_scales(block);
-        const words bits = twice(block + 16), nibble = words{} + 0xf0, fifth = words{} + 0x100, base = words{} + 0x5400;
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const words* places = Q4_K::PLACES.of + 4 * half;
-            const words x = read<words>(block + 48 + 64 * half), y = shift_right_each(bits, SHIFTS.of[half]);
-            const words even = look_up(scales, places[0]), even_offset = look_up(scales, places[1]);
-            const words odd = look_up(scales, places[2]), odd_offset = look_up(scales, places[3]);
-            const auto weights = [&](words four, words one, words scale, words offset) {
-                const words q = subtract(join(join(base, four, nibble), one, fifth), base);
-                return bf16_of_halves(multiply_subtract(q, scale, offset));
-            };
-            put(to, 4 * half, weights(x << 4, y << 8, even, even_offset));
-            put(to, 4 * half + 1, weights(x, y << 7, odd, odd_offset));
-            put(to, 4 * half + 2, weights(x >> 4, y, even, even_offset));
-            put(to, 4 * half + 3, weights(x >> 8, y >> 1, odd, odd_offset));
-        }
-    }
-};
-
-// 128 bytes of nibbles, 64 of pairs of bits, 16 signed scales, d: weights less 32.
-struct Q6_K : Type<NibblesOf128, GGML_TYPE_Q6_K, 210, 256> {
-    static words places(int first) {
-        return words_of([&](int i) { return first + i / 8; });
-    }
-    static inline const Places PLACES = {{places(0), places(4), places(8), places(12)}};
-    static inline const words SHIFTS = in_halves(0, 2);
-    static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block + 208) < 0x3000; }
-    static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
-        const words16 bytes = widen(read<uint64_t>(block + 192), read<uint64_t>(block + 200));
-        const words16 scales = scaled((bytes ^ 0x80) - 0x80, splat16(read<uint16_t>(block + 208)));
-        const words nibble = words{} + 0xf0, pair = words{} + 0x300, base = words{} + 0x5400, bias = words{} + 0x5600;
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const words x = read<words>(block + 64 * half);
-            const words y = shift_right_each(twice(block + 128 + 32 * half), SHIFTS);
-            const words first = look_up(scales, PLACES.of[2 * half]), second = look_up(scales, PLACES.of[2 * half + 1]);
-            const auto weights = [&](words four, words two, words scale) {  // 64 + q, then q - 32, both exact
-                return bf16_of_halves(multiply(subtract(join(join(base, four, nibble), two, pair), bias), scale));
-            };
-            put(to, 4 * half, weights(x << 4, y << 8, first));
-            put(to, 4 * half + 1, weights(x, y << 4, second));
-            put(to, 4 * half + 2, weights(x >> 4, y, first));
-            put(to, 4 * half + 3, weights(x >> 8, y >> 4, second));
-        }
-    }
-};
 
 // 16 bytes of a scale and an offset of four bits, 64 of pairs of bits, d and dmin. Eight lanes share a scale: a table
 // has the four weights of four scales, of two steps' pairs of bits.

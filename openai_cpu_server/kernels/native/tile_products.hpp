@@ -1,4 +1,4 @@
-// Products by bf16 tiles: weights of one expert, unpacked panel by panel, times packed activations.
+// Products by tiles of bf16 or of bytes: weights of one expert, unpacked panel by panel, times packed activations.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,16 @@
 
 namespace tiles {
 
-constexpr int OUTS = 32, BLOCK_ROWS = 16, BLOCK_BYTES = 8192;  // rows of a panel of weights; a block of activations
+constexpr int OUTS = 32, BLOCK_ROWS = 16;  // rows of a panel of weights; of a block of activations
 
-// Activations by panels, then by blocks of 16 rows, and the factor of each row's results. An expert has whole pairs of
+// Activations by panels, then by blocks of 16 rows, and (of bf16) the factor of each row's results. An expert has whole pairs of
 // blocks, the last of them filled with zeros.
 struct Packed {
     uint8_t* blocks;
     float* factors;
-    int64_t num_blocks;
+    int64_t num_blocks, block_bytes;
 
-    uint8_t* at(int64_t panel, int64_t block) const { return blocks + (panel * num_blocks + block) * BLOCK_BYTES; }
+    uint8_t* at(int64_t panel, int64_t block) const { return blocks + (panel * num_blocks + block) * block_bytes; }
 };
 inline int64_t blocks_of(int64_t rows) { return (rows + 2 * BLOCK_ROWS - 1) / (2 * BLOCK_ROWS) * 2; }
 inline int64_t panels_of(int64_t depth) { return (depth + 255) / 256; }
@@ -49,23 +49,24 @@ struct Unpacking {
     int64_t next_out, next_panel;  // of the group behind it
     int num_panels;
     uint8_t* to;
-    int done = 0;  // rows of single panels
+    float* scales;  // of bytes: of each row, panel by panel
+    void* heads;    // of bytes: of each panel
+    int done = 0;   // rows of single panels
 
     int size() const { return OUTS * num_panels; }
 };
 
 // What a type needs. Types with the same `pack` share packed activations.
 struct Kernel {
+    int64_t block_bytes;
     void (*pack)(const Packing&);
     void (*unpack)(Unpacking&, int end);
+    void (*multiply)(const Kernel&, const Multiplying&);  // by a thread that has configured its tiles
 };
 
 // Null: no tiles for this type.
 const Kernel* kernel_of(ggml_type type);
 
 constexpr int MOST_OUTS = 256;  // of one job
-
-// The calling thread has configured its tiles.
-void multiply(const Kernel& kernel, const Multiplying& job);
 
 }  // namespace tiles

@@ -90,6 +90,13 @@ protected:
     }
 };
 
+// Eight numbers of six bits of each row. The first four have theirs in `bytes`; the others their low four in `rest`, their
+// high two in `bytes`.
+ALWAYS_INLINE void split_six_bits(ints bytes, ints rest, ints* numbers) {
+    const ints first = bytes & 0x3f3f3f3f, second = (rest & 0x0f0f0f0f) | ((bytes >> 2) & 0x30303030);
+    for (int block = 0; block < 8; block++) numbers[block] = byte_of(block < 4 ? first : second, block % 4);
+}
+
 // Two units in half precision, 8 scales and 8 offsets of 6 bits, for a fifth bit of each weight 32 bytes (bit b of each
 // belongs to block b), and 128 bytes of nibbles.
 template <int BITS>
@@ -105,8 +112,8 @@ struct SixBitSuperblocks : Superblocks<32, BITS == 5 ? 176 : 144, BITS, 0> {
         for (int vector = 0; vector < VECTORS; vector++) {
             const ints rest = head[3][vector];
             ints scales[8], offsets[8];
-            split(head[1][vector], rest, scales);
-            split(head[2][vector], rest >> 4, offsets);
+            split_six_bits(head[1][vector], rest, scales);
+            split_six_bits(head[2][vector], rest >> 4, offsets);
             Base::put_scales(scales, vector, panel);
             Base::put_offsets(offsets, vector, panel);
         }
@@ -124,14 +131,6 @@ struct SixBitSuperblocks : Superblocks<32, BITS == 5 ? 176 : 144, BITS, 0> {
                 add_bits(bits, 2 * part + 1, 0x01010101, 4, columns + 8);
             }
         }
-    }
-
-private:
-    // Eight numbers of each row. The first four have their six bits in `bytes`; the others their low four in `rest`,
-    // their high two in `bytes`.
-    static ALWAYS_INLINE void split(ints bytes, ints rest, ints* numbers) {
-        const ints first = bytes & 0x3f3f3f3f, second = (rest & 0x0f0f0f0f) | ((bytes >> 2) & 0x30303030);
-        for (int block = 0; block < 8; block++) numbers[block] = byte_of(block < 4 ? first : second, block % 4);
     }
 };
 

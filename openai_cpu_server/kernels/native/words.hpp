@@ -51,6 +51,8 @@ inline words multiply_subtract(words a, words b, words c) {
     return (words)_mm512_fmsub_ph((__m512h)a, (__m512h)b, (__m512h)c);
 }
 inline words subtract(words a, words b) { return (words)_mm512_sub_ph((__m512h)a, (__m512h)b); }
+// To the nearest integers.
+inline words integers_of(words halves) { return (words)_mm512_cvtph_epi16((__m512h)halves); }
 #else
 template <class Vector, class F>
 Vector each(F f) {
@@ -72,7 +74,46 @@ inline words multiply_subtract(words a, words b, words c) {
 inline words subtract(words a, words b) {
     return each<words>([&](int i) { return half_value(a[i]) - half_value(b[i]); });
 }
+inline words integers_of(words halves) {
+    return words_of([&](int i) {
+        const double x = half_value(halves[i]);
+        return std::fabs(x) < 32768 ? int(std::nearbyint(x)) : -32768;
+    });
+}
 #endif
+
+// 16 floats.
+typedef float numbers __attribute__((vector_size(64)));
+
+inline words16 halves_of(numbers x) {
+#if defined(INSTRUCTION_SET_512)
+    return (words16)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    words16 halves;
+    for (int i = 0; i < 16; i++) halves[i] = half_of(x[i]);
+    return halves;
+#endif
+}
+// Of 16 signed bytes.
+ALWAYS_INLINE numbers numbers_of_bytes(const void* bytes) {
+#if defined(INSTRUCTION_SET_512)
+    return (numbers)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)bytes)));
+#else
+    numbers x;
+    for (int i = 0; i < 16; i++) x[i] = static_cast<const int8_t*>(bytes)[i];
+    return x;
+#endif
+}
+// To the nearest integers, which have 16 bits.
+inline words16 integers_of(numbers x) {
+#if defined(INSTRUCTION_SET_512)
+    return (words16)_mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)x));
+#else
+    words16 integers;
+    for (int i = 0; i < 16; i++) integers[i] = uint16_t(int(std::nearbyint(x[i])));
+    return integers;
+#endif
+}
 
 // ---- vectors of words
 
@@ -121,6 +162,8 @@ inline words two_splats(const void* first, const void* second) {
     return (words)_mm512_shuffle_epi8(both, _mm512_set1_epi16(0x0100));
 }
 inline words shift_right_each(words x, words by) { return (words)_mm512_srlv_epi16((__m512i)x, (__m512i)by); }
+// In each 16 bytes, the eight words of both as bytes, those of the first before those of the second.
+inline words packed_bytes(words first, words second) { return (words)_mm512_packs_epi16((__m512i)first, (__m512i)second); }
 // Halves to bf16 of 2^-112 times the value, to the nearest: (x + 4) >> 3, and the sign. Exponents only change their
 // place. Half-precision denormal numbers become bf16's, which are zeros to tiles.
 inline words bf16_of_halves(words x) {
@@ -145,10 +188,29 @@ inline words two_splats(const void* first, const void* second) {
     return words_of([&](int i) { return read<uint16_t>(i < 16 ? first : second); });
 }
 inline words shift_right_each(words x, words by) { return x >> by; }
+inline words packed_bytes(words first, words second) {
+    const auto byte = [&](int i) {
+        const auto word = int16_t((i % 16 < 8 ? first : second)[i / 16 * 8 + i % 8]);
+        return word < -128 ? -128 : word > 127 ? 127 : word;
+    };
+    return words_of([&](int i) { return (byte(2 * i) & 0xff) | (byte(2 * i + 1) & 0xff) << 8; });
+}
 inline words bf16_of_halves(words x) {
     return words_of([&](int i) { return (x[i] & 0x8000) | (((x[i] & 0x7fff) + 4) >> 3); });
 }
 #endif
+
+// For each byte of `places`, all less than 64, the table's byte there.
+inline words look_up_bytes(words table, words places) {
+#if defined(__AVX512VBMI__)
+    return (words)_mm512_permutexvar_epi8((__m512i)places, (__m512i)table);
+#else
+    uint8_t of[64], bytes[64];
+    std::memcpy(of, &table, sizeof of), std::memcpy(bytes, &places, sizeof bytes);
+    for (uint8_t& byte : bytes) byte = of[byte];
+    return read<words>(bytes);
+#endif
+}
 
 // Turns 16 x 16 numbers of 32 bits. `stride`: between rows of `from`, in numbers.
 inline void transpose_16(const uint32_t* from, size_t stride, uint32_t* to) {
