@@ -104,15 +104,7 @@ class Server(_KillableServer):
 _START_S = 180
 _STOP_S = 60
 _IN_A_ROW = 8
-_REDEPLOY = """
-import sys, ray
-from ray import serve
-from openai_cpu_server.replicas.ray.application import application, portable
-from openai_cpu_server.config.parser import read_settings
-ray.init(address="auto", log_to_driver=False)
-settings = portable(read_settings(sys.argv[1:]))
-serve.run(application(settings), name=settings.ray.name, route_prefix="/")
-"""
+_REDEPLOY = str(Path(__file__).with_name("redeploy.py"))
 _ENGINE, _API = "engine-", ":api"
 
 
@@ -180,7 +172,7 @@ class RayServer(_KillableServer):
     def redeploy(self, *, replicas: int) -> None:
         """Set the number of engine replicas, and wait until Ray has begun with that."""
         self._configure(replicas)
-        command = [sys.executable, "-c", _REDEPLOY, f"--config={self._config}", *self._options]
+        command = [sys.executable, _REDEPLOY, f"--config={self._config}", *self._options]
         subprocess.run(command, check=True, capture_output=True, env=environment())
         self._replicas = replicas
 

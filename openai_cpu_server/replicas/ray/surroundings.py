@@ -25,7 +25,6 @@ class ReplicaAddress(str):
     """Name of a replica, or "" for any. Any thread calls `notify` with the names of all running replicas.
     Calls carry it because Ray Serve gives the request router only their arguments."""
 
-    __slots__ = ("tell",)
     notify: Callable[[frozenset[str]], None]
 
     def __new__(cls, replica: str, notify: Callable[[frozenset[str]], None]) -> ReplicaAddress:

@@ -55,7 +55,7 @@ def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
         ("[ray]\nnodes = 2\n", "nodes"),
         ('ssl_certfile = "a"\nssl_keyfile = "b"\n[ray]\ningress = "proxy"\n', "plain HTTP"),
         ('answer_cache = "off"\nsemantic_cache = 0.9\n', "--semantic-cache needs an --answer-cache"),
-        ("[ray]\nreplicas = two", "cannot read the settings"),
+        ("[ray]\nreplicas = two", "config.toml: Invalid value (at line 2, column 12)"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import warnings
 from types import SimpleNamespace
 
@@ -61,11 +60,6 @@ async def test_a_call_to_a_replica_that_is_gone_fails_at_once() -> None:
 
 async def test_a_call_to_anybody_goes_to_somebody() -> None:
     assert len((await Router("one").choose_replicas(replicas("one"), pending("")))[0]) == 1
-
-
-def test_an_address_travels_as_a_name() -> None:
-    arrived = pickle.loads(pickle.dumps(ReplicaAddress("two", lambda _: None)))
-    assert (type(arrived), arrived) == (str, "two")
 
 
 BUSY = Forecast(token_ms=1.0, wait_ms=ByPriority(9000.0, 9000.0), num_live=ByPriority(9, 0))

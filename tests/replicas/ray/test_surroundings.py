@@ -1,15 +1,22 @@
-"""What Ray is told through its environment, and CPUs of a machine, divided between replicas on it."""
+"""Ray's environment, addresses of calls, and CPUs of a machine, divided between replicas on it."""
 
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.config.folders import export_settings
 from openai_cpu_server.llama.host import numa_nodes
-from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, CpuClaim, choose_cpus, of_replicas
+from openai_cpu_server.replicas.ray.surroundings import (
+    OF_NEW_CLUSTER,
+    CpuClaim,
+    ReplicaAddress,
+    choose_cpus,
+    of_replicas,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +37,14 @@ def test_who_sets_one_has_his_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_replicas()["RAY_worker_niceness"] == "5"
     assert os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] == "2"
     assert OF_NEW_CLUSTER.keys() <= os.environ.keys()
+
+
+def test_an_address_travels_as_a_name() -> None:
+    told: list[frozenset[str]] = []
+    address = ReplicaAddress("two", told.append)
+    address.notify(frozenset({"two"}))
+    arrived = pickle.loads(pickle.dumps(address))
+    assert (type(arrived), arrived, told) == (str, "two", [{"two"}])
 
 
 NODES = {cpu: cpu // 4 for cpu in range(8)}
