@@ -504,7 +504,7 @@ def _charset_of(url: str) -> str:
 
 
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
-"""What encoders escape in base64. `unquote` takes 6 s and 1 GB for a body of nothing but escapes."""
+"""Characters that encoders escape in base64. `unquote` takes 1.1 GB for 15 MB of escapes."""
 _CHARS_AT_ONCE = 2**20
 """Decoding holds the interpreter's lock, and other threads wait for it."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
