@@ -21,6 +21,10 @@ _ROW_BYTES = 8
 BLIND = "This model does not take pictures."
 DEAF = "This model does not take sound."
 SAMPLE_BYTES = 4
+_MOST_TIMES = 100
+"""Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
+MOST_SOUND_S = 1800
+"""Longest sound of a prompt."""
 
 
 class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
@@ -30,6 +34,13 @@ class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
     @property
     def words(self) -> str:
         return f"a picture of {self.width} x {self.height} pixels"
+
+    @property
+    def why_not(self) -> str:
+        """Reason why no model takes a picture of this size, or ""."""
+        if max(self.width, self.height) > _MOST_TIMES * min(self.width, self.height):
+            return f"{self.words.capitalize()} is too narrow to be scaled."
+        return ""
 
 
 class SoundSize(msgspec.Struct, frozen=True, tag="sound"):

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from openai_cpu_server.contract.media import (
     BLIND,
     DEAF,
+    MOST_SOUND_S,
     MeasuredMedia,
     MediaEmbeddings,
     MediaItem,
@@ -34,13 +35,11 @@ from openai_cpu_server.contract.media import (
 )
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
-from openai_cpu_server.llama.model.kv_size import MOST_SOUND_S, ROW_CACHE_BYTES
+from openai_cpu_server.llama.model.kv_size import ROW_CACHE_BYTES
 from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 
 _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)
-_MOST_TIMES = 100
-"""Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
 _LEAST_SOUND_S = 0.1
 """libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires as
 much."""
@@ -199,8 +198,8 @@ class Projector(NativeObject):
         if isinstance(size, PictureSize):
             if not self.sees:
                 raise EncodingFailed(BLIND)
-            if max(size.width, size.height) > _MOST_TIMES * min(size.width, size.height):
-                raise EncodingFailed(f"{size.words.capitalize()} is too narrow to be scaled.")
+            if size.why_not:
+                raise EncodingFailed(size.why_not)
             return
         if not self.sound_rate:
             raise EncodingFailed(DEAF)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -120,9 +120,9 @@ class ServedModel:
     open_picture: Callable[[bytes, int, int], Picture] = _NO_PICTURES
     """Decoder of pictures. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
     InvalidRequest, DeadlyInput and other errors of readers."""
-    open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _NO_SOUND
-    """Decodes a sound. Arguments: data, sample rate, maximum of samples in all and per piece (0: one
-    piece). As `open_picture`."""
+    open_sound: Callable[[bytes, int, int, int], Iterator[tuple[Sound, ...]]] = _NO_SOUND
+    """Decodes a sound, some pieces at a time. Arguments: data, sample rate, maximum of samples in all and per
+    piece (0: one piece). As `open_picture`."""
     read_document: Callable[[bytes, int, str], tuple[str | int, ...]] = _NO_DOCUMENTS
     """Extracts texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
     or "". As `open_picture`."""

@@ -83,7 +83,7 @@ def _load_further(data: bytes) -> None:
 
 def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
     """Return the first frame, upright, over white, and no larger than encoders see. Raises InvalidRequest,
-    for too many pixels before decoding.
+    for a size that is not taken before decoding.
 
     `most_side`: longest side, or 0 for no limit.
     """
@@ -97,6 +97,8 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
             loaded = [name for name in FORMATS if name in Image.OPEN]  # for another, Pillow loads all it has
             with Image.open(io.BytesIO(data), formats=loaded) as image:
                 width, height = image.size
+                if why_not := PictureSize(width, height).why_not:
+                    raise InvalidRequest(why_not, code=_INVALID)
                 if width * height > most_pixels:
                     message = f"it has {width} x {height} pixels, and at most {most_pixels} are taken"
                     raise InvalidRequest(message, code="image_too_large")

@@ -51,6 +51,11 @@ R = TypeVar("R")
 class WorkFor(msgspec.Struct, Generic[R], frozen=True):
     """Piece of work whose result is an `R`."""
 
+    @property
+    def origin(self) -> WorkFor[R]:
+        """First piece of the work that this one continues, or this one."""
+        return self
+
 
 class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
     """Open a model. Raises StartupError."""
@@ -126,6 +131,10 @@ class OpenSound(WorkFor["SoundOpened"], frozen=True, tag=True):
     """Samples of the longest piece, or 0 for one piece."""
     first: int = 0
     """Number of the first piece of the result, which has some of them."""
+
+    @property
+    def origin(self) -> OpenSound:
+        return msgspec.structs.replace(self, first=0) if self.first else self
 
 
 class ReadDocument(WorkFor["DocumentRead"], frozen=True, tag=True):

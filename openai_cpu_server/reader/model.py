@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -64,15 +64,16 @@ class ReadModel:
         """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
         return self._pool.do(wire.OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
 
-    def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-        """Decode a client's sound. Raises the same as `picture`."""
-        pieces, is_whole = list[Sound](), False
-        while not is_whole:
-            work = wire.OpenSound(data, rate, most_samples, most_at_once, len(pieces))
+    def sound(
+        self, data: bytes, rate: int, most_samples: int, most_at_once: int
+    ) -> Iterator[tuple[Sound, ...]]:
+        """Decode a client's sound, some pieces at a time. Raises the same as `picture`."""
+        num_pieces, is_last = 0, False
+        while not is_last:
+            work = wire.OpenSound(data, rate, most_samples, most_at_once, num_pieces)
             opened = self._pool.do(work, kind=WorkKind.MEDIA)
-            pieces += opened.pieces
-            is_whole = opened.is_last
-        return tuple(pieces)
+            yield opened.pieces
+            num_pieces, is_last = num_pieces + len(opened.pieces), opened.is_last
 
     def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
         """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as

@@ -129,7 +129,7 @@ _PLACES = 2
 _MOST_OF_CLIENT = {**dict.fromkeys(WorkKind, 1), WorkKind.QUICK: 1 + _PLACES}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
-"""A slower rejection is remembered, and repeated at once for the same work."""
+"""A slower rejection, or one after several pieces, is remembered and repeated at once for the same work."""
 
 
 class ReaderPool:
@@ -223,7 +223,8 @@ class ReaderPool:
                 start_s = time.monotonic()
                 return self._tried(place, work, model)
         except (InvalidRequest, DeadlyInput) as error:
-            if isinstance(error, DeadlyInput) or time.monotonic() - start_s > min(_DEAR_S, self._share_s):
+            is_dear = work.origin is not work or time.monotonic() - start_s > min(_DEAR_S, self._share_s)
+            if is_dear or isinstance(error, DeadlyInput):
                 digest = _digest(work)
                 with self._changed:
                     self._refusals[digest] = error
@@ -380,7 +381,7 @@ class ReaderPool:
 
 
 def _digest(work: wire.WorkFor[R]) -> bytes:
-    return hashlib.sha256(_encoder.encode(work)).digest()
+    return hashlib.sha256(_encoder.encode(work.origin)).digest()
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:

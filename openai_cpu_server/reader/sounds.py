@@ -30,6 +30,12 @@ _FOR_MINIAUDIO = re.compile(
     re.DOTALL,
 )
 """First bytes of sounds that miniaudio decodes. It takes others for MP3 files, and makes noise of them."""
+_HEADERS = {
+    **dict.fromkeys((b"RIFF", b"RIFX", b"RF64", b"riff"), "wav_get_info"),
+    b"fLaC": "flac_get_info",
+    b"OggS": "vorbis_get_info",
+}
+"""Functions of miniaudio that fail for a header that its decoders reject, before MP3 is tried."""
 _DEMUXERS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,asf,au,caf,flac,loas,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav,w64"
 )
@@ -110,10 +116,10 @@ def _by_miniaudio(data: bytes, rate: int) -> Iterator[np.ndarray]:
     import miniaudio
     import numpy as np
 
-    parts = miniaudio.stream_memory(
-        _with_length(data), miniaudio.SampleFormat.FLOAT32, 1, rate, _FRAMES_AT_ONCE
-    )
-    for part in parts:
+    data = _with_length(data)
+    if name := _HEADERS.get(data[:4]):
+        getattr(miniaudio, name)(data)
+    for part in miniaudio.stream_memory(data, miniaudio.SampleFormat.FLOAT32, 1, rate, _FRAMES_AT_ONCE):
         yield np.frombuffer(part.tobytes(), np.float32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,10 +54,11 @@ def hearing(
     keys: KeyRing | None = None,
     pieces: tuple[Sound, ...] = (),
 ) -> Starlette:
-    """A model that hears, behind one that does not. `pieces`: those of any sound."""
+    """A model that hears, behind one that does not. `pieces`: those of any sound, decoded one by one."""
 
     def opened(data: bytes, rate: int, most: int, at_once: int) -> Any:
-        return pieces or decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
+        whole = () if pieces else decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
+        return ((piece,) for piece in pieces) if pieces else iter([whole])
 
     ears = model_read_here(
         names=("ears",),
@@ -451,3 +453,24 @@ async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(tm
             await eventually(lambda: not engine.requests())
         engine.goes_on.set()
         assert (await post()).status_code == 200, "the third of three requests"
+
+
+@pytest.mark.parametrize(("levels", "status"), [((1, 1, 1), 200), ((1, 2, 3), 503)])
+async def test_what_is_decoded_counts_before_the_rest_is_decoded_and_what_is_the_same_counts_once(
+    engine: FakeEngine, levels: tuple[int, ...], status: int
+) -> None:
+    """Other requests find the memory taken; the limit lies between one piece and two."""
+    pieces = tuple(Sound.of(np.full(RATE, level / 10, "<f4").tobytes()) for level in levels)
+    app = hearing(engine, ApiOptions(media=MediaOptions(max_pixels=2_000)), pieces=pieces)
+    async with client(app) as http:
+        told = await send(http)
+    assert told.status_code == status, told.text
+
+
+async def test_a_sound_of_a_chat_is_decoded_as_far_as_models_hear(http: httpx.AsyncClient) -> None:
+    data = base64.b64encode(wav(np.zeros(1_801 * 100), rate=100)).decode()
+    part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    body = {"model": "ears", "messages": [{"role": "user", "content": [part]}]}
+    told = error_of(await http.post("/v1/chat/completions", json=body))
+    assert told["code"] == "audio_too_large"
+    assert "longer than 1800 seconds" in told["message"]

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import struct
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_what_is_seen_decides_the_answer_and_not_how_it_is_encoded(client: opena
     turned[0x112] = 6
     several: Any = {"save_all": True, "append_images": [other]}
     assert answer(client, uri(plain())) != answer(client, uri(plain(GREEN)))
+    assert answer(client, urllib.parse.quote(uri(plain()), safe=":;,")) == answer(client, uri(plain()))
     for same in (
         (
             plain(),
@@ -222,6 +224,7 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
         ("http://[/x.png", "not a URL"),
         ("data:image/png,abc", "base64"),
         ("data:image/png;base64,%%%", "base64"),
+        ("data:image/png;base64," + "%41" * 5_000, "base64"),
         ("data:image/png;base64,", "not a picture"),
         (uri(b"<svg></svg>", "svg+xml"), "not a picture"),
         (uri(plain()[:70]), "damaged"),

@@ -117,7 +117,7 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     for kind in ("PPM", "TGA", "ICO", "PCX", "DIB"):
         yield kind, encoded(Image.new("RGB", (32, 32)), kind)
     yield "PNG bomb", bomb()
-    yield "PNG, the largest", _png(_head(2**31 - 1, 2**31 - 1), b"")
+    yield "PNG, the largest", png(2**31 - 1, 2**31 - 1)
     yield "PNG, no pixels", _png(_head(0, 0), zlib.compress(b""))
     yield "PNG, a large chunk", _PNG + struct.pack(">I", 2**31 - 1) + b"IHDR" + bytes(13)
     yield "PNG, chunks without end", _PNG + _chunk(b"IHDR", _head(9, 9)) + _chunk(b"tEXt", b"a\0b") * 50_000
@@ -134,8 +134,8 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "GIF, the largest", b"GIF89a\xff\xff\xff\xff\0\0\0,\0\0\0\0\xff\xff\xff\xff\0\x08\0;"
     yield "GIF, no frames", b"GIF89a\x09\0\x09\0\0\0\0;"
     yield "GIF, blocks without end", b"GIF89a\x09\0\x09\0\0\0\0" + b"!\xfe\x01x\0" * 50_000
-    yield "BMP, the largest", _bmp(2**31 - 1, 2**31 - 1)
-    yield "BMP, less than nothing", _bmp(-5, -5)
+    yield "BMP, the largest", bmp(2**31 - 1, 2**31 - 1)
+    yield "BMP, less than nothing", bmp(-5, -5)
     yield "WebP, the largest", _webp(b"VP8X", b"\0\0\0\0" + b"\xff" * 6)
     yield "WebP, frames without pixels", _webp(b"VP8X", b"\2\0\0\0" + bytes(6)) + b"ANMF" + bytes(4)
 
@@ -144,6 +144,11 @@ def _again_and_again(jpeg: bytes) -> bytes:
     """With its last scan 1,000 times: some kilobytes, and seconds of computing."""
     start = jpeg.rindex(b"\xff\xda")
     return jpeg[:start] + jpeg[start:-2] * 1000 + jpeg[-2:]
+
+
+def png(width: int, height: int) -> bytes:
+    """A head of this size, without pixels."""
+    return _png(_head(width, height), b"")
 
 
 def _head(width: int, height: int, depth: int = 8) -> bytes:
@@ -158,7 +163,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _bmp(width: int, height: int) -> bytes:
+def bmp(width: int, height: int) -> bytes:
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
     return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + head
 

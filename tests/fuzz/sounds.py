@@ -20,6 +20,10 @@ def tone(seconds: float, hertz: float = 440.0, *, rate: int = RATE) -> np.ndarra
     return np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate) / 2
 
 
+_HEAD = {"channels": (22, "<H"), "rate": (24, "<I"), "bits": (34, "<H")}
+"""Places of numbers in a WAV file."""
+
+
 def wav(samples: np.ndarray, *, rate: int = RATE, kind: str = "<i2", channels: int = 1) -> bytes:
     """A RIFF file of 16 bits (`<i2`) or floats (`<f4`)."""
     body = (samples * 32_767 if kind == "<i2" else samples).astype(kind).tobytes()
@@ -40,7 +44,10 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "text", b"Listen to this! " * 100
     yield "a picture's head", b"\x89PNG\r\n\x1a\n" + bytes(1000)
     yield "a head alone", wav(second)[:44]
-    yield "no channel", wav(second, channels=1)[:22] + b"\0\0" + wav(second)[24:]
+    for name, number in (("channels", 0), ("channels", 65_535), ("rate", 0), ("rate", 2**31), ("bits", 255)):
+        head = bytearray(wav(second))
+        struct.pack_into(_HEAD[name][1], head, _HEAD[name][0], number)
+        yield f"{name}: {number}", bytes(head)
     yield "1e30", wav(1e30 * second, kind="<f4")
     for number in (float("nan"), float("inf")):
         spoilt = second.copy()

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from openai_cpu_server.contract.media import PictureSize
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader.decoders import decoded_picture
+from tests.fuzz import pictures
 
 LARGEST = 2048 * 2048
 
@@ -120,3 +122,21 @@ def test_a_damaged_profile_is_ignored_and_a_narrow_picture_is_not_made_narrower(
     assert decoded_picture(data, most_pixels=10_000, most_side=0).content[:3] == bytes((220, 10, 10))
     narrow = encoded(Image.new("RGB", (3000, 30)), "PNG")
     assert decoded_picture(narrow, most_pixels=100_000, most_side=512).size == PictureSize(3000, 30)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pictures.png(1, 10_000_000),
+        pictures.png(10_000_000, 1),
+        pictures.bmp(1, 10_000_000),
+        encoded(Image.new("L", (1, 9_999)), "GIF")[:60],
+        encoded(Image.new("L", (9_999, 1)), "TIFF"),
+    ],
+    ids=["PNG", "PNG, wide", "BMP", "GIF", "TIFF"],
+)
+def test_a_picture_too_narrow_for_any_model_is_refused_by_its_header(data: bytes) -> None:
+    """Most of them have no pixels, and would be damaged."""
+    with pytest.raises(InvalidRequest, match="too narrow") as refusal:
+        decoded_picture(data, most_pixels=40_000_000, most_side=0)
+    assert refusal.value.code == "invalid_image"

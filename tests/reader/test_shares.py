@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import msgspec
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,6 +22,7 @@ from openai_cpu_server.reader.messages import ModelSource, ReadDocument, ReaderS
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from tests.fuzz.pictures import encoded
+from tests.fuzz.sounds import RATE, wav
 from tests.gates import suspended
 from tests.pdfs import pdf
 from tests.tiny_model import tiny_model_path
@@ -74,6 +76,19 @@ def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPo
         model.document(SLOW, 10_000_000, "")
     assert pool.deaths == 0, "no process has been asked again"
     assert model.document(b"a short text", 100, "") == ("a short text",)
+
+
+def test_a_sound_that_is_refused_after_its_first_pieces_is_not_decoded_again() -> None:
+    """Five minutes are some pieces of work, and the last of them finds that it is too long."""
+    data = wav(np.zeros(300 * 100), rate=100)
+    with ReaderPool(opens_media=True) as pool:
+        model = ReadModel(pool, source())
+        pieces = model.sound(data, RATE, 290 * RATE, 30 * RATE)
+        assert next(pieces)
+        with pytest.raises(InvalidRequest, match="longer than 290 seconds"):
+            next(pieces)
+        with suspended(*pool.pids), pytest.raises(InvalidRequest, match="longer than 290 seconds"):
+            next(model.sound(data, RATE, 290 * RATE, 30 * RATE))
 
 
 def test_a_process_that_computes_is_not_taken_for_silent() -> None:

@@ -91,7 +91,7 @@ def test_what_is_no_sound_is_refused(data: bytes) -> None:
     assert refusal.value.code == "invalid_audio"
 
 
-@pytest.mark.parametrize("data", [data for name, data in oddities() if name != "no channel"])
+@pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in oddities()])
 def test_what_is_hardly_a_sound_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         heard(data)

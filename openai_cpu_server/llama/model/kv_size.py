@@ -6,6 +6,7 @@ import enum
 from pathlib import Path
 from typing import NamedTuple
 
+from openai_cpu_server.contract.media import MOST_SOUND_S
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.errors import StartupError
@@ -311,7 +312,6 @@ _MOST_PATCHES = 16_384
 """Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
 _MOST_FRAMES = 4096
 """Frames that an encoder sees at once; Whisper's takes 1,500."""
-MOST_SOUND_S = 1800
 _SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
 """One band of the longest sound: 100 frames per second, twice."""
 
