@@ -366,8 +366,8 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     max_queue: int = Field(
         1000,
         ge=1,
-        description="maximum number of waiting requests of one priority; more get 429, unless their client has "
-        "less than an equal share of them",
+        description="maximum number of waiting requests of one priority; more get 429, unless their client "
+        "has less than an equal share of them",
     )
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
     max_body_mb: int = Field(32, ge=1, description="largest request body; larger ones get 413")
