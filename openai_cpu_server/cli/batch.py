@@ -65,9 +65,9 @@ class BatchPaths(msgspec.Struct, frozen=True):
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:
     """Return the endpoint of all rows. Raises StartupError with a line for each wrong line of the file."""
-    endpoint = _first_url(path)
+    endpoint = _first_url(path, options.max_line_bytes)
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
-    for lines in _lines(path):
+    for lines in _lines(path, options.max_line_bytes):
         check.feed(lines)
     if errors := check.errors():
         lines_of_errors = [
@@ -88,16 +88,16 @@ def file_chunks(path: Path) -> Iterator[bytes]:
         raise StartupError(f"cannot read {path}: {error}") from None
 
 
-def _lines(path: Path) -> Iterator[list[InputLine]]:
-    splitter = LineSplitter()
+def _lines(path: Path, max_line_bytes: int) -> Iterator[list[InputLine]]:
+    splitter = LineSplitter(max_line_bytes)
     for part in file_chunks(path):
         yield splitter.feed(part)
     yield splitter.end()
 
 
-def _first_url(path: Path) -> str:
+def _first_url(path: Path, max_line_bytes: int) -> str:
     """The first valid endpoint is the one that all other rows must have."""
-    for lines in _lines(path):
+    for lines in _lines(path, max_line_bytes):
         for line in lines:
             try:
                 url = url_of(line)

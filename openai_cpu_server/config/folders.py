@@ -47,8 +47,10 @@ def expanded_path(path: Path | str) -> Path:
 
 
 def require_utf8(path: Path | str, origin: str = "the name") -> None:
-    """Reject a path that is not valid UTF-8, because it can be passed to no other process or client.
-    Raises StartupError."""
+    """Reject a path that is not valid UTF-8 or has a null character, because it can be passed to no other
+    process or client. Raises StartupError."""
+    if "\0" in str(path):
+        raise StartupError(f"{origin} {str(path)!a} has a null character")
     try:
         str(path).encode()
     except UnicodeEncodeError:

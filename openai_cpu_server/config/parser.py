@@ -90,6 +90,10 @@ class _SettingsParser(CommandParser):
         return super().options + (self._command.options if self._command else [])
 
 
+_MOST_PROBLEMS = 20
+"""Reported problems. Each unknown option is compared with all options."""
+
+
 def read_settings(
     arguments: Sequence[str], *, command: CommandParser | None = None, is_server: bool = True
 ) -> Settings:
@@ -120,13 +124,15 @@ def read_settings(
                 "must be a table" if e["type"] in _TABLES else _in_words(e["msg"]),
                 option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "",
             )
-            for e in error.errors()
+            for e in error.errors()[:_MOST_PROBLEMS]
         )
         raise StartupError("; ".join(problems)) from None
     except (SettingsError, OSError, ValueError) as error:
         if isinstance(error.__cause__, StartupError):
             raise error.__cause__ from None
         raise StartupError(f"cannot read the settings: {error}") from None
+    except RecursionError:
+        raise StartupError("cannot read the settings: a value is nested too deeply") from None
 
 
 def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

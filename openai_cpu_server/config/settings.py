@@ -364,7 +364,10 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
         "interactive", description="priority of requests that set none"
     )
     max_queue: int = Field(
-        1000, ge=1, description="maximum number of waiting requests of one priority; more get 429"
+        1000,
+        ge=1,
+        description="maximum number of waiting requests of one priority; more get 429, unless their client "
+        "has less than an equal share of them",
     )
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
     max_body_mb: int = Field(32, ge=1, description="largest request body; larger ones get 413")

@@ -11,7 +11,6 @@ from typing import Generic, Literal, Protocol, TypeVar, Union
 import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
-from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.model_info import AdapterState, AdapterStatus, ModelInfo, ModelKind
@@ -287,7 +286,8 @@ class RequestAdmission:
     """Adapters that requests may name, and rejected ones."""
     _: KW_ONLY
     max_queue: int
-    """Waiting requests of each priority."""
+    """Waiting requests of each priority. Beyond it, accounts with less than an equal share are still
+    accepted, because one account must not shut the others out."""
     max_held_bytes: int
     """Unread events of each call."""
     clock: Callable[[], float]
@@ -349,12 +349,13 @@ class RequestAdmission:
                 f"The call has {num_new} sequences, and at most {self.max_queue} may wait on this server."
             )
             raise InvalidRequest(message, param="n", code="invalid_value")
-        live, priority = self.proxy.live, request.priority
-        waiting = live.count(RequestState.WAITING)[priority.label]
-        num_over = waiting + num_new - self.max_queue
-        if num_over > 0:
+        live, priority, account = self.proxy.live, request.priority, request.account
+        waiting = live.waiting_by_account(priority)
+        num_over = waiting.total() + num_new - self.max_queue
+        share = self.max_queue // len({*waiting, account})
+        if num_over > 0 and waiting[account] + num_new > share:
             expected = live.expected_waits_s(priority, self.clock())
-            raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
+            raise QueueFull(waiting.total(), retry_after_s=wait_until_left_s(expected, num_over))
 
     def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
         """Replace the name by the key: the name may move to another adapter. Raises `AdapterNotFound`."""

@@ -156,6 +156,10 @@ class AcceptedRequests:
         counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
         return {priority.label: counts[priority] for priority in Priority}
 
+    def waiting_by_account(self, priority: Priority) -> Counter[str]:
+        waiting = (live for live in self._live.values() if live.state is RequestState.WAITING)
+        return Counter(live.request.account for live in waiting if live.request.priority is priority)
+
     def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
         """Return times from now to the first tokens of requests near the head of the queue, ascending."""
         waiting = [live for live in self if live.request.priority is priority and live.expected]

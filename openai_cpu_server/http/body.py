@@ -218,7 +218,9 @@ async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormDa
     """The fields of a form with one file at most. Raises InvalidRequest, also for a `charset` other than
     UTF-8: it could name any codec that Python has, some of which fail in ways of their own (RFC 7578, 5.1,
     has none)."""
-    _, parameters = parse_options_header(request.headers.get("content-type", ""))
+    kind, parameters = parse_options_header(request.headers.get("content-type", ""))
+    if kind.lower() != b"multipart/form-data":
+        raise errors.InvalidRequest("The request body must be a form (multipart/form-data).")
     if parameters.get(b"charset", b"").lower() not in (b"", b"utf-8", b"utf8", b"us-ascii"):
         raise errors.InvalidRequest("A form must be UTF-8: its Content-Type cannot name another 'charset'.")
     try:
@@ -263,7 +265,7 @@ _INFLATED_AT_ONCE = 128 * 1024
 
 def inflated(scope: Scope, receive: Receive) -> Receive:
     """Return a `receive` of the decompressed body. Raises EncodingNotSupported."""
-    encoding = Headers(scope=scope).get("content-encoding", "").strip().lower()
+    encoding = ", ".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
     if encoding in _PLAIN:
         return receive
     if encoding not in _COMPRESSED:

@@ -18,7 +18,11 @@ _BYTES_PER_S = 1024
 _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-class LimitedSocket(WebSocketsSansIOProtocol):
+_READ_BYTES = 16 * 1024
+"""Bytes read in one turn of the event loop: at most 2,700 frames, which take about 20 ms."""
+
+
+class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     """WebSocket that ends if its client does not read, or for a message that is late or in too many
     fragments. Messages use the memory for bodies until the application takes them."""
 
@@ -31,6 +35,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self._num_fragments = 0
         self._waiting: deque[int] = deque()
         """Sizes of messages that the application has not taken."""
+        self._waiting_bytes = 0
         self._began_s: float | None = None
         """Start of the incomplete message, or None."""
         self._late: asyncio.TimerHandle | None = None
@@ -41,6 +46,14 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         self._stop_waiting()
         self._held.release()
         super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self._received = bytearray(_READ_BYTES)
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data, self._received = self._received[:nbytes], bytearray()
+        self.data_received(bytes(data))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -62,9 +75,9 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def handle_ping(self) -> None:
-        """Drop the pong if the client does not read: only the last one is owed (RFC 6455, 5.5.3), and all
-        would use memory."""
-        if self.writable.is_set():
+        """Drop the pong if the client does not read or has left: only the last one is owed (RFC 6455, 5.5.3),
+        and all would use memory."""
+        if self.writable.is_set() and not self.transport.is_closing():
             super().handle_ping()
         else:
             self.conn.data_to_send()
@@ -104,12 +117,14 @@ class LimitedSocket(WebSocketsSansIOProtocol):
             self._fail(CloseCode.INVALID_DATA, "a text is not UTF-8")
             return
         self._waiting.append(len(data))
+        self._waiting_bytes += len(data)
         super().send_receive_event_to_app()
 
     async def receive(self) -> ASGIReceiveEvent:
+        await asyncio.sleep(0)  # many messages may wait, and other connections get their turn between them
         message = await super().receive()
         if message["type"] == "websocket.receive":
-            self._waiting.popleft()
+            self._waiting_bytes -= self._waiting.popleft()
             self._count()
         return message
 
@@ -122,7 +137,7 @@ class LimitedSocket(WebSocketsSansIOProtocol):
         if self.disconnected or self.close_sent:
             return
         unfinished = self._unfinished_bytes()
-        if not self._held.holds(unfinished + sum(self._waiting)):
+        if not self._held.holds(unfinished + self._waiting_bytes):
             self._fail(CloseCode.TRY_AGAIN_LATER, "the server is reading too many large messages")
         elif not self._num_fragments and not self.conn.reader.buffer:
             self._stop_waiting()

@@ -192,7 +192,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
         _check(entries)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
         why = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).replace("\n", " ")
         raise StartupError(f"cannot read the keys of {path}: {why}") from None
     return tuple(

@@ -59,6 +59,23 @@ def _raised(needed: int) -> int:
     return raised
 
 
+_MOST_PENDING = 1024
+"""Connections that the kernel holds until they are accepted."""
+ACCEPTED_AT_ONCE = 8
+"""Connections accepted in one turn of the event loop. Each may bring a request, and running streams wait for
+all of a turn."""
+
+
+class Listener(uvicorn.Server):
+    """Accepts connections in small groups, so `config.backlog` must be `ACCEPTED_AT_ONCE`: asyncio takes one
+    number for the group and for the kernel's queue."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MOST_PENDING)
+
+
 class Engines(Protocol):
     def requests(self) -> Sequence[object]: ...
 
@@ -69,7 +86,7 @@ class Engines(Protocol):
     def kill(self) -> None: ...
 
 
-class WebServer(uvicorn.Server):
+class WebServer(Listener):
     """uvicorn with other meanings of signals. The first drains: no new requests are accepted, running ones
     get `drain_s`, and `checkpoint` is called. The second ends them at once, the third skips the delivery
     of last bytes. Signals are not raised again, so the process exits with 0."""
@@ -296,6 +313,9 @@ class LimitedConnection(HttpToolsProtocol):
         """Return the rest to parse as HTTP, because a server may ignore an Upgrade (RFC 9110, 7.8)."""
         if self._should_upgrade():
             self._open_socket()
+            protocol = self.transport.get_protocol()
+            if rest and protocol is not self:
+                protocol.data_received(rest)  # type: ignore[attr-defined]
             return b""
         if not self._drops_upgrade:
             return b""  # CONNECT, which has been refused

@@ -34,10 +34,12 @@ from openai_cpu_server.http.frames import LimitedSocket
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import Meter, RateLimits
 from openai_cpu_server.http.server import (
+    ACCEPTED_AT_ONCE,
     Complaints,
     ConnectionLimits,
     Hangup,
     LimitedConnection,
+    Listener,
     WebServer,
     authority,
     limited,
@@ -265,6 +267,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
         api.app,
         http=limited(LimitedConnection, limits),
         ws=limited(LimitedSocket, limits),
+        backlog=ACCEPTED_AT_ONCE,
         ws_max_size=settings.max_body_mb * _MIB,
         ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
         lifespan="off",
@@ -306,7 +309,7 @@ async def web_serving(
     `close_s`. Raises StartupError."""
     config = _web_config(settings, api, close_s=close_s)
     with listening(settings.host, settings.port, is_shared=True) as listener:
-        server = uvicorn.Server(config)
+        server = Listener(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield task
@@ -337,6 +340,8 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
             reuse_port=is_shared,
             dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
+    except TypeError:  # the resolver's encoding
+        raise StartupError(f"cannot listen on {host}: this is not a host name") from None
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while ")[0]
         remedy = _REMEDIES.get(error.errno or 0, "")

@@ -113,9 +113,18 @@ async def test_a_file_may_be_larger_than_other_bodies_and_has_a_limit_and_a_purp
     async with client(create_api(served(engine), limits, jobs=jobs).app) as http:
         assert (await upload(http, "nobody", b"x" * 2 * KB)).status_code == 200
         assert (await upload(http, "nobody", b"x" * 2 * KB * KB)).status_code == 413
-        files, wrong = {"file": ("a.jsonl", b"{}")}, {"purpose": "fine-tune"}
-        refused = await http.post("/v1/files", files=files, data=wrong)
-        assert (refused.status_code, error_of(refused)["param"]) == (400, "purpose")
+        files = {"file": ("a.jsonl", b"{}")}
+        for wrong in ("fine-tune", ["batch", "vision"]):
+            refused = await http.post("/v1/files", files=files, data={"purpose": wrong})
+            assert (refused.status_code, error_of(refused)["param"]) == (400, "purpose")
+
+
+async def test_an_upload_is_a_form(engine: FakeEngine, jobs: Jobs) -> None:
+    async with client(create_api(served(engine), OPTIONS, jobs=jobs).app) as http:
+        for sent in ({"json": {"purpose": "batch"}}, {"data": {"purpose": "batch"}}):
+            refused = await http.post("/v1/files", **sent)
+            assert refused.status_code == 400
+            assert "multipart/form-data" in error_of(refused)["message"]
 
 
 async def test_so_many_bytes_of_files_and_no_more(tmp_path: Path) -> None:

@@ -121,6 +121,9 @@ def test_wrong_options_are_named_in_one_line(arguments: str, said: str) -> None:
     ("content", "said"),
     [
         ("port = ", "cannot read "),
+        ('host = "a\\u0000b"', "has a null character"),
+        (f"x = {'[' * 5000}{']' * 5000}", "cannot read the settings: a value is nested too deeply"),
+        (f"tensor_place = ['{'(' * 5000}=CPU']", "cannot read the settings: a value is nested too deeply"),
         ("unknown_option = 1", "unknown option --unknown-option (from "),
         ("ctx_sise = 1", "unknown option --ctx-sise; did you mean --ctx-size? (from "),
         ("parallel = 1", "unknown option --parallel; did you mean --max-seqs? (from "),

@@ -251,6 +251,16 @@ def test_a_refused_handshake_is_not_an_error_of_the_server(server: ServerProcess
     assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
 
 
+def test_a_message_may_come_with_the_handshake(server: ServerProcess) -> None:
+    message = frame(1, BODY)
+    for cut in (0, 5, len(message)):
+        with connect(server) as sock:
+            sock.sendall(handshake() + message[:cut])
+            everything_until(sock, b"\r\n\r\n")
+            sock.sendall(message[cut:])
+            everything_until(sock, b'"done":true')
+
+
 def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:
     data = json.dumps({"prompt": "a", "max_tokens": 200, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data)

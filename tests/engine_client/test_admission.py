@@ -99,6 +99,17 @@ async def test_what_is_refused_leaves_nothing() -> None:
     story.admission.generate(FAKE_INFO, [request("f", priority=Priority.BATCH)])
 
 
+async def test_a_full_queue_has_room_for_the_share_of_another_account() -> None:
+    story = Story(max_queue=4)
+    for number in range(4):
+        story.admission.generate(FAKE_INFO, [request(f"a{number}", account="ann")])
+    for number in range(2):
+        story.admission.generate(FAKE_INFO, [request(f"b{number}", account="bob")])
+    for account in ("ann", "bob"):
+        with pytest.raises(QueueFull):
+            story.admission.generate(FAKE_INFO, [request("c", account=account)])
+
+
 async def test_a_call_is_ended_by_its_own_name_or_a_sequences_and_its_reader_is_told() -> None:
     story = Story()
     for name in ("a", "a/1"):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
+from anyio.lowlevel import checkpoint
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -25,12 +26,13 @@ class FullTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
+        self.has_failed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
     def is_closing(self) -> bool:
-        return False
+        return self.has_failed
 
     def pause_reading(self) -> None: ...
 
@@ -41,11 +43,15 @@ class FullTransport(asyncio.Transport):
     def abort(self) -> None: ...
 
 
+received: list[str] = []
+"""Types of the events that the application has taken."""
+
+
 async def accept(scope: Scope, receive: Receive, send: Send) -> None:
+    received.clear()
     await send({"type": "websocket.accept"})
-    received = [await receive()]
-    while received[-1]["type"] != "websocket.disconnect":
-        received.append(await receive())
+    while "websocket.disconnect" not in received:
+        received.append((await receive())["type"])
 
 
 @pytest.fixture
@@ -81,6 +87,37 @@ async def test_pongs_for_a_client_that_does_not_read_are_not_kept(
     socket.resume_writing()
     socket.data_received(frame(9, b"owed"))
     assert transport.written == b"\x8a\x04owed"
+    transport.has_failed = True
+    socket.data_received(frame(9, b"gone"))
+    assert transport.written == b"\x8a\x04owed"
+
+
+async def test_small_frames_are_read_in_turns_of_bounded_size(
+    opened: tuple[LimitedSocket, FullTransport],
+) -> None:
+    socket, transport = opened
+    assert isinstance(socket, asyncio.BufferedProtocol)
+    data = frame(9, b"a") * 10_000
+    while data:
+        buffer = socket.get_buffer(-1)
+        piece, data = data[: len(buffer)], data[len(buffer) :]
+        assert len(piece) <= 16 * 1024
+        buffer[: len(piece)] = piece
+        socket.buffer_updated(len(piece))
+    assert transport.written == b"\x8a\x01a" * 10_000
+
+
+async def test_others_get_their_turn_between_messages_that_wait(
+    opened: tuple[LimitedSocket, FullTransport],
+) -> None:
+    socket, _ = opened
+    num_before = len(received)
+    socket.data_received(frame(1, b"") * 100)
+    seen = set[int]()
+    while len(received) < num_before + 100:
+        await checkpoint()
+        seen.add(len(received))
+    assert len(seen) > 50
 
 
 @pytest.mark.parametrize("payload", [b"", b"?" * 125])

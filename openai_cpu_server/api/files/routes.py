@@ -506,9 +506,12 @@ async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIter
 
 
 def _purpose(form: FormData, *, is_needed: bool) -> FilePurpose:
-    for name in form:
+    names = [name for name, _ in form.multi_items()]
+    for name in names:
         if name not in _UPLOAD_FIELDS:
             raise errors.unknown_parameter(name)
+        if names.count(name) > 1:
+            raise errors.wrong(f"The form has '{name}' more than once.", name)
     purpose = form.get("purpose")
     if purpose is None and not is_needed:
         return FilePurpose.USER_DATA

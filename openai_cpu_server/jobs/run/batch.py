@@ -174,7 +174,7 @@ class BatchRun:
                 group.start_soon(self._row, row)
 
     async def _lines(self) -> AsyncIterator[list[InputLine]]:
-        splitter = LineSplitter()
+        splitter = LineSplitter(self._parts.options.max_line_bytes)
         async for part in self._parts.files.content(self._batch.input_file_id):
             yield await anyio.to_thread.run_sync(splitter.feed, part)
         yield splitter.end()

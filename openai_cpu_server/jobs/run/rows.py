@@ -21,30 +21,37 @@ class InputLine(msgspec.Struct, frozen=True):
 
 
 class LineSplitter:
-    """Blank lines are skipped, but counted."""
+    """Blank lines are skipped, but counted. Of a line that is too large, one byte too much is returned."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_line_bytes: int) -> None:
         self._number = 0
+        self._max_line_bytes = max_line_bytes
         self._open: list[bytes] = []
+        self._num_open = 0
 
     def feed(self, part: bytes) -> list[InputLine]:
         *ended, rest = part.split(b"\n")
         lines = []
         for piece in ended:
-            lines += self._line(b"".join([*self._open, piece]))
-            self._open = []
-        if rest:
-            self._open.append(rest)
+            self._add(piece)
+            lines += self._line()
+        self._add(rest)
         return lines
 
     def end(self) -> list[InputLine]:
-        return self._line(b"".join(self._open)) if self._open else []
+        return self._line() if self._open else []
 
-    def _line(self, content: bytes) -> list[InputLine]:
+    def _add(self, piece: bytes) -> None:
+        piece = piece[: self._max_line_bytes + 1 - self._num_open]
+        if piece:
+            self._open.append(piece)
+            self._num_open += len(piece)
+
+    def _line(self) -> list[InputLine]:
+        content, self._open, self._num_open = b"".join(self._open), [], 0
         self._number += 1
-        if self._number == 1:
-            content = content.removeprefix(_BOM)
-        content = content.strip()
+        if len(content) <= self._max_line_bytes:
+            content = (content.removeprefix(_BOM) if self._number == 1 else content).strip()
         return [InputLine(self._number, content)] if content else []
 
 

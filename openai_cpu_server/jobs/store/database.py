@@ -402,7 +402,7 @@ def _url(where: str) -> sa.URL:
         return sa.URL.create("sqlite", database=str(expanded_path(where)))
     try:
         url = sa.make_url(where)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise StartupError("--jobs-db is neither a path nor a database URL") from None
     if url.drivername in ("postgres", "postgresql"):
         return url.set(drivername="postgresql+psycopg")
