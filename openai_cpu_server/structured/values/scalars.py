@@ -344,7 +344,9 @@ def _excludes_zero(limit: nodes.Limit) -> bool:
 
 def _rounded(node: Node) -> Node:
     """Return a bound without digits that are too fine to be checked, of some fewer numbers."""
-    if not isinstance(node, nodes.Limit) or node.bound.value.as_tuple().exponent >= -numbers.MOST_BOUND_DIGITS:
+    if not isinstance(node, nodes.Limit):
+        return node
+    if int(node.bound.value.as_tuple().exponent) >= -numbers.MOST_BOUND_DIGITS:
         return node
     rounding = ROUND_FLOOR if node.is_upper else ROUND_CEILING
     value = node.bound.value.quantize(_FINEST, rounding, _EXACT)
