@@ -144,7 +144,7 @@ def _parameter(name: str, rule: str, schema: object, joined: JoinedSchema, *, is
 
 
 def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
-    """Return None if the schema is not a text, or if other scalars cannot be told from the choices."""
+    """Return None if the schema is not a text, or if a choice may look like another scalar."""
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return None
     keywords = schema.keys() - _NOTES
