@@ -323,6 +323,60 @@ def test_a_string_with_limits_is_json_in_its_tag() -> None:
     assert read(call.reader(), list(text % '"ab"')) == ("", "", [("f", {"a": "ab"})])
 
 
+KINDS = {"$defs": {"kind": {"type": "string", "enum": ["a", "b c"]}}}
+UNIONS = [
+    ({"type": ["string", "null"]}, ["Rome", "5", "true", '"x"', "", "nul", "{1}", None]),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["Rome", "-1.5", "n" * 400, " null", None]),
+    ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ["Rome", "5.5", "null", "05", 5, -7]),
+    ({"type": ["number", "boolean", "string"]}, ["Rome", "null", 5, -2.5e-07, True, False]),
+    ({"anyOf": [{"type": ["string", "number"]}, {"type": "null"}]}, ["Rome", "false", 1e300, None]),
+    ({"type": ["string", "null"], "enum": ["a", "b c", None]}, ["a", "b c", None]),
+    ({"anyOf": [{"enum": ["a", "b c"], "type": "string"}, {"type": "boolean"}]}, ["b c", True, False]),
+    ({"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "null"}], "default": None}, ["a", "b c", None]),
+    ({"$ref": "#/$defs/kind"}, ["a", "b c"]),
+]
+
+
+@pytest.mark.parametrize("form", SPLIT)
+@pytest.mark.parametrize(("schema", "values"), UNIONS)
+def test_a_string_beside_other_scalars_is_raw_where_strings_are(
+    form: str, schema: dict[str, object], values: list[object]
+) -> None:
+    whole = {"type": "object", "properties": {"a": schema}, "required": ["a"], **KINDS}
+    call = split(whole, form=form, strict=True)
+    for value in values:
+        text = TOOL_FORMATS[form].written([WrittenCall("f", {"a": value})])
+        assert accepts(call, PLAIN, text), text
+        for pieces in ([text], list(text)):
+            assert read(call.reader(), pieces) == ("", "", [("f", {"a": value})])
+    other = TOOL_FORMATS[form].written([WrittenCall("f", {"a": "c"})])
+    assert accepts(call, PLAIN, other) is ("Rome" in values)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "boolean"], "enum": ["a", True]},
+        {"type": ["string", "null"], "const": None},
+        {"type": ["string", "null"], "maxLength": 3},
+        {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "integer"}]},
+        {"oneOf": [{"type": "string"}, {"type": ["string", "null"]}]},
+        {"type": ["string", "array"]},
+        {"type": {}},
+        {"anyOf": {}},
+        {"anyOf": [{"type": "string"}, {"type": []}]},
+        {"$ref": "#/properties/a"},
+    ],
+)
+def test_other_schemas_with_strings_are_no_raw_text(schema: dict[str, object]) -> None:
+    try:
+        call = split({"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    except InvalidRequest:
+        return
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert not accepts(call, PLAIN, text % "x y")
+
+
 def test_references_of_a_parameter_lead_into_the_whole_schema() -> None:
     schema = {
         "$id": "https://example.org/f",

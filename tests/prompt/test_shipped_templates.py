@@ -167,7 +167,7 @@ def read(form: str, text: str, pieces: random.Random | None = None) -> list[tupl
             begin = found.start() if found else -1
         if begin < 0:
             continue
-        reader, output = kind.reader({"weather": frozenset({"city"}), "now": frozenset()}), turn[begin:]
+        reader, output = kind.reader({"weather": {"city": frozenset()}, "now": {}}), turn[begin:]
         parts = [x for piece in (cut(output, pieces) if pieces else [output]) for x in reader.feed(piece)]
         for part in [*parts, *reader.finish()]:
             if isinstance(part, CallBegin):

@@ -23,7 +23,7 @@ from openai_cpu_server.prompt.tool_formats import (
 
 def read(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Content, and calls as (name, arguments)."""
-    reader = TOOL_FORMATS[form].reader({"weather": frozenset({"city"})})
+    reader = TOOL_FORMATS[form].reader({"weather": {"city": frozenset()}})
     parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
     content, calls = "", list[tuple[str, str]]()
     for part in parts:

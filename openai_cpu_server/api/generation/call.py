@@ -67,7 +67,7 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     at_start: bool = False
     """True if calls can only begin the output, so that content may contain their marker."""
 
-    functions: Mapping[str, frozenset[str]] = {}
+    functions: Mapping[str, Mapping[str, frozenset[str]]] = {}
     """Parameters that stand in the output as raw text, by callable function."""
     schemas: Mapping[str, JsonObject] = {}
     """Schemas of parameters, by callable function."""

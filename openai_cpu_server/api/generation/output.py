@@ -60,6 +60,8 @@ _SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProper
 """Keywords of an object's schema that keep their meaning if properties are handled one by one."""
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
+_SCALARS = ("null", "boolean", "number", "integer")
+_MOST_REFERENCES = 8
 _MOST_CHOICES = 200
 _WAYS = ("anyOf", "oneOf", "then", "else")
 """Keywords whose schemas may or may not hold."""
@@ -127,27 +129,62 @@ class JoinedSchema:
         return InvalidRequest(message, param=f"{path}.{keyword}", code="invalid_schema")
 
 
-def _parameter(name: str, rule: str, schema: object, *, is_required: bool) -> Parameter:
-    choices = _choices(schema)
-    return Parameter(
-        name,
-        is_required=is_required,
-        rule=rule,
-        is_text=choices is not None,
-        choices=choices or (),
-    )
+class _Text(msgspec.Struct, frozen=True):
+    """Some strings, and all values of other types."""
+
+    choices: tuple[str, ...] = ()
+    """Strings, or () for any string."""
+    others: frozenset[str] = frozenset()
 
 
-def _choices(schema: object) -> tuple[str, ...] | None:
-    """Return the strings that the schema allows, () for any string, or None for another schema."""
-    if not isinstance(schema, dict) or schema.get("type") != "string" or schema.keys() - _TEXT:
+def _parameter(name: str, rule: str, schema: object, joined: JoinedSchema, *, is_required: bool) -> Parameter:
+    text = _text_of(schema, joined)
+    found = text or _Text()
+    return Parameter(name, is_required, rule, text is not None, found.choices, found.others)
+
+
+def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
+    """Return None if the schema is not a text, or if a choice may look like another scalar."""
+    if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return None
-    listed = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    if not isinstance(listed, list) or {"const", "enum"} <= schema.keys():
+    keywords = schema.keys() - _NOTES
+    reference = str(schema.get("$ref"))
+    if keywords == {"$ref"} and reference.startswith("#") and "$id" not in schema:
+        return _text_of(joined.at(urllib.parse.unquote(reference)[1:]), joined, depth + 1)
+    if keywords in ({"anyOf"}, {"oneOf"}):
+        ways = schema.get("anyOf", schema.get("oneOf"))
+        found = _joined_text(ways, joined, depth) if isinstance(ways, list) else None
+    else:
+        found = _own_text(schema) if keywords <= _TEXT else None
+    return None if found is None or (found.choices and found.others - {"null", "boolean"}) else found
+
+
+def _joined_text(ways: list[object], joined: JoinedSchema, depth: int) -> _Text | None:
+    texts = [text for each in ways if (text := _text_of(each, joined, depth + 1)) is not None]
+    bare = [each for each in ways if isinstance(each, dict) and each.keys() - _NOTES == {"type"}]
+    others = [each["type"] for each in bare if each["type"] in _SCALARS]
+    if len(texts) != 1 or len(others) + 1 != len(ways):
         return None
-    texts = tuple(value for value in listed if isinstance(value, str))
-    is_plain = len(texts) == len(listed) <= _MOST_CHOICES and "" not in texts
-    return texts if is_plain and ("enum" not in schema or texts) else None
+    found = [*others, *texts[0].others]
+    is_exclusive = len(set(found)) == len(found) and not {"number", "integer"} <= set(found)
+    return _Text(texts[0].choices, frozenset(found)) if is_exclusive else None
+
+
+def _own_text(schema: JsonObject) -> _Text | None:
+    named = schema.get("type")
+    types = set(map(str, named)) if isinstance(named, list) else {str(named)}
+    others = types - {"string"}
+    if "string" not in types or others.difference(_SCALARS) or {"const", "enum"} <= schema.keys():
+        return None
+    if schema.keys().isdisjoint({"const", "enum"}):
+        return _Text(others=frozenset(others))
+    listed = [schema["const"]] if "const" in schema else schema["enum"]
+    if not isinstance(listed, list) or others - {"null"}:
+        return None
+    choices = tuple(value for value in listed if isinstance(value, str))
+    has_null = None in listed and "null" in others
+    is_plain = 0 < len(choices) == len(listed) - has_null <= _MOST_CHOICES and "" not in choices
+    return _Text(choices, frozenset({"null"} if has_null else ())) if is_plain else None
 
 
 _MOST_SHARES = 3.0
@@ -301,7 +338,7 @@ class ToolOutputs:
                 values=self._form.value_spelling(self._spelling),
             )
             own = joined.at(pointer) if pointer else {}
-            parameters.append(_parameter(name, part, own, is_required=name in joined.required))
+            parameters.append(_parameter(name, part, own, joined, is_required=name in joined.required))
             parts[part] = grammar.rules
             unenforced += grammar.unenforced
             share += grammar.share

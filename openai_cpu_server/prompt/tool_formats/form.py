@@ -150,10 +150,10 @@ class ToolFormat(msgspec.Struct, frozen=True):
         """Spelling of arguments that are not raw text."""
         return JSON_VALUES if self.parameters is None else self.parameters.value_spelling(spelling)
 
-    def raw_parameters(self, callee: Callee) -> frozenset[str]:
+    def raw_parameters(self, callee: Callee) -> Mapping[str, frozenset[str]]:
         if self.parameters is None:
-            return frozenset()
-        return frozenset(x.name for x in callee.parameters if self.parameters.is_raw(x))
+            return {}
+        return {x.name: x.others for x in callee.parameters if self.parameters.is_raw(x)}
 
     # Text
 

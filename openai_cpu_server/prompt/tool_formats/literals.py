@@ -32,6 +32,37 @@ class RawTextReader:
         return begin + _escaped(content) + ('"' if found else ""), rest, bool(found)
 
 
+_LONGEST_SCALAR = 64
+
+
+class TextOrScalarReader:
+    """Raw text, or another scalar of these types if the whole text is one."""
+
+    def __init__(self, end: str, types: frozenset[str]) -> None:
+        self._end = end
+        self._types = types
+        self._text = RawTextReader(end)
+        self._is_text = False
+
+    def read(self, text: str) -> Read:
+        if not self._is_text:
+            content, found, rest = text.partition(self._end)
+            if not found and len(text) <= _LONGEST_SCALAR + len(self._end):
+                return "", text, False
+            if len(content) <= _LONGEST_SCALAR and (scalar := _scalar_of(content, self._types)) is not None:
+                return scalar, rest, True
+            self._is_text = True
+        return self._text.read(text)
+
+
+def _scalar_of(text: str, types: frozenset[str]) -> str | None:
+    word = _WORDS.get(text, text)
+    if not _JSON_SCALAR.fullmatch(word):
+        return None
+    is_integer = "integer" in types and word.lstrip("-").isdecimal()
+    return word if is_integer or _type_of(word) in types else None
+
+
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _JSON_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _OTHER_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -237,8 +268,9 @@ def _joined(parts: Sequence[tuple[str, str]], text: str, types: frozenset[str]) 
         if "array" in types and all(name == "item" for name, _ in parts):
             return f"[{','.join(value for _, value in parts)}]"
         return f"{{{','.join(f'{to_json(name)}:{value}' for name, value in parts)}}}"
-    literal, _, is_done = LiteralReader(("", ""), "\0").read(text.strip() + "\0")
-    is_value = is_done and text.strip() != "" and (literal[0] != '"' or text.lstrip()[0] in "'\"")
+    literal, rest, is_done = LiteralReader(("", ""), "\0").read(text.strip() + "\0")
+    is_whole = is_done and rest == "\0" and text.strip() != ""
+    is_value = is_whole and (literal[0] != '"' or text.lstrip()[0] in "'\"")
     if is_value and (types == ALL_TYPES or _type_of(literal) in types):
         return literal
     if "string" in types:

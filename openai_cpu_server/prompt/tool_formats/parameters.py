@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from openai_cpu_server.contract.grammar import Notation, ValueSpelling
 from openai_cpu_server.prompt.template import to_json
@@ -14,6 +15,7 @@ from openai_cpu_server.prompt.tool_formats.literals import (
     JsonSchema,
     LiteralReader,
     RawTextReader,
+    TextOrScalarReader,
     ValueSchema,
     json_type,
     notated,
@@ -34,6 +36,7 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
 )
 from openai_cpu_server.prompt.tool_formats.reader import Parameter, RawNames
 
+_WORDS = {"null": ("null", "None"), "boolean": ("true", "false", "True", "False")}
 _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 
 
@@ -61,7 +64,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
     def is_raw(self, parameter: Parameter) -> bool:
         """Return True if the value is raw text, and no choice resembles its end."""
-        if not parameter.is_text:
+        if not parameter.is_text or (parameter.others and self.raw_begin):
             return False
         forbidden: tuple[str, ...] = (self.raw_end, self.raw_end.strip())
         if self.is_python:
@@ -101,9 +104,13 @@ class Parameters(msgspec.Struct, frozen=True):
         """Return the expression of all parameters, and rules whose names begin with `stem`."""
         rules = []
         for i, each in enumerate(parameters):
-            begins = dict.fromkeys(spelling.gbnf(begin, each.name) for begin in self._begins(each))
-            rules.append(f"{stem}-key-{i} ::= {' | '.join(begins)}")
-            rules.append(f"{stem}-{i} ::= {self._one(each, spelling, f'{stem}-key-{i}')}")
+            ways = []
+            for way, one in enumerate(self._ways(each)):
+                key = f"{stem}-key-{i}-{way}"
+                begins = dict.fromkeys(spelling.gbnf(begin, each.name) for begin in self._begins(one))
+                rules.append(f"{key} ::= {' | '.join(begins)}")
+                ways.append(self._one(one, spelling, key))
+            rules.append(f"{stem}-{i} ::= {' | '.join(ways)}")
         between = spelling.gbnf(self.between)
         if in_any_order and parameters:
             return f"{stem}-of-0", rules + _in_any_order(parameters, between, stem)
@@ -119,12 +126,19 @@ class Parameters(msgspec.Struct, frozen=True):
             rules += [f"{first} ::= {alone}", f"{rest} ::= {more} {after}".strip()]
         return first, rules
 
+    def _ways(self, parameter: Parameter) -> list[Parameter]:
+        """Separate a string from other types if words in `begin` distinguish them."""
+        if not (self.kinds and parameter.others and self.is_raw(parameter)):
+            return [parameter]
+        return [replace(parameter, others=frozenset()), replace(parameter, is_text=False)]
+
     def _begins(self, parameter: Parameter) -> list[Pattern]:
         if not self.kinds:
             return [self.begin]
         if self.is_raw(parameter):
             return [self._begin("string")]
-        return [self._begin(kind) for kind in self.kinds if kind != "string"]
+        kinds = {"number" if kind == "integer" else kind for kind in parameter.others} or self.kinds
+        return [self._begin(kind) for kind in self.kinds if kind != "string" and kind in kinds]
 
     def _begin(self, kind: str) -> Pattern:
         word = self.kinds.get(kind, "")
@@ -137,7 +151,8 @@ class Parameters(msgspec.Struct, frozen=True):
         if not self.is_raw(parameter):
             return f"{begin} {plain} {behind}".strip()
         if parameter.choices:
-            choices = " | ".join(quoted(choice) if choice else '""' for choice in parameter.choices)
+            words = [word for kind in parameter.others for word in _WORDS[kind]]
+            choices = " | ".join(map(quoted, dict.fromkeys((*parameter.choices, *words))))
             raw = f"({choices}) {spelling.literal(self.raw_end)}"
         elif parameter.is_ruled:
             raw = f"{parameter.rule} {spelling.literal(self.raw_end)}"
@@ -205,7 +220,7 @@ class ParameterScanner:
         self._schemas = schemas
         self._waiting = ""
         self._call: str | None = None
-        self._value: RawTextReader | LiteralReader | ElementsReader | None = None
+        self._value: RawTextReader | TextOrScalarReader | LiteralReader | ElementsReader | None = None
         self._key: re.Match[str] | None = None
         """Beginning of a parameter whose value has not begun."""
         self._num_parameters = 0
@@ -267,8 +282,9 @@ class ParameterScanner:
         if layout.raw_begin:
             marks = ("", "") if layout.is_python else (layout.raw_begin, layout.raw_end)
             self._value = LiteralReader(marks, "")
-        elif self._is_raw(key, self._raw.get(self._call, frozenset())):
-            self._value = RawTextReader(end)
+        elif self._is_raw(key, raw := self._raw.get(self._call, {})):
+            types = frozenset() if layout.kinds or is_wrapped else raw[key["name"]]
+            self._value = TextOrScalarReader(end, types) if types else RawTextReader(end)
         elif layout.nesting:
             root = self._schemas.get(self._call, {})
             self._value = ElementsReader(layout.nesting, ValueSchema(root, [root]).inner(key["name"]))
@@ -276,7 +292,7 @@ class ParameterScanner:
             self._value = LiteralReader(("", ""), end)
         return []
 
-    def _is_raw(self, key: re.Match[str], raw: frozenset[str]) -> bool:
+    def _is_raw(self, key: re.Match[str], raw: Mapping[str, frozenset[str]]) -> bool:
         kinds = self._layout.kinds
         return key["kind"] == kinds["string"] if kinds else key["name"] in raw
 

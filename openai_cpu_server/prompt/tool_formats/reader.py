@@ -159,8 +159,8 @@ class ToolReader:
         return [Content(rest)] if rest else []
 
 
-RawNames = Mapping[str, frozenset[str]]
-"""Parameters written as raw text, by function. {} allows any function."""
+RawNames = Mapping[str, Mapping[str, frozenset[str]]]
+"""Parameters written as raw text, each with its other types, by function. {} allows any function."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -171,6 +171,8 @@ class Parameter(msgspec.Struct, frozen=True):
     is_text: bool = False
     """True for any string, or one of `choices`, which may be written raw."""
     choices: tuple[str, ...] = ()
+    others: frozenset[str] = frozenset()
+    """Types of JSON Schema that the value may have in place of a string."""
     is_ruled: bool = False
     """True if `rule` is that of the raw text."""
 

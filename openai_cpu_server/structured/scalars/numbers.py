@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 import msgspec
@@ -27,6 +28,8 @@ from openai_cpu_server.structured.languages.lengths import bounded
 
 _MOST_DIGITS = 20
 """Enough for 64 bits and for doubles. A model may write digits without end, and truncated JSON is invalid."""
+MOST_BOUND_DIGITS = 40
+"""Digits of a bound, before its point or behind it, that are checked one by one."""
 DIGIT = Chars(DIGITS)
 NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
@@ -46,13 +49,13 @@ def integers_between(low: int | None, high: int | None) -> Expr:
 
 def _naturals(low: int, high: int | None) -> Expr:
     shortest = len(str(low))
-    if high is None:
-        longer = seq(NONZERO, repeat(DIGIT, shortest, max(shortest, _MOST_DIGITS - 1)))
-        return alt(_same_length(str(low), "9" * shortest), longer)
+    high = 10 ** max(shortest + 1, _MOST_DIGITS) - 1 if high is None else high
     longest = len(str(high))
     if shortest == longest:
         return _same_length(str(low), str(high))
     first = _same_length(str(low), "9" * shortest)
+    if high == 10**longest - 1:
+        return alt(first, seq(NONZERO, repeat(DIGIT, shortest, longest - 1)))
     last = _same_length("1" + "0" * (longest - 1), str(high))
     if longest - shortest == 1:
         return alt(first, last)
@@ -81,21 +84,87 @@ def _same_length(low: str, high: str) -> Expr:
 
 _MINUS = literal("-")
 _POINT = literal(".")
+
+
+class Bound(msgspec.Struct, frozen=True):
+    value: Decimal
+    is_open: bool
+
+
+class Decimals(msgspec.Struct, frozen=True):
+    """Numbers without an exponent, so that bounds can be checked."""
+
+    whole_digits: int = _MOST_DIGITS
+    fraction_digits: int = _MOST_DIGITS
+
+    @property
+    def whole(self) -> Expr:
+        return alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, self.whole_digits - 1)))
+
+    @property
+    def fraction(self) -> Expr:
+        return seq(_POINT, repeat(DIGIT, 1, self.fraction_digits))
+
+    @property
+    def integers(self) -> Expr:
+        return seq(optional(_MINUS), self.whole)
+
+    @property
+    def all(self) -> Expr:
+        return seq(optional(_MINUS), self._all_positive)
+
+    def at_least(self, bound: Bound) -> Expr:
+        value, is_open = bound.value, bound.is_open
+        if value < 0 or (value == 0 and not is_open):
+            below = self._up_to(value.copy_abs(), is_open) if value < 0 else NOTHING
+            return alt(self._all_positive, seq(_MINUS, below))
+        return self._from(value, is_open)
+
+    def at_most(self, bound: Bound) -> Expr:
+        value, is_open = bound.value, bound.is_open
+        if value < 0 or (value == 0 and is_open):
+            return seq(_MINUS, self._from(value.copy_abs(), is_open))
+        return alt(self._up_to(value, is_open), seq(_MINUS, self._all_positive))
+
+    @property
+    def _all_positive(self) -> Expr:
+        return seq(self.whole, optional(self.fraction))
+
+    def _limited_fraction(self, bound: Decimal) -> Expr:
+        """Beside an open bound, more digits than a double has would round to the bound."""
+        half_step = Decimal(math.ulp(float(bound))) / 2
+        room = min(-half_step.adjusted() - 1, self.fraction_digits)
+        return seq(_POINT, repeat(DIGIT, 1, room)) if room > 0 else _ZEROS
+
+    def _from(self, value: Decimal, is_open: bool) -> Expr:
+        whole, fraction = _parts(value)
+        tail = self._limited_fraction(value) if is_open else self.fraction
+        above = seq(integers_between(int(whole) + 1, 10**self.whole_digits - 1), optional(tail))
+        return alt(above, seq(literal(whole), _fraction_from(fraction, is_open, tail)))
+
+    def _up_to(self, value: Decimal, is_open: bool) -> Expr:
+        whole, fraction = _parts(value)
+        tail = self._limited_fraction(value) if is_open else self.fraction
+        below = integers_between(0, int(whole) - 1) if whole != "0" else NOTHING
+        far = 10 ** (len(whole) - 2) - 1 if is_open and len(whole) > 2 else None
+        far_below = NOTHING if far is None else seq(integers_between(0, far), optional(self.fraction))
+        nearest = seq(literal(whole), _fraction_up_to(fraction, is_open, tail))
+        return alt(far_below, seq(below, optional(tail)), nearest)
+
+
+_DECIMALS = Decimals()
 _SOME_DIGITS = repeat(DIGIT, 0, _MOST_DIGITS)
 _SOME_ZEROS = repeat(literal("0"), 0, _MOST_DIGITS)
-WHOLE = alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, _MOST_DIGITS - 1)))
-_FRACTION = seq(_POINT, repeat(DIGIT, 1, _MOST_DIGITS))
 _ZEROS = seq(_POINT, repeat(literal("0"), 1, _MOST_DIGITS))
 _E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
 _EXPONENT = seq(_E, repeat(DIGIT, 1, 3))
-INTEGER = seq(optional(_MINUS), WHOLE)
-PLAIN = seq(INTEGER, optional(_FRACTION))
-"""Without an exponent, so that bounds can be checked."""
+INTEGER = _DECIMALS.integers
+PLAIN = _DECIMALS.all
 _ANY_WHOLE = seq(optional(_MINUS), alt(literal("0"), seq(NONZERO, star(DIGIT))))
 UNCOUNTED = (_ANY_WHOLE, seq(_ANY_WHOLE, optional(seq(_POINT, repeat(DIGIT, 1, None)))))
 """With any number of digits, for automata that count already."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
-NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
+NOT_NEGATIVE = seq(_DECIMALS.whole, optional(_DECIMALS.fraction), optional(_EXPONENT))
 SMALL = seq(
     NONZERO,
     optional(seq(_POINT, repeat(DIGIT, 1, 14))),
@@ -111,34 +180,14 @@ _UP_TO_307 = alt(seq(literal("29"), DIGIT), seq(literal("30"), Chars(CharSet.cha
 FINITE = alt(
     seq(
         alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 14))),
-        optional(_FRACTION),
+        optional(_DECIMALS.fraction),
         optional(seq(_E, _UP_TO_289)),
     ),
-    seq(NONZERO, optional(_FRACTION), _E, _UP_TO_307),
+    seq(NONZERO, optional(_DECIMALS.fraction), _E, _UP_TO_307),
 )
 """Numbers without a sign that are finite as doubles."""
 _PRECISION = 15
-"""Decimal digits that a double keeps. With more, 4.99...9 would be read as 5."""
-
-
-class Bound(msgspec.Struct, frozen=True):
-    value: Decimal
-    is_open: bool
-
-
-def at_least(bound: Bound) -> Expr:
-    value, is_open = bound.value, bound.is_open
-    if value < 0 or (value == 0 and not is_open):
-        below = _up_to(value.copy_abs(), is_open) if value < 0 else NOTHING
-        return alt(_all_positive(is_open), seq(_MINUS, below))
-    return _from(value, is_open)
-
-
-def at_most(bound: Bound) -> Expr:
-    value, is_open = bound.value, bound.is_open
-    if value < 0 or (value == 0 and is_open):
-        return seq(_MINUS, _from(value.copy_abs(), is_open))
-    return alt(_up_to(value, is_open), seq(_MINUS, _all_positive(is_open)))
+"""Decimal digits that a double keeps."""
 
 
 def equal_to(value: Decimal) -> Expr:
@@ -166,31 +215,18 @@ def round_numbers(zeros: int) -> Expr:
 
 def fractional() -> Expr:
     """Numbers that are not integers, even rounded to a double."""
-    whole = alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 8)))
     digits = seq(star(DIGIT), NONZERO, star(DIGIT))
-    return seq(optional(_MINUS), whole, _POINT, bounded(digits, 1, _PRECISION - 9))
+    usual = seq(alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 8))), _POINT, bounded(digits, 1, 6))
+    large = [
+        seq(NONZERO, repeat(DIGIT, n - 1, n - 1), _POINT, bounded(digits, 1, max(_PRECISION - n, 1)))
+        for n in range(10, _PRECISION + 1)
+    ]
+    return seq(optional(_MINUS), alt(usual, *large))
 
 
 def _parts(value: Decimal) -> tuple[str, str]:
     whole, _, fraction = f"{value.copy_abs():f}".partition(".")
     return whole.lstrip("0") or "0", fraction.rstrip("0")
-
-
-def _all_positive(is_open: bool) -> Expr:
-    return seq(WHOLE, optional(_limited_fraction(1) if is_open else _FRACTION))
-
-
-def _limited_fraction(digits_before: int) -> Expr:
-    """Beside an open bound, more digits than a double has would round to the bound."""
-    room = _PRECISION - digits_before
-    return seq(_POINT, repeat(DIGIT, 1, room)) if room > 0 else _ZEROS
-
-
-def _from(value: Decimal, is_open: bool) -> Expr:
-    whole, fraction = _parts(value)
-    tail = _limited_fraction(len(whole)) if is_open else _FRACTION
-    above = seq(integers_between(int(whole) + 1, None), optional(tail))
-    return alt(above, seq(literal(whole), _fraction_from(fraction, is_open, tail)))
 
 
 def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
@@ -201,17 +237,6 @@ def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
     more = seq(equal, star(DIGIT), NONZERO, star(DIGIT)) if is_open else seq(equal, _SOME_DIGITS)
     found = seq(_POINT, alt(over, more))
     return both(found, tail) if is_open else found
-
-
-def _up_to(value: Decimal, is_open: bool) -> Expr:
-    whole, fraction = _parts(value)
-    tail = _limited_fraction(len(whole)) if is_open else _FRACTION
-    below = integers_between(0, int(whole) - 1) if whole != "0" else NOTHING
-    far = 10 ** (len(whole) - 2) - 1 if is_open and len(whole) > 2 else None
-    far_below = NOTHING if far is None else seq(integers_between(0, far), optional(_FRACTION))
-    return alt(
-        far_below, seq(below, optional(tail)), seq(literal(whole), _fraction_up_to(fraction, is_open, tail))
-    )
 
 
 def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:

@@ -6,7 +6,8 @@ import functools
 import math
 import sys
 from collections.abc import Mapping
-from decimal import Decimal
+from dataclasses import replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 from openai_cpu_server.structured.languages.automaton import Deriver
@@ -39,7 +40,7 @@ from openai_cpu_server.structured.scalars.regex import (
     search_language,
 )
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.nodes import JsonKind, NodeTable
+from openai_cpu_server.structured.schema.nodes import JsonKind, Node, NodeTable
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import JsonText, plain_text
 
@@ -191,6 +192,7 @@ def _without_texts(language: Expr) -> tuple[Expr, list[str]]:
 _LARGEST_MODULUS = 1_000
 _MOST_COUNTED = 32
 """Remainders that fit into the limit of states, times twice 20 digits."""
+_USUAL_DIGITS = 40
 _MOST_MULTIPLES = 1_500
 _MOST_REMAINDERS = 4_096
 """Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
@@ -215,19 +217,42 @@ class NumberLanguages:
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
+        if _is_empty_range(within):
+            return NOTHING
         if not within:
             return seq(optional(literal("-")), numbers.FINITE) if branch else numbers.NUMBER
         if all(f.node == _NOT_NEGATIVE for f in within):
             return numbers.NOT_NEGATIVE if within == branch else numbers.FINITE
-        if _is_integer_range(within):
-            return numbers.integers_between(*_integer_bounds(within))
-        listed = _listed_multiples(within)
+        near = self._within_digits(within)
+        if _is_integer_range(near):
+            return numbers.integers_between(*_integer_bounds(near))
+        listed = _listed_multiples(near)
         if listed is not None:
             return alt(*(literal(str(x)) for x in listed))
-        plain = [self._part(f) for f in within if not isinstance(f.node, nodes.Integer)]
-        if len(plain) > 1 or not _is_range(within):
-            plain.append(_base(within, *_widths(plain)))
-        return alt(both(*plain), _small(within))
+        decimals = _decimals(near)
+        plain = [self._part(f, decimals) for f in near if not isinstance(f.node, nodes.Integer)]
+        if not near or not _is_range(near):
+            plain.append(_base(near, *_widths(plain, decimals)))
+        return alt(both(*plain), _small(near))
+
+    def _within_digits(self, branch: Branch) -> Branch:
+        """Return the facts without bounds that no written number reaches. Refuse those that none fits."""
+        near = tuple(f for f in branch if not (isinstance(f.node, nodes.Limit) and _is_far(f.node)))
+        for fact in branch:
+            if isinstance(fact.node, nodes.Limit) and fact not in near and _excludes_zero(fact.node):
+                self._refuse_bound(fact)
+        rounded = tuple(replace(f, node=_rounded(f.node)) for f in near)
+        if _is_empty_range(rounded) and not _is_empty_range(near):
+            fine = [old for old, new in zip(near, rounded, strict=True) if old.node != new.node]
+            for fact in fine:
+                self._refuse_bound(fact)
+            return tuple(f for f in near if f not in fine)
+        return rounded
+
+    def _refuse_bound(self, fact: Fact) -> None:
+        path, keyword = self._table.place(fact.number)
+        reason = f"takes numbers of more than {numbers.MOST_BOUND_DIGITS} digits, which cannot be enforced"
+        self._report.refuse(path, keyword, reason)
 
     def multiples(self, branch: Branch) -> Expr | None:
         """Return multiples that llguidance counts, or None if an automaton does."""
@@ -264,10 +289,10 @@ class NumberLanguages:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
         return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
 
-    def _part(self, fact: Fact) -> Expr:
+    def _part(self, fact: Fact, decimals: numbers.Decimals) -> Expr:
         node = fact.node
         if isinstance(node, nodes.Limit):
-            return numbers.at_most(node.bound) if node.is_upper else numbers.at_least(node.bound)
+            return decimals.at_most(node.bound) if node.is_upper else decimals.at_least(node.bound)
         if isinstance(node, nodes.MultipleOf):
             found = self._multiples(fact, node.step)
         else:
@@ -276,8 +301,9 @@ class NumberLanguages:
         return found if fact.is_true else negate(found)
 
     def _multiples(self, fact: Fact, step: Decimal) -> Expr:
-        if step == step.to_integral_value() and str(int(step)).strip("0") == "1":
-            return numbers.round_numbers(len(str(int(step))) - 1)
+        zeros = step.adjusted()
+        if step == Decimal(10) ** zeros and 0 <= zeros <= numbers.MOST_BOUND_DIGITS:
+            return numbers.round_numbers(zeros)
         digits = -min(int(step.as_tuple().exponent), 0)
         if digits <= 20 and step.scaleb(digits) <= _LARGEST_MODULUS:
             return numbers.multiple_of(step)
@@ -302,6 +328,48 @@ def _is_beyond_doubles(fact: Fact) -> bool:
         return False
     value = node.bound.value
     return value >= _LARGEST_DOUBLE if node.is_upper else value <= -_LARGEST_DOUBLE
+
+
+_FINEST = Decimal(1).scaleb(-numbers.MOST_BOUND_DIGITS)
+_EXACT = Context(prec=2 * numbers.MOST_BOUND_DIGITS + 2)
+
+
+def _is_far(limit: nodes.Limit) -> bool:
+    return limit.bound.value.adjusted() >= numbers.MOST_BOUND_DIGITS
+
+
+def _excludes_zero(limit: nodes.Limit) -> bool:
+    return limit.bound.value < 0 if limit.is_upper else limit.bound.value > 0
+
+
+def _rounded(node: Node) -> Node:
+    """Return a bound without digits that are too fine to be checked, of some fewer numbers."""
+    if not isinstance(node, nodes.Limit):
+        return node
+    if int(node.bound.value.as_tuple().exponent) >= -numbers.MOST_BOUND_DIGITS:
+        return node
+    rounding = ROUND_FLOOR if node.is_upper else ROUND_CEILING
+    value = node.bound.value.quantize(_FINEST, rounding, _EXACT)
+    return nodes.Limit(numbers.Bound(value, is_open=False), node.is_upper)
+
+
+def _is_empty_range(branch: Branch) -> bool:
+    lows, highs = _bounds(branch)
+    return any(
+        low.value > high.value or (low.value == high.value and (low.is_open or high.is_open))
+        for low in lows
+        for high in highs
+    )
+
+
+def _decimals(branch: Branch) -> numbers.Decimals:
+    """Return numbers that are long enough for the bounds and for a multiple behind them."""
+    least = numbers.Decimals()
+    bounds = [f.node.bound.value for f in branch if isinstance(f.node, nodes.Limit)]
+    steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf)]
+    whole = 2 + max([0, *(x.adjusted() for x in bounds)]) + sum(x.adjusted() + 1 for x in steps if x > 1)
+    fraction = 1 + max([0, *(-int(x.as_tuple().exponent) for x in bounds)])
+    return numbers.Decimals(max(whole, least.whole_digits), max(fraction, least.fraction_digits))
 
 
 def _is_range(branch: Branch) -> bool:
@@ -371,10 +439,12 @@ def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
     return whole if integer[0].is_true else numbers.fractional()
 
 
-def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
+def _widths(parts: list[Expr], decimals: numbers.Decimals) -> tuple[Expr, Expr]:
     """Digits are counted unless that takes too many states, one for each remainder and number of digits."""
     remainders = math.prod({x.modulus for x in every_expression(parts) if isinstance(x, Residue)})
-    return (numbers.INTEGER, numbers.PLAIN) if remainders <= _MOST_COUNTED else numbers.UNCOUNTED
+    num_digits = decimals.whole_digits + decimals.fraction_digits
+    is_counted = remainders * num_digits <= _MOST_COUNTED * _USUAL_DIGITS
+    return (decimals.integers, decimals.all) if is_counted else numbers.UNCOUNTED
 
 
 def _holds(fact: Fact, value: Decimal) -> bool:
