@@ -1,4 +1,4 @@
-"""Products by tiles of bf16 and of bytes, emulated where the CPU has none, against exact products and against each other."""
+"""Products by tiles, emulated where the CPU has none, against exact products and against each other."""
 
 from __future__ import annotations
 
