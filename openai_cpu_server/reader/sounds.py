@@ -40,6 +40,8 @@ _DEMUXERS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,asf,au,caf,flac,loas,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav,w64"
 )
 """FFmpeg's other formats include lists that name further files."""
+_LEAST_RATE = 1000
+"""No device records fewer samples a second, and one frame of them would be hours."""
 
 
 def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
@@ -163,13 +165,17 @@ def _by_av(data: bytes, rate: int) -> Iterator[np.ndarray]:
 
 
 def _frames(av: Any, container: Any) -> Iterator[Any]:
-    """Skip damaged packets, as players do."""
+    """Skip damaged packets, as players do. Raises InvalidRequest."""
     for packet in container.demux(container.streams.audio[0]):
         try:
             frames = packet.decode()
         except av.error.InvalidDataError:
             continue
-        yield from frames
+        for frame in frames:
+            if frame.sample_rate < _LEAST_RATE:
+                message = f"it has {frame.sample_rate} samples a second, and needs at least {_LEAST_RATE}"
+                raise InvalidRequest(message, code=_NO_SOUND)
+            yield frame
 
 
 def _unknown(names: tuple[str, ...], more: str) -> InvalidRequest:

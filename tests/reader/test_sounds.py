@@ -98,6 +98,13 @@ def test_what_is_hardly_a_sound_is_refused(data: bytes) -> None:
     assert refusal.value.code == "invalid_audio"
 
 
+def test_a_rate_at_which_a_frame_lasts_for_hours_is_refused_before_it_is_resampled() -> None:
+    data = encoded("aiff", "pcm_s16be", 44_100)
+    rate = data.index(b"COMM") + 16
+    with pytest.raises(InvalidRequest, match="1 samples a second, and needs at least 1000"):
+        heard(data[:rate] + b"\x3f\xff\x80".ljust(10, b"\0") + data[rate + 10 :])
+
+
 def test_a_film_without_sound_is_refused() -> None:
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
