@@ -272,8 +272,9 @@ async def is_drafted_for_after_a_restart(engine: EngineClient, seen: Comparison)
 
 
 _DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
-_LIBRARIES = Path(sysconfig.get_path("platlib")) / "lib"
-"""Those of llama-cpp-python's wheel, the parts that only llama.cpp's own programs use among them."""
+_LIBRARIES = Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib"
+_COMMON = ("common", "json", "log")
+"""Parts of llama.cpp's own programs that the generator uses; the wheel does not have them."""
 _SEED = "1"
 
 
@@ -282,9 +283,11 @@ def _generate(llama_cpp: Path, target: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     includes = [f"-I{llama_cpp / part}" for part in ("include", "common", "ggml/include", "src", "vendor")]
     libraries = [f"-L{_LIBRARIES}", f"-Wl,-rpath,{_LIBRARIES}"]
-    libraries += [f"-l{name}" for name in ("llama-common", "llama", "ggml", "ggml-base")]
-    source = str(llama_cpp / "tests" / "test-llama-archs.cpp")
-    run([*compiler, "-std=c++17", "-O1", "-w", source, *includes, "-o", str(generator), *libraries])
+    libraries += ["-lllama", "-lggml", "-lggml-base", "-Wl,--gc-sections"]  # the rest needs more
+    sources = [str(llama_cpp / "tests" / "test-llama-archs.cpp")]
+    sources += [str(llama_cpp / "common" / f"{name}.cpp") for name in _COMMON]
+    options = ["-std=c++17", "-O1", "-w", "-ffunction-sections"]
+    run([*compiler, *options, *sources, *includes, "-o", str(generator), *libraries])
     run([str(generator), "-s", _SEED, "-o", str(target)])
 
 
