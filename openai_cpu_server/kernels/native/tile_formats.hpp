@@ -7,7 +7,7 @@
 //
 // Columns lie in the order in which bits come out of words without being moved: column() names the column at a place,
 // and activations are packed in the same order. Unpacking takes 7 to 13 cycles for 64 weights (measured on a Sapphire
-// Rapids for Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, IQ4_NL, IQ4_XS, MXFP4).
+// Rapids for Q8_0, Q4_0, IQ4_NL, IQ4_XS, MXFP4).
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,6 @@ struct Type {
     static constexpr int BYTES = PANEL_BYTES, BLOCK = WEIGHTS, POWER = EXPONENT;
 };
 
-inline const words IOTA = words_of([](int i) { return half_of(i % 16); });
 inline words in_halves(int first, int second) { return words_of([&](int i) { return i < 16 ? first : second; }); }
 inline const words SECOND_TABLE = in_halves(0, 16);
 struct Places {

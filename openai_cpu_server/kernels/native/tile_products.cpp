@@ -165,7 +165,7 @@ void unpack(Unpacking& group, int end) {
         }
         uint8_t* to = group.to + (at + row / 16 * group.num_panels) * Elements::TILES_BYTES + row % 16 * 64;
         if constexpr (Elements::ARE_BYTES) {
-            Heads& heads = static_cast<Heads*>(group.heads)[at];
+            Heads& heads = group.heads[at];
             if (row % HEADS == 0) {
                 const uint8_t* blocks[HEADS];
                 for (int i = 0; i < HEADS; i++) blocks[i] = block(group.out + row + i, group.panel + at);

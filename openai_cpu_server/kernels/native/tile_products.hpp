@@ -42,6 +42,8 @@ struct Multiplying {
     float* const* results;  // of each row
 };
 
+struct Heads;
+
 // A group of panels of 32 rows of weights that is unpacked row by row, each to a row of two rows of tiles.
 struct Unpacking {
     const Multiplying* job;
@@ -50,7 +52,7 @@ struct Unpacking {
     int num_panels;
     uint8_t* to;
     float* scales;  // of bytes: of each row, panel by panel
-    void* heads;    // of bytes: of each panel
+    Heads* heads;   // of bytes: of each panel
     int done = 0;   // rows of single panels
 
     int size() const { return OUTS * num_panels; }
