@@ -36,7 +36,7 @@ from random_model.vocabulary import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Vocabula
 Shapes = dict[str, tuple[int, ...]]
 """By tensor name; the columns come last."""
 
-_HEAD_NORM = "nextn.shared_head_norm.weight"
+_HEAD_NORMS = ("nextn.shared_head_norm.weight", "layer_output_norm.weight")
 _HEAD_STD = 10.0
 """Spread of a head's logits: wide enough for drafts, which unlikely tokens end."""
 _LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
@@ -125,7 +125,7 @@ class _Weights:
         kind = _kind(name)
         if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
             return Constant(name, shape, self.query_key_norm)
-        if kind == _HEAD_NORM:
+        if kind in _HEAD_NORMS:
             return Constant(name, shape, _HEAD_STD)
         if kind == "time_mix_w0.weight":
             return Constant(name, shape, _SLOW_DECAY)

@@ -32,6 +32,7 @@ class _Support(NamedTuple):
 _SINGLE = _Support(HeadKind.SINGLE)
 _SINGLE_CUT = _Support(HeadKind.SINGLE, is_cut=True)
 _SUPPORTED = {
+    "bailingmoe3": _SINGLE,
     "cohere2moe": _SINGLE,
     "deepseek2": _SINGLE,
     "deepseek32": _SINGLE,
