@@ -218,6 +218,7 @@ struct alignas(64) TileSums {
     static void zero() { amx::zero<0>(), amx::zero<1>(), amx::zero<2>(), amx::zero<3>(); }
 };
 using Sums = TileSums<float>;
+constexpr Sums NOTHING{};
 
 // Products of bytes of a panel that wait to be added to sums, four rows of a tile at a time.
 struct Added {
@@ -226,6 +227,7 @@ struct Added {
     const int32_t (*products)[256] = nullptr;
     const float *of_weights = nullptr, *of_rows = nullptr;  // scales; of the second 16 rows BLOCK_BYTES behind the first's
     Sums* sums = nullptr;                                   // null: nothing waits
+    const Sums* before = nullptr;                           // to which they are added
 
     template <int PART>
     ALWAYS_INLINE void add() const {
@@ -238,9 +240,9 @@ struct Added {
             for (int out = FIRST; out < FIRST + 4; out++) {
                 simd::ints integers;
                 std::memcpy(&integers, products[TILE] + 16 * out + lane, sizeof integers);
-                float* sum = sums->tile[TILE] + 16 * out + lane;
-                const simd::floats scale = of_row * of_weights[TILE / 2 * 16 + out];
-                simd::store(sum, simd::multiply_add(products::to_floats(integers), scale, simd::load(sum)));
+                const int at = 16 * out + lane;
+                const simd::floats scale = of_row * of_weights[TILE / 2 * 16 + out], sum = simd::load(before->tile[TILE] + at);
+                simd::store(sums->tile[TILE] + at, simd::multiply_add(products::to_floats(integers), scale, sum));
             }
         }
     }
@@ -267,7 +269,6 @@ public:
     void compute() {
         constexpr int64_t CUT_PANELS = CUT_BYTES / (CUT_BLOCKS * Elements::TILES_BYTES);
         const int64_t panels = panels_of(job_.depth), cut = num_pairs_ == 1 ? panels : CUT_PANELS;
-        if (Elements::ARE_BYTES) std::fill_n(sums_[0].tile[0], divided_up(job_.end - job_.begin, OUTS) * num_pairs_ * 1024, 0.0F);
         for (int64_t panel = 0; panel < panels; panel += cut) multiply_panels(panel, std::min(panel + cut, panels));
         for (int64_t pair = 0; pair < num_pairs_; pair++) write(pair);
     }
@@ -376,23 +377,25 @@ private:
         next_products_ = 1 - next_products_;
         products.store();
         const auto* of_rows = reinterpret_cast<const float*>(b + Elements::TILES_BYTES);
-        added_ = {products.tile, group.scales + (panel - group.panel) * OUTS, of_rows, &sums};
+        added_ = {products.tile, group.scales + (panel - group.panel) * OUTS, of_rows, &sums, panel ? &sums : &NOTHING};
     }
 
     // Writes the results of up to 32 rows, as many of each as the job has: where rows are a power of two apart, lines of all
     // rows share one set of the first cache, and with 128 bytes of each the stores took longer than the multiplications.
+    // Meanwhile the lines of the next 32 rows are fetched, or stores would wait for each of them.
     void write(int64_t pair) const {
-        alignas(64) float turned[BLOCK_ROWS][16], all[2 * BLOCK_ROWS][MOST_OUTS];
+        alignas(64) float all[2 * BLOCK_ROWS][MOST_OUTS];
         const int64_t first = BLOCK_ROWS * (first_block_ + 2 * pair);
         const int num_rows = static_cast<int>(std::min<int64_t>(job_.num_rows - first, 2 * BLOCK_ROWS));
         const int num_outs = static_cast<int>(job_.end - job_.begin);
         for (int out = 0; out < num_outs; out += OUTS)
             for (int tile = 0; tile < 4; tile++) {
-                const int row = tile % 2 * BLOCK_ROWS;
+                const int row = tile % 2 * BLOCK_ROWS, at = out + tile / 2 * 16;
+                for (int64_t next = first + 2 * BLOCK_ROWS + row, end = std::min(next + BLOCK_ROWS, job_.num_rows); next < end; next++)
+                    __builtin_prefetch(job_.results[next] + job_.begin + at, 1);
                 if (row >= num_rows) continue;
                 const float* sums = sums_[out / OUTS * num_pairs_ + pair].tile[tile];
-                transpose_16(reinterpret_cast<const uint32_t*>(sums), 16, reinterpret_cast<uint32_t*>(turned));
-                for (int r = 0; r < BLOCK_ROWS; r++) std::memcpy(all[row + r] + out + tile / 2 * 16, turned[r], sizeof turned[r]);
+                transpose_16(reinterpret_cast<const uint32_t*>(sums), 16, reinterpret_cast<uint32_t*>(all[row] + at), MOST_OUTS);
             }
         const float* factors = job_.activations.factors + BLOCK_ROWS * job_.first_block + first;
         for (int r = 0; r < num_rows; r++) {

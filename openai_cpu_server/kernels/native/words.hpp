@@ -212,8 +212,8 @@ inline words look_up_bytes(words table, words places) {
 #endif
 }
 
-// Turns 16 x 16 numbers of 32 bits. `stride`: between rows of `from`, in numbers.
-inline void transpose_16(const uint32_t* from, size_t stride, uint32_t* to) {
+// Turns 16 x 16 numbers of 32 bits. Strides are between rows, in numbers.
+inline void transpose_16(const uint32_t* from, size_t stride, uint32_t* to, size_t to_stride = 16) {
 #if defined(INSTRUCTION_SET_512)
     __m512i r[16], t[16];
     for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + i * stride);
@@ -230,10 +230,10 @@ inline void transpose_16(const uint32_t* from, size_t stride, uint32_t* to) {
         t[i] = _mm512_shuffle_i32x4(a, b, 0x88), t[8 + i] = _mm512_shuffle_i32x4(a, b, 0xdd);
         t[4 + i] = _mm512_shuffle_i32x4(c, d, 0x88), t[12 + i] = _mm512_shuffle_i32x4(c, d, 0xdd);
     }
-    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 16 * i, t[i]);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + to_stride * i, t[i]);
 #else
     for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) std::memcpy(to + 16 * j + i, from + i * stride + j, sizeof *to);  // of any type
+        for (int j = 0; j < 16; j++) std::memcpy(to + to_stride * j + i, from + i * stride + j, sizeof *to);  // of any type
 #endif
 }
 

@@ -36,7 +36,8 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "pictures": partial(pictures.run, "pictures", pictures.FULL, pictures.QUICK),
     "pictures-large": partial(pictures.run, "pictures-large", pictures.LARGE, pictures.QUICK),
     "sound": partial(pictures.run, "sound", pictures.SOUND, pictures.QUICK_SOUND),
-    "heads": heads.run,
+    "heads": partial(heads.run, "heads", "dense-head", heads.FULL),
+    "heads-4b": partial(heads.run, "heads-4b", "dense-head-4b", heads.LARGE),
     "memory": memory.run,
 }
 

@@ -46,14 +46,16 @@ FULL = (
 )
 QUICK = tuple(replace(point, tokens=2 * point.tokens) for point in FULL)
 """Steps of a small model are short."""
+LARGE = tuple(replace(point, tokens=point.tokens // 2) for point in FULL)
 
 Runs = dict[int, BatchRun]
 
 
-def run(bench: Bench) -> WorkloadResult:
+def run(name: str, shape: str, points: Sequence[Point], bench: Bench) -> WorkloadResult:
     """All servers run at the same time, idle but for one, and take turns at each number of clients. A
     machine that gets slower meanwhile disturbs all of them alike."""
-    shape, points = ("50m-head", QUICK) if bench.is_quick else ("dense-head", FULL)
+    if bench.is_quick:
+        shape, points = "50m-head", QUICK
     models = {share: made_head_model(shape, _TYPE, share) for share in _SHARES}
     contest = Contest[Runs]({who: [] for who in _contestants(bench, models)})
     if not contest.runs:
@@ -78,7 +80,7 @@ def run(bench: Bench) -> WorkloadResult:
                     runs[number][point.clients] = batch
     lines = {point: _line(contest, point, "output", "tok/s", _speed) for point in points}
     return WorkloadResult(
-        name="heads",
+        name=name,
         sizes=f"{shape} in {_TYPE}, prompts of {_PROMPT_TOKENS} random tokens; clients and output tokens of "
         f"each: {', '.join(f'{point.clients}: {point.tokens}' for point in points)}",
         goals=tuple(_goals(contest, lines)),
