@@ -68,7 +68,8 @@ def checked_endpoint(path: Path, options: JobOptions) -> str:
     endpoint = _first_url(path, options.max_line_bytes)
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
     for lines in _lines(path, options.max_line_bytes):
-        check.feed(lines)
+        if not check.feed(lines):
+            break
     if errors := check.errors():
         lines_of_errors = [
             f"  {'' if error.line is None else f'line {error.line}: '}{error.message}" for error in errors

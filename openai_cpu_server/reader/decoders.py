@@ -71,7 +71,7 @@ def _load_further(data: bytes) -> None:
     if _AVIF.match(data):
         from PIL import AvifImagePlugin
 
-        assert AvifImagePlugin
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # memory for the stacks of one thread per core is not there
     elif _HEIF.match(data):
         try:
             import pi_heif

@@ -60,8 +60,8 @@ _GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
 _OTHER_TEMPLATES = ("default", "rerank")
 """Not for chats."""
 _MOST_TEMPLATES = 16
-_PIECES_AT_ONCE, _OPEN_SOUNDS = 8, 2
-"""Four minutes of a recording are one piece of work."""
+_PIECES_AT_ONCE, _TURN_S, _OPEN_SOUNDS = 8, 0.5, 2
+"""A piece of work on a recording is at most four minutes of it, and ends after this much computing."""
 
 
 class OpenedModel:
@@ -188,18 +188,22 @@ class ReaderWorker:
         fields = (work.rate, work.most_samples, work.most_at_once)
         key = hashlib.sha256(work.data).digest() + repr(fields).encode()
         num_done, pieces = self._sounds.pop(key, (0, None))
-        if pieces is None or num_done != work.first:
+        if pieces is None or num_done > work.first:
             bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
-            pieces = sound_pieces(work.data, rate=work.rate, **bounds)
-            for _ in islice(pieces, work.first):
-                pass
-        opened = tuple(islice(pieces, _PIECES_AT_ONCE))
-        is_last = len(opened) < _PIECES_AT_ONCE
-        if not is_last:
-            self._sounds[key] = work.first + len(opened), pieces
-            while len(self._sounds) > _OPEN_SOUNDS:
-                del self._sounds[next(iter(self._sounds))]
-        return wire.SoundOpened(opened, is_last)
+            num_done, pieces = 0, sound_pieces(work.data, rate=work.rate, **bounds)
+        for _ in islice(pieces, work.first - num_done):
+            pass
+        opened, end_s = list[Sound](), time.process_time() + _TURN_S
+        for piece in pieces:
+            opened.append(piece)
+            if len(opened) == _PIECES_AT_ONCE or time.process_time() > end_s:
+                break
+        else:
+            return wire.SoundOpened(tuple(opened), is_last=True)
+        self._sounds[key] = work.first + len(opened), pieces
+        while len(self._sounds) > _OPEN_SOUNDS:
+            del self._sounds[next(iter(self._sounds))]
+        return wire.SoundOpened(tuple(opened), is_last=False)
 
     def _opened(self, work: wire.OpenModel) -> wire.ModelOpened:
         model = self._models[work.key] = OpenedModel(work.source)
@@ -255,6 +259,9 @@ STACK_BYTES = 512 * 2**20
 _DATA_BYTES = 2 * 2**30
 """Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
 _DOCUMENT_BYTES = 2**30
+_PICTURE_BYTES, _PIXEL_BYTES = 128 * 2**20, 40
+"""Growth for a picture, and for each allowed pixel: WebP with transparency and a profile takes 28. Headers
+of AVIF and HEIC files may name fewer pixels than are decoded."""
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by this since it last opened a model ends to return the memory."""
 _MODEL_S = 60.0
@@ -294,10 +301,7 @@ class _Bounds:
         """Python code is interrupted when the share is used up; native code dies a little later."""
         share_s = _MODEL_S if isinstance(work, wire.OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
-        most_bytes = (
-            _DOCUMENT_BYTES if isinstance(work, (wire.ReadDocument, wire.RenderPage)) else _DATA_BYTES
-        )
-        _limit(resource.RLIMIT_DATA, STACK_BYTES + most_bytes)
+        _limit(resource.RLIMIT_DATA, self._most_bytes(work))
         self._is_working = True
         signal.setitimer(signal.ITIMER_PROF, share_s)
 
@@ -306,6 +310,14 @@ class _Bounds:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         if self.has_interrupted:  # CPython is slower after this, but the process is about to end
             _raise_in(self._thread, None)
+
+    def _most_bytes(self, work: wire.Work) -> int:
+        if isinstance(work, (wire.ReadDocument, wire.RenderPage)):
+            return STACK_BYTES + _DOCUMENT_BYTES
+        if isinstance(work, wire.OpenPicture):
+            growth = _PICTURE_BYTES + work.most_pixels * _PIXEL_BYTES
+            return min(STACK_BYTES + _DATA_BYTES, self._own.memory_info().data + growth)
+        return STACK_BYTES + _DATA_BYTES
 
     def interrupt(self, number: int, frame: object) -> None:
         """SIGPROF handler, on the main thread."""
@@ -368,8 +380,10 @@ def _contained(worker: ReaderWorker, work: wire.Work, bounds: _Bounds) -> wire.R
     """Rust panics arrive as BaseException."""
     try:
         try:
-            if isinstance(work, wire.MakeGrammar):
-                pkgutil.resolve_name(_GRAMMARS)  # the import is in no client's share
+            if isinstance(work, wire.MakeGrammar):  # imports are in no client's share
+                pkgutil.resolve_name(_GRAMMARS)
+            elif isinstance(work, wire.OpenPicture):
+                load_decoders()
             bounds.begin(work)
             return worker.do(work)
         finally:

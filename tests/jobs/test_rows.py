@@ -31,7 +31,7 @@ def test_lines_do_not_depend_on_how_the_file_is_cut(size: int) -> None:
         lines += splitter.feed(content[start : start + size])
     lines += splitter.end()
     found = [(line.number, line.content) for line in lines]
-    assert found == [(1, b"one"), (3, b"two"), (4, "é".encode()), (5, b"last")]
+    assert found == [(1, b"one"), (2, b""), (3, b"two"), (4, "é".encode()), (5, b"last")]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -103,6 +103,20 @@ def test_a_file_that_is_no_batch(
     contents: list[bytes], limits: dict[str, int], found: list[tuple[str, int | None]]
 ) -> None:
     assert checked(*contents, **limits) == found
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [[encoded(number) for number in range(3)], [b"x"] * MAX_ERRORS, [b""] * 100_001],
+    ids=["many rows", "many errors", "many blank lines"],
+)
+def test_a_file_that_is_no_batch_is_read_no_further(contents: list[bytes]) -> None:
+    check = InputCheck(URL, max_rows=2 if len(contents) == 3 else 1000, max_line_bytes=1000)
+    lines = [InputLine(number, content) for number, content in enumerate(contents, 1)]
+    assert check.feed(lines)
+    errors = check.errors()
+    assert not check.feed([InputLine(len(lines) + 1, b"{")])
+    assert check.errors() == errors != []
 
 
 def test_the_line_of_an_answer() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextvars
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -15,7 +17,7 @@ from PIL import Image
 
 from openai_cpu_server.contract.caller import CALLER
 from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar
-from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.media import Picture, PictureSize
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource, ReadDocument, ReaderStart, WorkRefused, WorkReply
@@ -30,6 +32,19 @@ from tests.waiting import wait_until
 
 ANN, BOB, EVE = ("key:ann",), ("key:bob",), ("key:eve",)
 SHARE_S = 0.5
+LYING = zlib.decompress(
+    base64.b64decode(
+        "eNpjYGBQSCupLEgsy0xjAAIQnZuZZpibmZjm62joBBR6nZtaksgAAYoZKTlFUDZDQWZyCQMa4CvILMkFsxiBWC4zJz8ZxHEB"
+        "8RkhoozCDAxsa4BsjczMvDS4WikgJ5UJykssMzB0zs/JB9uVlVlQVACkvTMLkvOBtEhmcUEq1D4HKBYoyKzIBAkwc3BwACme"
+        "xDJD50Z5HpCQcHJ+TlFeck4F0GReBrYGoJB4ZkEuzE9Ah7EwMjWzAF21JTclsUSIgYtb/nve/d21i5ikeDmMZvEKuBxvb0tl"
+        "4lCY5whUn3r+XOBazW/5j9oP/nTv1N72d+60DoZusbu/K0Of/WtyFHwZzGSiV82w7KZcz2aFTa1iKVPUDj/Q+5B0LC5xD6vm"
+        "35gD3Uy7Q6rV7kV/7J3csHph3Gb2g8UcnMtU3pzPWDZtj0b/m57bxRczLqWfPxdRzvQla+qFqQ396hohYeUvyjemckyrLf1w"
+        "Mib+btNdmePVBg932uWoPXc7EHEv543yzSU9rZ+kz1w8VrKkvDk33eqwyOQrP029l9149VRNrTxi8cS+Gdycqw/8/zPH32J6"
+        "nvQVEYXdCVtE9gxmi5ZxXHwpcf/9TPWvvzSzd66+1yX09lZv/ttpn9Y4v3lZ1HDs/pTY/xdrLu1vz7laG+3b7nerVb1XqmA0"
+        "6EbjaDSOhkwciSoMP4voE0WyAAUEsfs="
+    )
+)
+"""AVIF file of 12,000 x 12,000 pixels whose header names 64 x 64."""
 SLOW = pdf("Hello hello\n" * 150_000)
 """More operators than any machine reads within the shares of these tests."""
 
@@ -89,6 +104,32 @@ def test_a_sound_that_is_refused_after_its_first_pieces_is_not_decoded_again() -
             next(pieces)
         with suspended(*pool.pids), pytest.raises(InvalidRequest, match="longer than 290 seconds"):
             next(model.sound(data, RATE, 290 * RATE, 30 * RATE))
+
+
+def test_a_sound_goes_on_in_the_process_that_has_opened_it(threads: ThreadPoolExecutor) -> None:
+    data = wav(np.zeros(300 * 100), rate=100)
+    with ReaderPool(opens_media=True) as pool:
+        model = ReadModel(pool, source())
+        before = set(pool.pids)
+        assert next(model.sound(data, RATE, 400 * RATE, 30 * RATE))
+        (first,) = set(pool.pids) - before
+        of_bob = model.sound(data, RATE, 500 * RATE, 30 * RATE)
+        with suspended(first):
+            of_ann = begun(threads, ANN, lambda: next(model.sound(data, RATE, 600 * RATE, 30 * RATE)))
+            wait_until(lambda: pool.load()["media"].running == 1)
+            assert begun(threads, BOB, lambda: next(of_bob)).result()
+        assert of_ann.result()
+        with suspended(first):
+            assert begun(threads, BOB, lambda: next(of_bob)).result()
+
+
+def test_a_picture_gets_memory_for_the_allowed_pixels_only() -> None:
+    with ReaderPool(opens_media=True) as pool:
+        model = ReadModel(pool, source())
+        assert model.picture(LYING, 40_000_000, 0).size == PictureSize(64, 64)
+        with pytest.raises(InvalidRequest, match="damaged"):
+            model.picture(LYING, 1_000_000, 0)
+        assert pool.deaths == 0
 
 
 def test_a_process_that_computes_is_not_taken_for_silent() -> None:

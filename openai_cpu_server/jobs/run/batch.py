@@ -148,7 +148,8 @@ class BatchRun:
             max_line_bytes=self._parts.options.max_line_bytes,
         )
         async for lines in self._lines():
-            await anyio.to_thread.run_sync(check.feed, lines)
+            if not await anyio.to_thread.run_sync(check.feed, lines):
+                break
         return check.num_rows, check.errors()
 
     async def _run_rows(self) -> None:
@@ -183,7 +184,7 @@ class BatchRun:
         ended = await self._ledger.ended_rows(self._batch.id)
         async for lines in self._lines():
             for line in lines:
-                if line.number not in ended:
+                if line.content and line.number not in ended:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
     async def _row(self, row: BatchRow) -> None:

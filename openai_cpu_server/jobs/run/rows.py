@@ -21,7 +21,7 @@ class InputLine(msgspec.Struct, frozen=True):
 
 
 class LineSplitter:
-    """Blank lines are skipped, but counted. Of a line that is too large, one byte too much is returned."""
+    """Of a line that is too large, one byte too much is returned, and of a blank line nothing."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._number = 0
@@ -34,12 +34,12 @@ class LineSplitter:
         lines = []
         for piece in ended:
             self._add(piece)
-            lines += self._line()
+            lines.append(self._line())
         self._add(rest)
         return lines
 
     def end(self) -> list[InputLine]:
-        return self._line() if self._open else []
+        return [self._line()] if self._open else []
 
     def _add(self, piece: bytes) -> None:
         piece = piece[: self._max_line_bytes + 1 - self._num_open]
@@ -47,12 +47,12 @@ class LineSplitter:
             self._open.append(piece)
             self._num_open += len(piece)
 
-    def _line(self) -> list[InputLine]:
+    def _line(self) -> InputLine:
         content, self._open, self._num_open = b"".join(self._open), [], 0
         self._number += 1
         if len(content) <= self._max_line_bytes:
             content = (content.removeprefix(_BOM) if self._number == 1 else content).strip()
-        return [InputLine(self._number, content)] if content else []
+        return InputLine(self._number, content)
 
 
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -205,32 +205,43 @@ def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
 
 MAX_ERRORS = 100
 """Reported errors. The first ones show what is wrong."""
+_MOST_BLANK_LINES = 100_000
 
 
 class InputCheck:
     def __init__(self, endpoint: str, *, max_rows: int, max_line_bytes: int) -> None:
-        self.num_rows = 0
+        self.num_rows = self._num_blank_lines = 0
         self._endpoint = endpoint
         self._max_rows = max_rows
         self._max_line_bytes = max_line_bytes
         self._errors: list[LineError] = []
         self._ids: set[str] = set()
 
-    def feed(self, lines: Sequence[InputLine]) -> None:
+    def feed(self, lines: Sequence[InputLine]) -> bool:
+        """Return False if further lines cannot change the errors."""
         for line in lines:
+            if self._is_full or len(self._errors) == MAX_ERRORS:
+                return False
+            if not line.content:
+                self._num_blank_lines += 1
+                continue
             self.num_rows += 1
             try:
                 self._check(line)
             except BadLine as bad:
-                self._note(LineError(bad.code, str(bad), bad.param, line.number))
+                self._errors.append(LineError(bad.code, str(bad), bad.param, line.number))
+        return True
 
     def errors(self) -> list[LineError]:
-        if self.num_rows == 0:
-            self._note(LineError("empty_file", "The input file is empty."))
-        if self.num_rows > self._max_rows:
-            message = f"The input file has {self.num_rows} requests; a batch may have {self._max_rows}."
-            self._errors.insert(0, LineError("too_many_requests_in_file", message))
-        return self._errors[:MAX_ERRORS]
+        if self._is_full:
+            blank = f"or more than {_MOST_BLANK_LINES} blank lines"
+            message = f"The input file has more than {self._max_rows} requests, {blank}."
+            return [LineError("too_many_requests_in_file", message), *self._errors][:MAX_ERRORS]
+        return self._errors if self.num_rows else [LineError("empty_file", "The input file is empty.")]
+
+    @property
+    def _is_full(self) -> bool:
+        return self.num_rows > self._max_rows or self._num_blank_lines > _MOST_BLANK_LINES
 
     def _check(self, line: InputLine) -> None:
         if len(line.content) > self._max_line_bytes:
@@ -239,9 +250,4 @@ class InputCheck:
         if row.custom_id in self._ids:
             message = f"The custom_id '{row.custom_id[:64]}' is a duplicate: it must be unique in a batch."
             raise BadLine("duplicate_custom_id", message, "custom_id")
-        if self.num_rows <= self._max_rows:
-            self._ids.add(row.custom_id)
-
-    def _note(self, error: LineError) -> None:
-        if len(self._errors) < MAX_ERRORS:
-            self._errors.append(error)
+        self._ids.add(row.custom_id)
