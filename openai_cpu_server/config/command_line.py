@@ -75,8 +75,8 @@ class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def advice(self, option: str) -> str:
         """Return what to use in place of an option, or ""."""
-        begun = (text for start, text in self.instead.items() if start[-1] == "-" and option.startswith(start))
-        return self.instead.get(option) or next(begun, "")
+        texts = (text for start, text in self.instead.items() if start[-1] == "-" and option.startswith(start))
+        return self.instead.get(option) or next(texts, "")
 
 
 @functools.cache
