@@ -50,7 +50,7 @@ def unknown_option(name: str, options: Iterable[str]) -> str:
     if not name.startswith("-"):
         return f"unexpected argument {name!r}"
     peers, hyphenated = peer_options(), name.replace("_", "-")  # vLLM takes both
-    if (advice := peers.instead.get(hyphenated)) is not None:
+    if advice := peers.advice(hyphenated):
         return f"{name} is not an option of this server: {advice}"
     if ours := peers.same.get(hyphenated):
         return f"unknown option {name}; did you mean {ours}?"
@@ -61,8 +61,8 @@ def guess(name: str, known_names: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name, which is empty if no other name is near."""
     by_letters = {each.strip("-").replace("_", "-"): each for each in known_names}
     letters = name.strip("-").replace("_", "-").lower()
-    longer = [each for each in by_letters if len(letters) > 2 and each.startswith(letters)]
-    close = longer or difflib.get_close_matches(letters, by_letters, n=1)
+    longer = [each for each in by_letters if len(letters) > 1 and each.startswith(letters)]
+    close = longer or difflib.get_close_matches(letters, by_letters, n=1, cutoff=0.7)
     return f"; did you mean {by_letters[close[0]]}?" if close else ""
 
 
@@ -72,6 +72,11 @@ class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     same: dict[str, str]
     instead: dict[str, str]
     variables: dict[str, str]
+
+    def advice(self, option: str) -> str:
+        """Return what to use in place of an option, or ""."""
+        texts = (text for start, text in self.instead.items() if start[-1] == "-" and option.startswith(start))
+        return self.instead.get(option) or next(texts, "")
 
 
 @functools.cache
@@ -94,7 +99,7 @@ def peer_variables(names: Iterable[str], options: Collection[str]) -> Iterator[s
             instead = theirs if theirs in options else peers.same.get(theirs)
             if instead == "":
                 continue  # this server always behaves so
-            advice = peers.instead.get(theirs, "")
+            advice = peers.advice(theirs)
         if instead or name.startswith(prefixes):
             advice = f"use {instead}" if instead else advice
             yield f"the environment variable {name} has no effect here" + (f": {advice}" if advice else "")

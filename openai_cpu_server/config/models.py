@@ -183,9 +183,8 @@ class ModelOptions(BaseModel):
         description="whether the model thinks if the request does not set it; auto: its chat template "
         "decides",
     )
-    reasoning_budget: int | None = Field(
+    reasoning_budget: Annotated[Annotated[int, Field(ge=0)] | None, _AS_BY_DEFAULT] = Field(
         None,
-        ge=0,
         description="maximum number of thinking tokens if the request does not set it; 0: none; default: no "
         "limit",
     )

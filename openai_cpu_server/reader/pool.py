@@ -244,6 +244,8 @@ class ReaderPool:
             if place.reader is not None:
                 place.reader.child.kill()
         self._starter.shutdown(wait=True, cancel_futures=True)
+        with self._changed:  # a borrower must see the death, and not a socket that another thread has closed
+            self._changed.wait_for(lambda: all(place.lent_to is None for place in self._places))
         for place in self._places:
             if place.reader is not None:
                 place.reader.child.close()
@@ -273,6 +275,7 @@ class ReaderPool:
                 ticket.place.lent_to = None
                 queue.give_back(caller, time.monotonic() - start_s)
                 self._grant()
+                self._changed.notify_all()
 
     def _grant(self) -> None:
         for place in self._places:

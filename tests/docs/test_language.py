@@ -54,12 +54,14 @@ def test_constructions_are_found_in_sentences_and_cells_and_not_in_titles_and_qu
         "It ends. Who\nstays pays.",
         "- **What it costs**: much.",
         "Nobody reads `x`.",
+        "It waits, for the engine is busy.",
     )
     assert [text for text in refused if not foreign(text)] == []
     assert foreign("| Page |\n| --- |\n| What a page has |") != []
     allowed = (
         "There is no book.",
         "It is no longer one.",
+        "It is off, for clients that are older.",
         "## What it is",
         "Who is it for?",
         "`is no`",

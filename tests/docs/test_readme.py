@@ -83,8 +83,8 @@ def test_scripts_and_options_that_are_named_exist(page: Path) -> None:
     assert all(os.access(ROOT / command, os.X_OK) for command in commands)
     options = {option for text in texts for option in _OPTION.findall(text)}
     peers = peer_options()
-    others = {*peers.same, *peers.instead, *(f"--{name}" for name in _OF_OTHERS.split())}
-    assert options - options_of_ours() - others == set()
+    others = {*peers.same, *(f"--{name}" for name in _OF_OTHERS.split())}
+    assert {option for option in options - options_of_ours() - others if not peers.advice(option)} == set()
 
 
 @functools.cache

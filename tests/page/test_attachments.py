@@ -1,4 +1,4 @@
-"""Files beside pictures and sounds: PDFs and whatever is text, by button, paste and drop."""
+"""Files beside pictures and sounds: documents and whatever is text, by button, paste and drop."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ GIVE = """(place, [kind, name, text]) => {
 }"""
 
 
-def test_pdfs_and_texts_of_every_kind_go_with_a_message_and_the_model_reads_them(
+def test_documents_and_texts_of_every_kind_go_with_a_message_and_the_model_reads_them(
     visit: Visit, tmp_path: Path
 ) -> None:
     page = visit.page
     letter = pdf("The code word is heron.")
     files = {
         "letter.pdf": letter,
+        "page.html": b"<!doctype html><p>The code word is crane.</p>",
         "note.txt": "Grüße aus Köln".encode("utf-16"),
         "old.csv": "Straße;1".encode("cp1252"),
         "code.ts": b"const a = 1;",
@@ -38,18 +39,19 @@ def test_pdfs_and_texts_of_every_kind_go_with_a_message_and_the_model_reads_them
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     limit(page, 4)
-    page.get_by_role("button", name="Attach PDFs and text files").wait_for()
+    page.get_by_role("button", name="Attach documents and text files").wait_for()
     page.get_by_label("Files", exact=True).set_input_files([tmp_path / name for name in files])
     composer(page).evaluate(GIVE, ["paste", "pasted.md", "# Pasted"])
     page.get_by_role("region", name="Messages").evaluate(GIVE, ["drop", "dropped.py", "print()"])
     chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
-    expect(chips).to_have_count(7)
+    expect(chips).to_have_count(8)
     with page.expect_request("**/v1/chat/completions") as sent:
         say(page, "What is the code word?")
     expect(whole_answer(page).locator(".figures")).to_be_visible()
-    document, words = sent.value.post_data_json["messages"][0]["content"]
+    document, web_page, words = sent.value.post_data_json["messages"][0]["content"]
     data = f"data:application/pdf;base64,{base64.b64encode(letter).decode()}"
     assert document == {"type": "file", "file": {"filename": "letter.pdf", "file_data": data}}
+    assert web_page["file"]["filename"] == "page.html"
     for text in ("Grüße aus Köln", "Straße;1", "const a = 1;", "<svg", "# Pasted", "print()"):
         assert text in words["text"]
     page.reload()

@@ -148,6 +148,20 @@ def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
         encoded(model, "x" * 99)
 
 
+def test_a_pool_that_is_closed_waits_for_work_and_says_so() -> None:
+    pool = ReaderPool(child=ReaderChild())
+    model = opened(pool, DEMO)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        work = threads.submit(encoded, model, "x" * 99)
+        wait_until(lambda: pool.load()["quick"].running == 1)
+        pool.close()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            work.result()
+    assert not psutil.pid_exists(pid)
+
+
 def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderPool, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     shutil.copy(DEMO, path)

@@ -26,7 +26,7 @@ IN_FILE = {
     "penalty_last_n": 256,
 }
 SMOLLM2 = "SmolLM2-135M-Instruct-Q8_0.gguf"
-MAKERS = {"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.05}
+MAKERS = {"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.05, "repeat_last_n": 256}
 """Recommended values of that name."""
 
 

@@ -122,10 +122,10 @@ function measureOf(file) {
   return html`<span class="soft">${file.sound ? playingTime(file.seconds) : sizeOf(file)}</span>`;
 }
 
-/** "pictures, sounds, PDFs and text files" */
+/** "pictures, sounds, documents and text files" */
 function attachable(takes) {
   const media = ["picture", "sound"].filter((kind) => takes[kind]).map((kind) => `${kind}s`);
-  return `${[...media, "PDFs"].join(", ")} and text files`;
+  return `${[...media, "documents"].join(", ")} and text files`;
 }
 
 /** Accepts files dropped anywhere. Otherwise a browser would open a file instead of the page. */

@@ -5,6 +5,7 @@ import { asSent, isSound, secondsOf } from "./sounds.js";
 const MOST_DOCUMENT_BYTES = 17_000_000;
 const MOST_TEXT_BYTES = 4_000_000; // characters in all files of a conversation
 const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
+const UNSHOWN = ["image/heic", "image/heif", "image/tiff"]; // the server reads them, and few browsers do
 const LARGEST_SIDE = 2048; // encoders use no more, and each turn sends all pictures again
 const PICTURE_BYTES = 1_000_000;
 const LARGEST_SOUND_BYTES = 100_000_000; // it becomes smaller, but is in memory first
@@ -16,7 +17,7 @@ const MOST_SECONDS = 1200;
 const LEAST_SECONDS = 0.1; // for each sound
 
 /**
- * Reads PDFs and texts, and pictures and sounds if the model `takes` them ({picture, sound}), in addition to the
+ * Reads documents and texts, and pictures and sounds if the model `takes` them ({picture, sound}), in addition to the
  * files that are `shown` already. Returns {files, problems}; `problems` has a sentence for each rejected file.
  */
 export async function readFiles(list, { takes, shown }) {
@@ -82,7 +83,13 @@ async function readSound(file) {
 
 /** The picture itself, or a smaller JPEG if it is larger than necessary or of a type that servers do not take. */
 async function smaller(file) {
-  const image = await createImageBitmap(file, { imageOrientation: "from-image" });
+  let image;
+  try {
+    image = await createImageBitmap(file, { imageOrientation: "from-image" });
+  } catch (error) {
+    if (UNSHOWN.includes(file.type) && file.size < MOST_DOCUMENT_BYTES) return file;
+    throw error;
+  }
   const share = Math.min(1, LARGEST_SIDE / Math.max(image.width, image.height));
   if (share === 1 && file.size <= PICTURE_BYTES && PICTURES.includes(file.type)) return file;
   const canvas = document.createElement("canvas");
@@ -104,18 +111,21 @@ function asDataUri(blob) {
   });
 }
 
-// Documents that the server reads: PDFs, archives of XML (docx, xlsx, pptx, odt, epub), Office until 2003, RTF.
+// Documents that the server reads: PDFs, archives of XML (docx, xlsx, pptx, odt, epub), Office until 2003, RTF. By
+// their names alone: web pages, notebooks and mail, of which it takes what people see.
 const DOCUMENT = /^\s*(?:%PDF-|PK\x03\x04[^]{26}(?:\[Content_Types\]|mimetype|_rels|docProps|word|xl|ppt)|\xd0\xcf\x11\xe0|\{\\rtf)/;
+const DOCUMENT_NAME = /\.(html?|ipynb|eml)$/i;
 const HEAD_BYTES = 64;
 const CONTROLS = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f]/;
 
 /** The server gets a document unchanged and reads its text. Other files are text, or useless to a model. */
 async function readDocument(file) {
   const head = String.fromCharCode(...new Uint8Array(await file.slice(0, HEAD_BYTES).arrayBuffer()));
-  const isDocument = DOCUMENT.test(head);
+  const isDocument = DOCUMENT.test(head) || DOCUMENT_NAME.test(file.name);
   const most = isDocument ? MOST_DOCUMENT_BYTES : MOST_TEXT_BYTES;
   if (file.size > most) throw new Refused(`${file.name} is larger than ${bytes(most)}, the most that a ${isDocument ? "document" : "text"} may have.`);
-  if (isDocument) return { document: await asDataUri(new Blob([file], { type: file.type || "application/octet-stream" })) };
+  const type = file.type.startsWith("application/") ? file.type : "application/octet-stream";
+  if (isDocument) return { document: await asDataUri(new Blob([file], { type })) };
   const text = decoded(new Uint8Array(await file.arrayBuffer()));
   if (CONTROLS.test(text)) throw new Refused(`${file.name} is not a text, a document, a picture or a sound.`);
   return { text };

@@ -106,7 +106,7 @@ function cleaned(message) {
 function fileOf(file) {
   const name = string(file.name);
   const [picture, sound, document] = [string(file.picture), string(file.sound), string(file.document)];
-  if (/^data:image\/(png|jpeg|webp|gif|bmp);base64,/.test(picture)) return { name, picture };
+  if (/^data:image\/(png|jpeg|webp|gif|bmp|hei[cf]|tiff);base64,/.test(picture)) return { name, picture };
   if (SOUND_URI.test(sound)) return { name, sound, seconds: Math.max(0, number(file.seconds) ?? 0) };
   if (DOCUMENT_URI.test(document)) return { name, document };
   return { name, text: string(file.text) };

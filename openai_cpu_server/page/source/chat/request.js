@@ -130,7 +130,7 @@ function assistantMessage({ content, reasoning, toolCalls }) {
   return said;
 }
 
-/** Pictures, sounds and PDFs come before the text, in the order in which they were added. */
+/** Pictures, sounds and documents come before the text, in the order in which they were added. */
 function contentOf(message) {
   const text = contentWithFiles(message);
   const parts = (message.files ?? []).map(partOf).filter(Boolean);
