@@ -40,6 +40,9 @@ _DEMUXERS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,asf,au,caf,flac,loas,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav,w64"
 )
 """FFmpeg's other formats include lists that name further files."""
+_SECOND_COST, _PACKET_COST = 1_000_000, 16_000
+"""Limit of decoded samples of all channels for each allowed second, and the cost of a packet in samples: 50
+packets a second, as in Opus and AMR, are within it."""
 _LEAST_RATE = 1000
 """No device records fewer samples a second, and one frame of them would be hours."""
 
@@ -60,7 +63,7 @@ def sound_pieces(data: bytes, *, rate: int, most_samples: int, most_at_once: int
 
     shortest = int(_SHORTEST_PIECE_S * rate)
     waiting, num_waiting, num_samples = list[np.ndarray](), 0, 0
-    for block in _checked(_decoded(data, rate)):
+    for block in _checked(_decoded(data, rate, _Budget(most_samples / rate))):
         waiting.append(block)
         num_waiting += len(block)
         num_samples += len(block)
@@ -81,6 +84,20 @@ def sound_pieces(data: bytes, *, rate: int, most_samples: int, most_at_once: int
     yield _sound(whole)
 
 
+class _Budget:
+    """Limit of computing, however short the result is."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._left = seconds * _SECOND_COST
+
+    def spend(self, cost: float) -> None:
+        self._left -= cost
+        if self._left < 0:
+            message = f"decoding it takes more computing than {self._seconds:g} seconds of usual sound"
+            raise InvalidRequest(message, code=_TOO_LONG_A_SOUND)
+
+
 def _sound(samples: np.ndarray) -> Sound:
     return Sound.of(samples.astype("<f4", copy=False).tobytes())
 
@@ -98,9 +115,9 @@ def _checked(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         yield block
 
 
-def _decoded(data: bytes, rate: int) -> Iterator[np.ndarray]:
+def _decoded(data: bytes, rate: int, budget: _Budget) -> Iterator[np.ndarray]:
     if _FOR_MINIAUDIO.match(data):
-        blocks = _by_miniaudio(data, rate)
+        blocks = _by_miniaudio(data, rate, budget)
         try:
             first = next(blocks, None)
         except (MemoryError, RecursionError):
@@ -111,17 +128,20 @@ def _decoded(data: bytes, rate: int) -> Iterator[np.ndarray]:
             yield first
             yield from blocks
             return
-    yield from _by_av(data, rate)
+    yield from _by_av(data, rate, budget)
 
 
-def _by_miniaudio(data: bytes, rate: int) -> Iterator[np.ndarray]:
+def _by_miniaudio(data: bytes, rate: int, budget: _Budget) -> Iterator[np.ndarray]:
     import miniaudio
     import numpy as np
 
     data = _with_length(data)
+    sample_cost = 1.0
     if name := _HEADERS.get(data[:4]):
-        getattr(miniaudio, name)(data)
+        header = getattr(miniaudio, name)(data)
+        sample_cost = header.nchannels * header.sample_rate / rate
     for part in miniaudio.stream_memory(data, miniaudio.SampleFormat.FLOAT32, 1, rate, _FRAMES_AT_ONCE):
+        budget.spend(len(part) * sample_cost)
         yield np.frombuffer(part.tobytes(), np.float32)
 
 
@@ -138,7 +158,7 @@ def _with_length(data: bytes) -> bytes:
     return data
 
 
-def _by_av(data: bytes, rate: int) -> Iterator[np.ndarray]:
+def _by_av(data: bytes, rate: int, budget: _Budget) -> Iterator[np.ndarray]:
     try:
         import av
     except ImportError:
@@ -149,7 +169,7 @@ def _by_av(data: bytes, rate: int) -> Iterator[np.ndarray]:
             if not container.streams.audio:
                 raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
             resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-            for frame in _frames(av, container):
+            for frame in _frames(av, container, budget):
                 num_frames += 1
                 for part in resampler.resample(frame):
                     yield part.to_ndarray()[0]
@@ -164,9 +184,10 @@ def _by_av(data: bytes, rate: int) -> Iterator[np.ndarray]:
         raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
 
 
-def _frames(av: Any, container: Any) -> Iterator[Any]:
+def _frames(av: Any, container: Any, budget: _Budget) -> Iterator[Any]:
     """Skip damaged packets, as players do. Raises InvalidRequest."""
     for packet in container.demux(container.streams.audio[0]):
+        budget.spend(_PACKET_COST)
         try:
             frames = packet.decode()
         except av.error.InvalidDataError:
@@ -175,6 +196,7 @@ def _frames(av: Any, container: Any) -> Iterator[Any]:
             if frame.sample_rate < _LEAST_RATE:
                 message = f"it has {frame.sample_rate} samples a second, and needs at least {_LEAST_RATE}"
                 raise InvalidRequest(message, code=_NO_SOUND)
+            budget.spend(frame.samples * frame.layout.nb_channels)
             yield frame
 
 

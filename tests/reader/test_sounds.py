@@ -105,6 +105,20 @@ def test_a_rate_at_which_a_frame_lasts_for_hours_is_refused_before_it_is_resampl
         heard(data[:rate] + b"\x3f\xff\x80".ljust(10, b"\0") + data[rate + 10 :])
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        wav(np.zeros(8 * 192_000), rate=192_000, channels=8),
+        b"#!AMR\n" + b"\x7c" * 100,
+    ],
+    ids=["channels", "empty packets"],
+)
+def test_a_sound_that_costs_more_than_its_length_is_refused_before_its_end(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="more computing than 1 seconds") as refusal:
+        decoded_sounds(data, rate=RATE, most_samples=RATE, most_at_once=0)
+    assert refusal.value.code == "audio_too_large"
+
+
 def test_a_film_without_sound_is_refused() -> None:
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
