@@ -111,6 +111,8 @@ class _Place:
         self.kinds = kinds or (own_kind,)
         self.reader: _Reader | None = None
         self.lent_to: WorkKind | None = None
+        self.latest_caller: tuple[str, ...] | None = None
+        """Client whose sound the process may have opened."""
         self.closed_models = set[int]()
         """Models that the process can close."""
 
@@ -120,6 +122,7 @@ class _Place:
 
 @dataclass(eq=False)
 class _Ticket:
+    caller: tuple[str, ...]
     place: _Place | None = None
 
 
@@ -253,7 +256,8 @@ class ReaderPool:
 
     @contextmanager
     def _borrowed(self, kind: WorkKind) -> Iterator[_Place]:
-        caller, ticket, queue = CALLER.get(), _Ticket(), self._queues[kind]
+        caller, queue = CALLER.get(), self._queues[kind]
+        ticket = _Ticket(caller)
         with self._changed:
             queue.add(caller, ticket)
             self._grant()
@@ -273,12 +277,13 @@ class ReaderPool:
     def _grant(self) -> None:
         for place in self._places:
             for kind in place.kinds:
-                if not self._takes(place, kind):
-                    continue
-                if (ticket := self._queues[kind].take()) is not None:
-                    ticket.place, place.lent_to = place, kind
+                while self._takes(place, kind) and (ticket := self._queues[kind].take()) is not None:
+                    own = (each for each in self._places if each.latest_caller == ticket.caller)
+                    free = (each for each in own if each.own_kind is kind and self._takes(each, kind))
+                    ticket.place = lent = next(free, place)
+                    lent.lent_to, lent.latest_caller = kind, ticket.caller
                     self._changed.notify_all()
-                    if kind is WorkKind.PROGRAM and place is not self._quick:
+                    if kind is WorkKind.PROGRAM and lent is not self._quick:
                         self._start_spare()
         is_waiting = self._quick.lent_to is WorkKind.PROGRAM and len(self._queues[WorkKind.QUICK]) > 0
         if is_waiting and self._is_alone:

@@ -60,8 +60,8 @@ _GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
 _OTHER_TEMPLATES = ("default", "rerank")
 """Not for chats."""
 _MOST_TEMPLATES = 16
-_PIECES_AT_ONCE, _OPEN_SOUNDS = 8, 2
-"""Four minutes of a recording are one piece of work."""
+_PIECES_AT_ONCE, _TURN_S, _OPEN_SOUNDS = 8, 0.5, 2
+"""A piece of work on a recording is at most four minutes of it, and ends after this much computing."""
 
 
 class OpenedModel:
@@ -188,18 +188,22 @@ class ReaderWorker:
         fields = (work.rate, work.most_samples, work.most_at_once)
         key = hashlib.sha256(work.data).digest() + repr(fields).encode()
         num_done, pieces = self._sounds.pop(key, (0, None))
-        if pieces is None or num_done != work.first:
+        if pieces is None or num_done > work.first:
             bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
-            pieces = sound_pieces(work.data, rate=work.rate, **bounds)
-            for _ in islice(pieces, work.first):
-                pass
-        opened = tuple(islice(pieces, _PIECES_AT_ONCE))
-        is_last = len(opened) < _PIECES_AT_ONCE
-        if not is_last:
-            self._sounds[key] = work.first + len(opened), pieces
-            while len(self._sounds) > _OPEN_SOUNDS:
-                del self._sounds[next(iter(self._sounds))]
-        return wire.SoundOpened(opened, is_last)
+            num_done, pieces = 0, sound_pieces(work.data, rate=work.rate, **bounds)
+        for _ in islice(pieces, work.first - num_done):
+            pass
+        opened, end_s = list[Sound](), time.process_time() + _TURN_S
+        for piece in pieces:
+            opened.append(piece)
+            if len(opened) == _PIECES_AT_ONCE or time.process_time() > end_s:
+                break
+        else:
+            return wire.SoundOpened(tuple(opened), is_last=True)
+        self._sounds[key] = work.first + len(opened), pieces
+        while len(self._sounds) > _OPEN_SOUNDS:
+            del self._sounds[next(iter(self._sounds))]
+        return wire.SoundOpened(tuple(opened), is_last=False)
 
     def _opened(self, work: wire.OpenModel) -> wire.ModelOpened:
         model = self._models[work.key] = OpenedModel(work.source)

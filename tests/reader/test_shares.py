@@ -106,6 +106,23 @@ def test_a_sound_that_is_refused_after_its_first_pieces_is_not_decoded_again() -
             next(model.sound(data, RATE, 290 * RATE, 30 * RATE))
 
 
+def test_a_sound_goes_on_in_the_process_that_has_opened_it(threads: ThreadPoolExecutor) -> None:
+    data = wav(np.zeros(300 * 100), rate=100)
+    with ReaderPool(opens_media=True) as pool:
+        model = ReadModel(pool, source())
+        before = set(pool.pids)
+        assert next(model.sound(data, RATE, 400 * RATE, 30 * RATE))
+        (first,) = set(pool.pids) - before
+        of_bob = model.sound(data, RATE, 500 * RATE, 30 * RATE)
+        with suspended(first):
+            of_ann = begun(threads, ANN, lambda: next(model.sound(data, RATE, 600 * RATE, 30 * RATE)))
+            wait_until(lambda: pool.load()["media"].running == 1)
+            assert begun(threads, BOB, lambda: next(of_bob)).result()
+        assert of_ann.result()
+        with suspended(first):
+            assert begun(threads, BOB, lambda: next(of_bob)).result()
+
+
 def test_a_picture_gets_memory_for_the_allowed_pixels_only() -> None:
     with ReaderPool(opens_media=True) as pool:
         model = ReadModel(pool, source())
