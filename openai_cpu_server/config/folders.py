@@ -38,8 +38,17 @@ def user_data_dir() -> Path:
     return base / _NAME
 
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+"""Bytes, as in Linux."""
+
+
 def expanded_path(path: Path | str) -> Path:
-    """Expand `~`. Raises StartupError for a user without a home."""
+    """Expand `~`. Raises StartupError for a user without a home, and for a name that no file can have."""
+    text = str(path)
+    longest = max(len(os.fsencode(name)) for name in text.split("/"))
+    if longest > _LONGEST_NAME or len(os.fsencode(text)) >= _LONGEST_PATH or min(text, default=" ") < " ":
+        why = f"it is too long (a name may have {_LONGEST_NAME} bytes) or has control characters"
+        raise StartupError(f"{text[:_LONGEST_NAME]!a} cannot be a path: {why}")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +108,33 @@ class ConfigFile(TomlConfigSettingsSource):
         }
 
 
+_MOST_CHARS = 65_536
+
+
 def set_value(name: str, value: Any, origin: str) -> Any:
     """Return the value, or None if it counts as unset. Raises StartupError that names the origin."""
+    for text in _texts(value):
+        if len(text) > _MOST_CHARS:
+            raise StartupError(f"{origin} has {len(text)} characters, and may have {_MOST_CHARS}")
+        require_utf8(text, origin)
     if not isinstance(value, str):
         return value
-    if not value.strip():
+    if not (text := value.strip()):
         if name in _GUARDS:
             raise StartupError(f"{origin} is empty: remove it to start without {option(name)}")
         return None
-    require_utf8(value, origin)
+    if min(text) < " " and text[0] not in "[{":  # tables and lists in variables are JSON
+        raise StartupError(f"{origin} has control characters")
     return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of tables and lists, with their names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def without_empty_values(arguments: Sequence[str]) -> list[str]:

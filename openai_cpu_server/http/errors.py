@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from uvicorn.protocols.utils import ClientDisconnected
 
 from openai_cpu_server import errors
 from openai_cpu_server.jobs.records import PageQuery
@@ -101,6 +102,8 @@ class ErrorObject(msgspec.Struct, frozen=True):
 def failure_of(error: Exception) -> Failure:
     if isinstance(error, HTTPException):
         return Failure(error.status_code, "invalid_request_error", HTTP_CODES.get(error.status_code))
+    if isinstance(error, ClientDisconnected):  # before a WebSocket is open
+        return Failure(CLIENT_GONE, "server_error", "client_gone")
     failure = next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
     if failure is INTERNAL:
         return INTERNAL

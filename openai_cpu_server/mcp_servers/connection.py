@@ -160,7 +160,7 @@ class McpConnection:
         except McpUnavailable:
             raise
         except Exception as error:
-            self._lose(_reason(error))
+            self._lose(self._traffic.cause or _reason(error))
             raise McpUnavailable(self._error) from None
         offered = self._options.tools
         self._listed_s = time.monotonic()

@@ -103,7 +103,7 @@ def engine_options(
     of, pinned_namespace = plan.options, ""
     if settings.cache_dir is not None and settings.profile_dir.exists() and not settings.profile_dir.is_dir():
         raise StartupError(f"--cache-dir: {settings.profile_dir} is not a folder")
-    if Path(of.cache_file).is_dir():
+    if expanded_path(of.cache_file).is_dir():
         raise StartupError(f"--cache-file: {of.cache_file} is a folder")
     if settings.isolates_by_key and settings.api_key is not None:
         # Pinned prompts are shared with the holders of the server's key.
@@ -164,7 +164,7 @@ def adapter_files(settings: Settings) -> AdapterFiles:
 def read_text(path: Path) -> str:
     """Read a text file. Raises StartupError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return expanded_path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read {path}: {error}") from None
 

@@ -84,3 +84,11 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert expanded_path("~/x") == Path("/home/me/x")
     assert expanded_path(Path("/x/~")) == Path("/x/~")
+
+
+@pytest.mark.parametrize("path", ["x" * 256, "/x/" + "ü" * 128, "/x" * 2048, "a\nb", "a\0b"])
+def test_what_no_file_can_be_called_is_one_line(path: str) -> None:
+    with pytest.raises(StartupError, match="cannot be a path") as refusal:
+        expanded_path(path)
+    assert len(str(refusal.value).splitlines()) == 1
+    assert expanded_path("x" * 255) == Path("x" * 255)

@@ -125,6 +125,8 @@ def test_wrong_options_are_named_in_one_line(arguments: str, said: str) -> None:
     [
         ("port = ", "cannot read "),
         ('host = "a\\u0000b"', "has a null character"),
+        ('pin_prompt = ["a\\u0000b"]', "has a null character"),
+        ('host = "a\\nb"', "has control characters"),
         (f"x = {'[' * 5000}{']' * 5000}", "cannot read the settings: a value is nested too deeply"),
         (f"tensor_place = ['{'(' * 5000}=CPU']", "cannot read the settings: a value is nested too deeply"),
         ("unknown_option = 1", "unknown option --unknown-option (from "),
@@ -146,6 +148,14 @@ def test_a_wrong_file_is_one_line_too(
     assert said in refused("--config", str(config))
     monkeypatch.setenv("OCS_INTERACTIVE_STEP_MS", "130")
     assert "--interactive-step-ms was removed" in refused()
+
+
+@pytest.mark.parametrize(
+    "place", ["models_dir = '%s'", "[mcp.x]\ncommand = ['%s']", "[aliases]\n%s = 'demo'"]
+)
+def test_a_text_that_is_too_long_is_not_repeated(config: Path, place: str) -> None:
+    config.write_text(place % ("x" * 70_000))
+    assert refused("--config", str(config)).endswith("has 70000 characters, and may have 65536")
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,16 @@ def test_a_message_may_come_with_the_handshake(server: ServerProcess) -> None:
             everything_until(sock, b'"done":true')
 
 
+@pytest.mark.parametrize("bad", [header(3, 1) + b"x", header(1, 2**62)], ids=["opcode", "length"])
+def test_a_bad_frame_with_the_handshake_is_not_an_error_of_the_server(
+    server: ServerProcess, bad: bytes
+) -> None:
+    first_line = len(server.lines)
+    answered(server, handshake() + bad)
+    wait_until(lambda: any("origin=websocket" in line for line in server.lines[first_line:]))
+    assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
+
+
 def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:
     data = json.dumps({"prompt": "a", "max_tokens": 200, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data)

@@ -134,6 +134,13 @@ async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> Non
         assert server.status().last_words == ()
 
 
+async def test_a_list_of_tools_that_is_too_long_is_named_as_the_reason() -> None:
+    async with connection(of_script(CHILD.replace("names = [", "names = ['again'] * 200_000 + ["))) as server:
+        with pytest.raises(McpUnavailable) as refusal:
+            await server.tools()
+        assert (str(refusal.value), server.status().error) == (FLOODED, FLOODED)
+
+
 async def test_a_server_that_hangs_is_started_again() -> None:
     async with connection(of_script(), McpLimits(seconds=3)) as server:
         await server.tools()

@@ -21,7 +21,7 @@ class InputLine(msgspec.Struct, frozen=True):
 
 
 class LineSplitter:
-    """Of a line that is too large, one byte too much is returned, and of a blank line nothing."""
+    """Returns one byte too much of a line that is too large, and blank lines without content."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._number = 0
