@@ -122,7 +122,6 @@ class Meter:
                     wrap_exceptions=True,
                     implementation="redispy",
                     socket_timeout=_ANSWER_S,
-                    socket_connect_timeout=_ANSWER_S,
                 ),
                 clock,
             )
