@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar, Union
@@ -92,7 +93,7 @@ class Quota(msgspec.Struct, frozen=True):
 class Meter:
     """Counts in memory while Redis is away. Redis does not get those counts later."""
 
-    def __init__(self, storage: _Storage) -> None:
+    def __init__(self, storage: _Storage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
         self._fallback = MemoryStorage()
         self._breaker = CircuitBreaker(
@@ -100,16 +101,15 @@ class Meter:
             back="the storage of rate limits is back",
             # Only the kind, because messages may hold the URL with a password.
             failure=lambda error: (
-                type(error.__cause__ or error).__name__
-                if isinstance(error, (StorageError, OSError))
-                else None
+                type(error.__cause__ or error).__name__ if isinstance(error, StorageError | OSError) else None
             ),
             answer_s=_ANSWER_S,
             pause_s=PAUSE_S,
+            clock=clock,
         )
 
     @classmethod
-    def open(cls, url: str | None) -> Meter:
+    def open(cls, url: str | None, clock: Callable[[], float] = time.monotonic) -> Meter:
         """Open the storage at `redis://...`, or None for memory. Raises StartupError, without the URL."""
         if url is None:
             return cls(MemoryStorage())
@@ -122,8 +122,8 @@ class Meter:
                     wrap_exceptions=True,
                     implementation="redispy",
                     socket_timeout=_ANSWER_S,
-                    socket_connect_timeout=_ANSWER_S,
-                )
+                ),
+                clock,
             )
         except ConfigurationError:
             raise MissingExtra("--limits-url needs", "redis") from None

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
+from limits.aio.storage import MemoryStorage
+from limits.errors import StorageError
 
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
 from openai_cpu_server.http.keys import Allowance, Key
-from openai_cpu_server.http.limits import Meter, RateLimits
+from openai_cpu_server.http.limits import Meter, Period, Quota, RateLimits, Unit
 from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.storage.breaker import PAUSE_S
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import client, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
+from tests.clock import Clock
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -201,6 +206,43 @@ async def test_while_the_storage_is_down_this_process_counts(caplog: pytest.LogC
     assert "counts alone" in record.getMessage()
     assert "ConnectionError" in record.getMessage()
     assert "hunter2" not in caplog.text
+
+
+async def refusing() -> None:
+    raise StorageError(ConnectionRefusedError())
+
+
+class SharedStorage(MemoryStorage):
+    """Plays the Redis of two servers."""
+
+    fault: Callable[[], Awaitable[None]] | None = None
+
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        if self.fault is not None:
+            await self.fault()
+        return await super().acquire_sliding_window_entry(key, limit, expiry, amount)
+
+
+@pytest.mark.parametrize("fault", [refusing, anyio.sleep_forever])
+async def test_without_the_storage_each_server_counts_alone_and_with_it_together_again(
+    fault: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, quota, storage = Clock(), Quota(Unit.TOKENS, Period.DAY, 2), SharedStorage()
+    meters = [Meter(storage, clock) for _ in range(2)]
+
+    async def taken() -> list[bool]:
+        return [await meter.take(quota, "ann", 1) for meter in meters]
+
+    with caplog.at_level(logging.INFO):
+        assert [await taken() for _ in range(2)] == [[True, True], [False, False]]
+        storage.fault = fault
+        assert [await taken() for _ in range(3)] == [[True, True], [True, True], [False, False]]
+        storage.fault = None
+        await storage.reset()
+        assert await taken() == [False, False]  # it is not asked yet
+        clock.now_s += PAUSE_S
+        assert [await taken() for _ in range(2)] == [[True, True], [False, False]]
+    assert ["counts alone" in record.getMessage() for record in caplog.records] == [True] * 2 + [False] * 2
 
 
 @pytest.mark.parametrize("url", ["mysql://:hunter2@x", "x", "redis://:hunter2@host:port:1"])

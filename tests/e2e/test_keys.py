@@ -1,6 +1,7 @@
-"""Keys of a real server: a file that changes while it serves, isolation of usage, TLS, a log without secrets.
+"""Keys of a real server: a file that changes while it serves, TLS, a log without secrets.
 
-The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_keys.py.
+The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_keys.py;
+prompts of other keys: tests/api/test_cache_routes.py.
 """
 
 from __future__ import annotations
@@ -126,22 +127,3 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     log = "".join(server.lines)
     assert "open sesame" not in log
     assert "hunter2" not in log
-
-
-def test_usage_shows_no_key_the_cached_prompt_of_another(tmp_path: Path) -> None:
-    """One function makes the namespace for all families: tests/api/test_cache_routes.py."""
-    keys = key_file(tmp_path / "keys.toml", {"ann": "", "bob": ""})
-    with tiny_server("--api-keys", str(keys)) as server:
-        for path in ("/v1/chat/completions", "/v1/messages"):
-            text = " ".join([path, *(f"word{number}" for number in range(40))])
-            body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
-
-            def num_cached(key: str, path: str = path, body: object = body) -> int:
-                usage = server.post(path, json=body, headers={"x-api-key": key}).json()["usage"]
-                cached = usage.get("cache_read_input_tokens")
-                return int(usage["prompt_tokens_details"]["cached_tokens"] if cached is None else cached)
-
-            template_tokens = num_cached("ann")
-            assert num_cached("bob") == template_tokens < 20
-            assert num_cached("ann") > 40
-            assert num_cached("bob") > 40

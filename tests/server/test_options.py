@@ -36,8 +36,21 @@ def test_options_reach_the_api_by_name_and_in_other_words() -> None:
     assert (told.max_choices, told.page, told.lenient) == (3, False, True)
     assert (told.max_file_bytes, told.request_timeout_s) == (2 * 1024 * 1024, 5)
     assert told.api_key == "k"
+    assert told.isolate_by_key
     assert told.scheduling is not None
     assert told.scheduling.max_queue == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts"),
+    [
+        ([], {"localhost", "127.0.0.1"}),
+        (["--host", "0.0.0.0"], None),  # the server does not know its names
+        (["--host", "0.0.0.0", "--allowed-host", "llm.example"], {"localhost", "0.0.0.0", "llm.example"}),
+    ],
+)
+def test_names_of_the_server(given: list[str], hosts: set[str] | None) -> None:
+    assert api_options(read_settings(given)).hosts == hosts
 
 
 def test_what_only_a_running_server_reads_is_an_option_of_servers() -> None:
