@@ -75,7 +75,7 @@ class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def advice(self, option: str) -> str:
         """Return what to use in place of an option, or ""."""
-        starts = (each for each in self.instead if each[-1] == "-" and option.startswith(each))
+        starts = (each for each in self.instead if each[-1] == "-" and f"{option}-".startswith(each))
         return self.instead.get(option) or self.instead.get(next(starts, ""), "")
 
 
