@@ -59,11 +59,11 @@ FOREIGN_WORDS = re.compile(
     r"|\b([Ee]verybody|told|anew|any more)\b"
     r"|\b(go|goes|went|gone|going) on (from|where|with)\b"
     r"|\b(die|dies|died) of\b|\bsays nothing\b|\bdoes not go with\b"
-    r"|[,;:] for (?:it|they|there|this|these|(?:the|an?|no|each|all) \w+|\w+s) (is|are|was|has|have|can|does|must)\b"
+    r"|[,;:] for (it|they|there|this|these|(the|an?|no|each|all) \w+|\w+s) (is|are|was|has|have|can|does)\b"
     r"|(?:^|(?<=[.;:] ))(Who|What)\b(?!.*\?)|(?:^|; )so (with|`)"
 )
 """Such as "is no number" for "is not a number", and persons where a program or a request is meant.
-", for it is" is "because", "go on from" is "continue", "any more" is "no longer", and "die of" is "crash with"."""
+"go on from" is "continue", "any more" "no longer", "die of" "crash with", ", for it is" "because it is"."""
 MEANT = {
     "answers.store",  # words of negation in questions
     "api.responses.conversation",  # an instruction to the model, as are those of transcriptions

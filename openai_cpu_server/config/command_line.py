@@ -59,8 +59,8 @@ def unknown_option(name: str, options: Iterable[str]) -> str:
 
 def guess(name: str, known_names: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name, which is empty if no other name is near."""
-    by_letters = {each.strip("-").replace("_", "-"): each for each in known_names}
-    letters = name.strip("-").replace("_", "-").lower()
+    by_letters = {each.strip("-[]").replace("_", "-"): each for each in known_names}
+    letters = name.strip("-[]").replace("_", "-").lower()
     longer = [each for each in by_letters if len(letters) > 1 and each.startswith(letters)]
     close = longer or difflib.get_close_matches(letters, by_letters, n=1, cutoff=0.7)
     return f"; did you mean {by_letters[close[0]]}?" if close else ""
@@ -75,8 +75,8 @@ class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def advice(self, option: str) -> str:
         """Return what to use in place of an option, or ""."""
-        texts = (text for start, text in self.instead.items() if start[-1] == "-" and option.startswith(start))
-        return self.instead.get(option) or next(texts, "")
+        starts = (each for each in self.instead if each[-1] == "-" and f"{option}-".startswith(each))
+        return self.instead.get(option) or self.instead.get(next(starts, ""), "")
 
 
 @functools.cache

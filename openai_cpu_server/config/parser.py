@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
 from openai_cpu_server.config.command_line import CommandParser, guess, translated, unknown_option
@@ -75,7 +76,8 @@ _TABLES = ("dict_type", "model_type")
 
 def _in_words(message: str) -> str:
     """Return pydantic's message without its own words."""
-    return message.removeprefix("Value error, ").replace("Input should be ", "must be ", 1)
+    message = message.removeprefix("Value error, ").partition(", unable to parse ")[0]
+    return message.replace("Input should be ", "must be ", 1).replace("Field required", "is missing")
 
 
 class _SettingsParser(CommandParser):
@@ -119,11 +121,7 @@ def read_settings(
         return CliApp.run(settings, cli_args=others, cli_settings_source=source, **named)
     except ValidationError as error:
         problems = (
-            (_unknown_key if e["type"] == "extra_forbidden" else _problem)(
-                e["loc"],
-                "must be a table" if e["type"] in _TABLES else _in_words(e["msg"]),
-                option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "",
-            )
+            _line(e, option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "")
             for e in error.errors()[:_MOST_PROBLEMS]
         )
         raise StartupError("; ".join(problems)) from None
@@ -163,6 +161,15 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 
 _NUM_OF_TABLE = {"models": 2, "mcp": 2, "prices": 2, "ray": 1, "aliases": 1}
 """Number of keys that name a table, by the first of them."""
+
+
+def _line(error: ErrorDetails, origin: str) -> str:
+    location = error["loc"]
+    if len(location) == 1 and isinstance(error["input"], dict) and location[0] not in _NUM_OF_TABLE:
+        tables = [f"[{name}]" for name in _NUM_OF_TABLE]
+        return f"[{location[0]}]: unknown table{guess(str(location[0]), tables)}{origin}"
+    message = "must be a table" if error["type"] in _TABLES else _in_words(error["msg"])
+    return (_unknown_key if error["type"] == "extra_forbidden" else _problem)(location, message, origin)
 
 
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:

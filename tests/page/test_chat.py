@@ -348,7 +348,8 @@ def test_a_model_that_thinks_is_told_to_answer(media_visit: Visit) -> None:
 
 
 def attachable(page: Page) -> None:
-    expect(page.get_by_role("button", name="Attach pictures, sounds, documents and text files")).to_be_visible()
+    name = "Attach pictures, sounds, documents and text files"
+    expect(page.get_by_role("button", name=name)).to_be_visible()
 
 
 def choose(page: Page, model: str) -> None:

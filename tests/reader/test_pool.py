@@ -29,6 +29,7 @@ from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
+from tests.gates import suspended
 from tests.llama.odd_models import rewritten
 from tests.reader.conftest import DEMO, opened
 from tests.tiny_model import tiny_model_path
@@ -152,8 +153,7 @@ def test_a_pool_that_is_closed_waits_for_work_and_says_so() -> None:
     pool = ReaderPool(child=ReaderChild())
     model = opened(pool, DEMO)
     (pid,) = pool.pids
-    os.kill(pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as threads:
+    with suspended(pid), ThreadPoolExecutor(1) as threads:
         work = threads.submit(encoded, model, "x" * 99)
         wait_until(lambda: pool.load()["quick"].running == 1)
         pool.close()
