@@ -1,4 +1,5 @@
-"""Grammars for an opened model. Imported with the first of them, because most reader processes make none."""
+"""Grammars for an opened model. Imported by the first reader while the engine loads the model, by others with
+the first grammar, because most of them make none."""
 
 from __future__ import annotations
 

@@ -355,6 +355,8 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
         sock.sendall(framed(_encoded(result, is_last=is_last)))
         if is_last:
             return
+        if isinstance(work, wire.OpenModel) and work.source.generates and not work.is_known:
+            pkgutil.resolve_name(_GRAMMARS)  # while the engine loads the model
 
 
 def _encoded(result: wire.Result, *, is_last: bool) -> bytes:

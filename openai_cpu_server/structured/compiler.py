@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 
 import msgspec
@@ -27,7 +27,6 @@ from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     Alt,
-    Chars,
     Expr,
     Ref,
     Rules,
@@ -61,7 +60,7 @@ from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, without_unevaluated
 from openai_cpu_server.structured.schema.nodes import JsonKind, Scalars, Size
 from openai_cpu_server.structured.schema.normalise import SchemaReaders
-from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
+from openai_cpu_server.structured.values.arrays import ArrayRules, array_shape
 from openai_cpu_server.structured.values.objects import ObjectRules, ObjectShape, ObjectShapes
 from openai_cpu_server.structured.values.scalars import (
     NumberLanguages,
@@ -141,23 +140,23 @@ class _Compiler:
         )
         self.joined = self._readers.table.joined
         self._normaliser = self._readers.root
-        self._table = self._readers.table
-        self._goals = Goals(self._table, self._readers.at, budget, self._report)
+        self._goals = Goals(self._readers.table, self._readers.at, budget, self._report)
         self._goals.is_possible = self._is_possible
         self._evaluation = functools.cache(self._new_evaluation)
         self._goals.expand = functools.cache(
             functools.partial(without_unevaluated, self._evaluation, self._report)
         )
         self._strings = StringLanguages(self._goals, budget, self._report)
-        self._numbers = NumberLanguages(self._table, self._report)
-        self._shapes = ObjectShapes(self._goals, self._strings, self._report)
+        self._numbers = NumberLanguages(self._goals)
+        self._shapes = ObjectShapes(self._goals, self._strings)
         self._grammar = GrammarBuilder(budget)
         writing = value_writing(self._grammar, options.values, options.whitespace)
         marks, self._texts = writing.marks, writing.texts
+        self._number = functools.partial(self._grammar.by_language, plain=self._strings.plain)
         self._lexemes = ScalarLexemes(self._grammar, self._strings, writing.texts)
         names = ScalarLexemes(self._grammar, self._strings, writing.names)
         self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
-        self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
+        self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
@@ -220,7 +219,7 @@ class _Compiler:
                 return alt(*(self._grammar.structural("multiple", each) for each in options))
             language = self._numbers.language(branch)
             plain = {NUMBER: "number", INTEGER: "integer"}
-            return self._lexemes.number(language, plain.get(language, f"{hint}-number"))
+            return self._number(language, plain.get(language, f"{hint}-number"))
         if kind is JsonKind.STRING:
             return self._lexemes.string(self._strings.language(branch))
         if kind is JsonKind.ARRAY:
@@ -229,26 +228,15 @@ class _Compiler:
 
     def _array(self, branch: Branch, hint: str) -> Expr:
         shape = array_shape(branch, self._goals)
-        if shape is None:
-            return NOTHING
-        while True:
-            try:
-                return self._arrays.expr(shape, hint)
-            except NotEnforceable as error:
-                self._refuse(error.numbers, error.reason)
-                shape = shape.without(error.numbers)
+        return NOTHING if shape is None else self._arrays.expr(shape, hint)
 
     def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
         most = len(shape.members) + bool(shape.others)
         if shape.low > most:
             counts = [f.number for f in branch if isinstance(f.node, Size) and f.node.low > most]
-            self._refuse(counts, "over 1 cannot be enforced on names that may repeat")
+            self._goals.refuse(counts, "over 1 cannot be enforced on names that may repeat")
             shape = replace(shape, low=most)
         return self._objects.expr(shape, hint)
-
-    def _refuse(self, numbers: Iterable[int], reason: str) -> None:
-        for number in numbers:
-            self._report.refuse(*self._table.place(number), reason)
 
     # Which branches have values
 
@@ -295,7 +283,7 @@ class _Compiler:
             return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
         if kind is JsonKind.STRING:
             return {x: self._lexemes.string(literal(x)) for x in self._strings.listed(branch)}
-        return {x: self._lexemes.number(spelled(x), "number") for x in self._numbers.listed(branch)}
+        return {x: self._number(spelled(x), "number") for x in self._numbers.listed(branch)}
 
 
 def _booleans(branch: Branch) -> list[bool]:
@@ -425,10 +413,7 @@ def language_rules(language: Expr, pattern: str) -> Rules:
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     if plain.is_empty(language):
         raise InvalidSchema("", f"nothing matches the pattern {pattern[:80]!r}")
-    simple = plain.simplified(language)
-    if simple is None:
-        return grammar.finish(grammar.by_states("text", plain.automaton(language), Chars))
-    return grammar.finish(grammar.define("text", simple))
+    return grammar.finish(grammar.by_language(language, "text", plain))
 
 
 def choice_rules(choices: list[str]) -> Rules:

@@ -48,13 +48,6 @@ class WrongCharacter(Exception):
         self.position = position
 
 
-def decoded_literal(symbol: str) -> str:
-    """Decode a literal. Raises WrongCharacter."""
-    if "\\" not in symbol and symbol.isascii():
-        return symbol[1:-1]
-    return "".join(chr(code) for code, _ in _codes(symbol, 1))
-
-
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
     """Parse `[a-z]` or `[^a-z]`. Raises WrongCharacter."""
@@ -175,22 +168,13 @@ _LIFTED_AT = 6
 """Groups nested this deep become rules, so that no expression is deep."""
 
 
-class _Group:
-    __slots__ = ("alternatives", "items")
+_Group = list[list[Expr]]
+"""Alternatives, each a row of items."""
 
-    def __init__(self) -> None:
-        self.alternatives: list[Expr] = []
-        self.items: list[Expr] = []
 
-    def next_alternative(self) -> None:
-        items = self.items
-        self.alternatives.append(items[0] if len(items) == 1 else seq(*items))
-        self.items = []
-
-    def finish(self) -> Expr:
-        self.next_alternative()
-        found = self.alternatives
-        return found[0] if len(found) == 1 else alt(*found)
+def _finished(group: _Group) -> Expr:
+    found = [items[0] if len(items) == 1 else seq(*items) for items in group]
+    return found[0] if len(found) == 1 else alt(*found)
 
 
 def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
@@ -244,38 +228,37 @@ class _Parser:
 
     def _body(self, name: str) -> Expr:
         """Most symbols were met before, and are read by the inner loop."""
-        groups = [_Group()]
+        groups: list[_Group] = [[[]]]
         lifted = (f"{name}.{number}" for number in itertools.count(1))
         symbols, operands = self._symbols, self._operands
         while True:
             while (found := operands.get(symbols[self._next].text)) is not None:
-                groups[-1].items.append(found)
+                groups[-1][-1].append(found)
                 self._next += 1
             kind = self._kind
             if len(groups) == 1 and kind in ("line end", "end"):
-                return groups[0].finish()
+                return _finished(groups[0])
             self._part(kind, groups, lifted)
 
     def _part(self, kind: str, groups: list[_Group], lifted: Iterator[str]) -> None:
-        group = groups[-1]
         if kind in _OPERANDS:
             self._operands[self._text] = self._made(kind)
             return
         if kind == "open":
             if len(groups) > DEEPEST_GROUP:
                 raise self._error(self._next, f"more than {DEEPEST_GROUP} nested groups")
-            groups.append(_Group())
+            groups.append([[]])
         elif kind == "close" and len(groups) > 1:
-            expr = groups.pop().finish()
+            expr = _finished(groups.pop())
             if len(groups) >= _LIFTED_AT and expr.depth > 2:
                 name = next(lifted)
                 self._rules[name] = expr
                 expr = Ref(name)
-            groups[-1].items.append(expr)
+            groups[-1][-1].append(expr)
         elif kind == "or":
-            group.next_alternative()
+            groups[-1].append([])
         elif kind == "repetition":
-            self._repeat(group)
+            self._repeat(groups[-1][-1])
         elif kind != "line end":
             end = "')'" if len(groups) > 1 else "the end of the line"
             wanted = f"a literal, a class, a rule's name, '(', '|' or {end}"
@@ -284,14 +267,14 @@ class _Parser:
         if kind == "or":
             self._skip_lines()
 
-    def _repeat(self, group: _Group) -> None:
-        if not group.items:
+    def _repeat(self, items: list[Expr]) -> None:
+        if not items:
             raise self._error(self._next, f"nothing stands before {self._text[:20]!r}")
         try:
             counts = COUNT_MARKS.get(self._text) or counts_in_braces(self._text, MOST_TIMES)
         except ValueError as error:
             raise self._error(self._next, str(error)) from None
-        group.items[-1] = repeat(group.items[-1], *counts)
+        items[-1] = repeat(items[-1], *counts)
 
     def _made(self, kind: str) -> Expr:
         text = self._text
@@ -305,7 +288,8 @@ class _Parser:
         try:
             if kind == "class":
                 return Chars(class_set(text))
-            decoded = decoded_literal(text)
+            is_plain = "\\" not in text and text.isascii()
+            decoded = text[1:-1] if is_plain else "".join(chr(code) for code, _ in _codes(text, 1))
             return Text(decoded) if decoded else EMPTY
         except WrongCharacter as error:
             raise self._error(self._next, str(error), error.position) from error

@@ -194,7 +194,7 @@ def _is_group(expr: Expr) -> bool:
 
 def text_length(rules: Rules) -> int:
     lengths: dict[Expr, int] = {}
-    for expr in parts_first(list(rules.values())):
+    for expr in parts_first(rules.values()):
         lengths[expr] = _length(expr, lengths)
     return sum(len(f"{name} ::= \n") + lengths[expr] for name, expr in rules.items())
 

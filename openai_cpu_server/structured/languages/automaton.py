@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -50,8 +50,8 @@ class Alphabet:
         sets = _sets_in(expr)
         budget.spend("regex_work", len(sets) ** 2 // _PAIRS_A_STEP)
         self.classes = partition(sets)
-        self._masks: dict[CharSet, int] = {}
-        self._fronts: dict[Expr, frozenset[int]] = {}
+        self._mask = functools.cache(self._find_mask)
+        self._front = functools.cache(self._find_front)
 
     def blocks(self, state: Expr) -> list[int]:
         """Return sets of classes, such that all characters of a set have the same derivative."""
@@ -63,29 +63,20 @@ class Alphabet:
     def code(self, block: int) -> int:
         return self.classes[(block & -block).bit_length() - 1].ranges[0][0]
 
-    def _front(self, expr: Expr) -> frozenset[int]:
-        found = self._fronts.get(expr)
-        if found is None:
-            found = self._fronts[expr] = frozenset(self._compute(expr))
-        return found
-
-    def _compute(self, expr: Expr) -> Iterable[int]:
+    def _find_front(self, expr: Expr) -> frozenset[int]:
         if isinstance(expr, Chars):
-            return (self._mask(expr.set),)
+            return frozenset((self._mask(expr.set),))
         if isinstance(expr, Residue):
-            return map(self._mask, _DIGITS)
+            return frozenset(map(self._mask, _DIGITS))
         found: set[int] = set()
         for part in expr.parts:
             found |= self._front(part)
             if isinstance(expr, Seq) and not part.is_nullable:
                 break
-        return found
+        return frozenset(found)
 
-    def _mask(self, chars: CharSet) -> int:
-        if chars not in self._masks:
-            inside = (i for i, each in enumerate(self.classes) if each.ranges[0][0] in chars)
-            self._masks[chars] = sum(1 << i for i in inside)
-        return self._masks[chars]
+    def _find_mask(self, chars: CharSet) -> int:
+        return sum(1 << i for i, each in enumerate(self.classes) if each.ranges[0][0] in chars)
 
 
 def _sets_in(expr: Expr) -> list[CharSet]:
@@ -384,7 +375,7 @@ class _Graph:
     def __init__(self, automaton: Automaton) -> None:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
         self._into: dict[int, set[int]] = {_START: set(), _END: set()}
-        self._sizes: dict[Expr, int] = {}
+        self._size = functools.cache(self._find_size)
         self._num_written = 0
         for state, edges in enumerate(automaton.edges):
             self._out[state] = {target: Chars(chars) for chars, target in edges}
@@ -417,11 +408,8 @@ class _Graph:
         incoming = sum(self._size(self._out[s][state]) for s in into)
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
-    def _size(self, expr: Expr) -> int:
-        size = self._sizes.get(expr)
-        if size is None:
-            size = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
-        return size
+    def _find_size(self, expr: Expr) -> int:
+        return 1 + sum(map(self._size, expr.parts))
 
     def _eliminate(self, state: int) -> None:
         out = self._out.pop(state)

@@ -8,10 +8,12 @@ import itertools
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from weakref import ref
 
 from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
+
+K = TypeVar("K")
 
 
 class _KeyedReference(ref[Any]):
@@ -393,22 +395,28 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
     return found
 
 
-def parts_first(roots: list[Expr], done: Container[Expr] = ()) -> list[Expr]:
-    found: dict[Expr, None] = {}
-    stack = [(root, False) for root in reversed(roots)]
+def inner_first(roots: Iterable[K], inner: Callable[[K], Iterable[K]], done: Container[K] = ()) -> list[K]:
+    """Return each key behind those that `inner` finds for it, except within cycles."""
+    found, met = list[K](), set[K]()
+    stack = [(root, False) for root in reversed([*roots])]
     while stack:
-        expr, is_done = stack.pop()
+        key, is_done = stack.pop()
         if is_done:
-            found[expr] = None
-        elif expr not in found and expr not in done:
-            stack.append((expr, True))
-            stack += [(x, False) for x in expr.parts if x not in found]
-    return list(found)
+            found.append(key)
+        elif key not in met and key not in done:
+            met.add(key)
+            stack.append((key, True))
+            stack += [(each, False) for each in inner(key) if each not in met]
+    return found
+
+
+def parts_first(roots: Iterable[Expr], done: Container[Expr] = ()) -> list[Expr]:
+    return inner_first(roots, lambda expr: expr.parts, done)
 
 
 def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
     """Return the rules with other expressions in place of those without parts."""
     found: dict[Expr, Expr] = {}
-    for expr in parts_first(list(rules.values())):
+    for expr in parts_first(rules.values()):
         found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)
     return {name: found[expr] for name, expr in rules.items()}

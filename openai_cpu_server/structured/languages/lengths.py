@@ -128,15 +128,13 @@ class PlainLanguages:
         self._budget = budget
         self.automaton = functools.cache(functools.partial(build_automaton, budget=budget))
         self._simple: dict[Expr, Expr | None] = {}
-        self._empty: dict[Expr, bool] = {}
+        self._surely_empty = functools.cache(functools.partial(self._tried, self._has_none))
 
     def is_empty(self, language: Expr) -> bool:
         """Return True only if surely empty: too many states count as not empty. Raises SchemaTooLarge."""
         if not language.is_extended:
             return language is NOTHING
-        if language not in self._empty:
-            self._empty[language] = self._tried(self._has_none, language) or False
-        return self._empty[language]
+        return self._surely_empty(language) or False
 
     def _has_none(self, language: Expr) -> bool:
         if isinstance(language, And) and _starts_clash(language):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -37,7 +38,7 @@ class RuleProduct(ABC, Generic[S]):
         self._users: dict[tuple[str, S], dict[tuple[str, S], None]] = {}
         self._waiting: dict[tuple[str, S], None] = {}
         self._names: dict[tuple[str, S, S], str] = {}
-        self._ways_here: dict[tuple[Expr, S], dict[S, Expr]] = {}
+        self._ways = functools.cache(self._find_ways)
         """Ways of the parts of the present rule, because expressions share parts."""
         self._whole = self._here = (whole, start)
         self._of_rule(self._whole)
@@ -64,7 +65,7 @@ class RuleProduct(ABC, Generic[S]):
         while self._waiting:
             self._here = key = next(iter(self._waiting))
             del self._waiting[key]
-            self._ways_here.clear()
+            self._ways.cache_clear()
             before, found = self._expansions[key], self._ways(self._source[key[0]], key[1])
             self._expansions[key] = found
             if found.keys() > before.keys():
@@ -84,12 +85,7 @@ class RuleProduct(ABC, Generic[S]):
         number = len(self._names)
         return self._names.setdefault((rule, before, after), f"{rule.strip('_.')}.{number}")
 
-    def _ways(self, expr: Expr, before: S) -> dict[S, Expr]:
-        if (expr, before) not in self._ways_here:
-            self._ways_here[expr, before] = self._found_ways(expr, before)
-        return self._ways_here[expr, before]
-
-    def _found_ways(self, expr: Expr, before: S) -> dict[S, Expr]:
+    def _find_ways(self, expr: Expr, before: S) -> dict[S, Expr]:
         if isinstance(expr, Ref) and expr.name in self._source:
             return self._of_rule((expr.name, before))
         if isinstance(expr, Alt):

@@ -22,6 +22,7 @@ from openai_cpu_server.structured.languages.expr import (
     Rules,
     Seq,
     Text,
+    inner_first,
     parts_first,
 )
 
@@ -59,12 +60,11 @@ def described(deepest: Sequence[str]) -> str:
     return f"{len(deepest)} rules lie within one another ({path}), which is too many"
 
 
-class _OpenRule:
-    def __init__(self, name: str, expr: Expr, levels: int) -> None:
-        self.name = name
-        self.names = _named(expr, _OF_RULE)
-        self.levels = levels
-        self.height = 0
+class _OpenRule(msgspec.Struct):
+    name: str
+    names: Iterator[tuple[str, int]]
+    levels: int
+    height: int = 0
 
 
 class _Visit:
@@ -100,7 +100,7 @@ class _Visit:
 
     def _opened(self, name: str, levels: int) -> _OpenRule:
         self._met.add(name)
-        return _OpenRule(name, self._rules[name], levels)
+        return _OpenRule(name, _named(self._rules[name], _OF_RULE), levels)
 
 
 def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
@@ -118,27 +118,14 @@ def takes_long_texts(rules: Rules, most: int) -> bool:
     """
     least: dict[Expr, float] = {}
     lengths: dict[str, float] = {}
-    for name in _inner_first(rules):
+    # Control tokens count as names, too.
+    for name in inner_first(rules, lambda name: sorted(rules[name].references & rules.keys())):
         for expr in parts_first([rules[name]], least):
             least[expr] = length = _least_length(expr, least, lengths)
             if most < length < math.inf:
                 return True
         lengths[name] = least[rules[name]]
     return False
-
-
-def _inner_first(rules: Rules) -> Iterator[str]:
-    """Rules after those that they name, except within cycles."""
-    stack, met = [(name, False) for name in reversed(rules)], set[str]()
-    while stack:
-        name, is_done = stack.pop()
-        if is_done:
-            yield name
-        elif name not in met:
-            met.add(name)
-            stack.append((name, True))
-            named = sorted(rules[name].references & rules.keys())  # control tokens count as names, too
-            stack += [(inner, False) for inner in named if inner not in met]
 
 
 def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str, float]) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 
 import msgspec
 
@@ -42,14 +41,14 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.lark.plan import (
     FirstBytes,
+    Following,
+    LexemePlaces,
     LexemePlan,
     Share,
     TooMuch,
     Work,
-    following,
     is_character,
     lead_of_char,
-    places,
     union,
 )
 from openai_cpu_server.structured.options import Budget, Limits, SchemaTooLarge
@@ -203,15 +202,10 @@ class LexemeLoosener:
         return rebuilt(expr, map(self.loosened, expr.parts))
 
 
-def fixed_words(expr: Expr) -> Iterator[str]:
-    for item in expr.items if isinstance(expr, Alt) else (expr,):
-        word = _word(item)
-        if word is not None:
-            yield word
-
-
-def without_words(expr: Expr) -> Expr:
-    return alt(*(x for x in (expr.items if isinstance(expr, Alt) else (expr,)) if _word(x) is None))
+def _split(expr: Expr) -> tuple[list[str], Expr]:
+    """Return the alternatives that are one word each, and all others."""
+    words = {x: _word(x) for x in (expr.items if isinstance(expr, Alt) else (expr,))}
+    return [x for x in words.values() if x is not None], alt(*(x for x in words if words[x] is None))
 
 
 def _word(expr: Expr) -> str | None:
@@ -237,14 +231,14 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
     """
     leads = FirstBytes()
     first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
-    follow = following(plan.rules, plan.lexemes, first_bytes, work)
+    follow = Following(plan.rules, plan.lexemes, first_bytes, work).result()
     found = conflicts_among(plan.lexemes, follow, work)
     if found is not None and not found:
         return set()
     suspects = set(plan.lexemes) if found is None else found
     try:
         confirmed: set[str] = set()
-        for place in places(plan, share):
+        for place in LexemePlaces(plan, share).found():
             firsts = union(first_bytes[name] for name in place if name in suspects)
             lexemes = {name: plan.lexemes[name] for name in place if first_bytes[name] & firsts}
             here = conflicts_among(lexemes, place, share) if lexemes else set()
@@ -269,7 +263,7 @@ def conflicts_among(lexemes: dict[str, Expr], follow: dict[str, int], work: Work
 
 def _largest(lexemes: dict[str, Expr]) -> set[str]:
     breakable = {name for name, expr in lexemes.items() if not is_character(expr)}
-    return {name for name in breakable if without_words(lexemes[name]) != NOTHING} or breakable
+    return {name for name in breakable if _split(lexemes[name])[1] != NOTHING} or breakable
 
 
 def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
@@ -307,8 +301,8 @@ class _Search:
         self._deriver = Deriver(self._budget)
         self._groups: dict[Expr, _Group] = {}
         self._words: dict[str, list[str]] = {}
-        self._steps: dict[tuple[State, str], State] = {}
-        self._known_followers: dict[State, int] = {}
+        self._step = functools.cache(self._find_step)
+        self._followers = functools.cache(self._find_followers)
         self._leads = FirstBytes()
         self._loosener = LexemeLoosener()
         self._found: set[str] = set()
@@ -316,11 +310,11 @@ class _Search:
             self._add(name, expr)
 
     def _add(self, name: str, expr: Expr) -> None:
-        for word in fixed_words(expr):
+        words, rest = _split(expr)
+        for word in words:
             self._work.spend(2 + len(word) // 16)
             self._words.setdefault(word, []).append(name)
         self._work.spend(6)
-        rest = without_words(expr)
         if rest not in (NOTHING, EMPTY):
             group = self._groups.setdefault(self._loosener.loosened(rest), _Group())
             group.follow |= self._follow[name]
@@ -349,21 +343,15 @@ class _Search:
         self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
         return _one_of_each(sets)
 
-    def _step(self, state: State, char: str) -> State:
-        key = (state, char)
-        found = self._steps.get(key)
-        if found is None:
-            before = self._budget.spent("regex_work")
-            moved = ((group, self._deriver.derive(rest, ord(char))) for group, rest in state)
-            found = self._steps[key] = tuple((group, rest) for group, rest in moved if rest != NOTHING)
-            self._work.spend(4 + len(state) + 6 * (self._budget.spent("regex_work") - before))
+    def _find_step(self, state: State, char: str) -> State:
+        before = self._budget.spent("regex_work")
+        moved = ((group, self._deriver.derive(rest, ord(char))) for group, rest in state)
+        found = tuple((group, rest) for group, rest in moved if rest != NOTHING)
+        self._work.spend(4 + len(state) + 6 * (self._budget.spent("regex_work") - before))
         return found
 
-    def _followers(self, state: State) -> int:
-        if state not in self._known_followers:
-            ended = (self._groups[group] for group, rest in state if rest.is_nullable)
-            self._known_followers[state] = union(group.follow for group in ended)
-        return self._known_followers[state]
+    def _find_followers(self, state: State) -> int:
+        return union(self._groups[group].follow for group, rest in state if rest.is_nullable)
 
     def _note(self, following: int, state: State) -> None:
         for group, rest in state if following else ():

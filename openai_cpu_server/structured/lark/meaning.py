@@ -34,7 +34,7 @@ from openai_cpu_server.structured.languages.rewriting import (
     RuleProduct,
     merged_ways,
 )
-from openai_cpu_server.structured.lark.plan import Work, following
+from openai_cpu_server.structured.lark.plan import Following, Work
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
 from openai_cpu_server.structured.options import Budget, Limits
 
@@ -137,7 +137,7 @@ class _GreedyRules(RuleProduct[CharSet]):
             firsts = (terminals.first(name) for name in bits if mask & bits[name])
             return CharSet.of(*{each for chars in firsts for each in chars.ranges})
 
-        followers = following(source, terminals.languages, bits, Work())
+        followers = Following(source, terminals.languages, bits, Work()).result()
         self._following = {name: first_characters(mask) for name, mask in followers.items()}
         self._endings = {name: terminals.endings(name, chars) for name, chars in self._following.items()}
         super().__init__(source, _WHOLE, CharSet(()))

@@ -56,13 +56,8 @@ class Work:
         return self.spent / _STEPS_A_SECOND
 
     @property
-    def regex_budget(self) -> Budget:
-        """Return a budget for one automaton, which cannot cost more than what is left."""
-        left = max(self._allowed - self.spent, 0) // _STEPS_A_TRANSITION
-        return Budget(Limits(regex_work=min(left, Limits().regex_work)))
-
-    def spend_budget(self, budget: Budget) -> None:
-        self.spend(_STEPS_A_TRANSITION * budget.spent("regex_work"))
+    def left(self) -> int:
+        return max(self._allowed - self.spent, 0)
 
     def spend(self, steps: int) -> None:
         """Count steps. Raises InvalidGrammar if the sum exceeds the limit."""
@@ -100,18 +95,13 @@ class RegularRules:
     def __init__(self, rules: dict[str, Expr], work: Work) -> None:
         self._work = work
         self.inlined: dict[str, Expr] = {}
-        self._cache: dict[Expr, Expr | None] = {}
+        self.of = functools.cache(self._of)
+        """Return None if it is not regular or too deep. Raises InvalidGrammar."""
         self._num_put_in = 0
         for name in bottom_up(rules):
             found = self.of(rules[name])
             if found is not None:
                 self.inlined[name] = found
-
-    def of(self, expr: Expr) -> Expr | None:
-        """Return None if it is not regular or too deep. Raises InvalidGrammar."""
-        if expr not in self._cache:
-            self._cache[expr] = self._of(expr)
-        return self._cache[expr]
 
     def _of(self, expr: Expr) -> Expr | None:
         if isinstance(expr, Ref):
@@ -220,13 +210,14 @@ class LexemePlan:
         language = self._regular.of(expr)
         if language is None:
             raise InvalidGrammar(1, 1, "too large: a pattern is beside others in too many places")
-        budget = self._work.regex_budget
+        most = min(self._work.left // _STEPS_A_TRANSITION, Limits().regex_work)
+        budget = Budget(Limits(regex_work=most))
         try:
             automaton = build_automaton(spelt_out(language), budget)
         except SchemaTooLarge:
             message = "too ambiguous: a pattern cannot be distinguished from the text that may follow it"
             raise InvalidGrammar(1, 1, message) from None
-        self._work.spend_budget(budget)
+        self._work.spend(_STEPS_A_TRANSITION * budget.spent("regex_work"))
         simple = to_expr(automaton)
         if simple is not None:
             return simple
@@ -327,20 +318,10 @@ def lead_of_char(char: str) -> int:
 
 class FirstBytes:
     def __init__(self) -> None:
-        self._fronts: dict[Expr, frozenset[CharSet]] = {}
-        self._masks: dict[Expr, int] = {}
+        self.fronts = functools.cache(self._fronts)
+        self.mask = functools.cache(lambda expr: union(map(lead_bytes, self.fronts(expr))))
 
-    def fronts(self, expr: Expr) -> frozenset[CharSet]:
-        if expr not in self._fronts:
-            self._fronts[expr] = self._compute(expr)
-        return self._fronts[expr]
-
-    def mask(self, expr: Expr) -> int:
-        if expr not in self._masks:
-            self._masks[expr] = union(map(lead_bytes, self.fronts(expr)))
-        return self._masks[expr]
-
-    def _compute(self, expr: Expr) -> frozenset[CharSet]:
+    def _fronts(self, expr: Expr) -> frozenset[CharSet]:
         if isinstance(expr, Chars):
             return frozenset((expr.set,))
         if isinstance(expr, Text):
@@ -363,18 +344,11 @@ def _common(some: frozenset[CharSet], others: frozenset[CharSet]) -> frozenset[C
     return frozenset(common for one in some for other in others if (common := one & other))
 
 
-def following(
-    rules: Rules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
-) -> dict[str, int]:
-    """Return the bits of what may follow each terminal. `bits`: of each terminal, such as its first bytes.
-    Raises InvalidGrammar, also if the rules are too ambiguous."""
-    return _Following(rules, terminals, bits, work).result()
-
-
-class _Following:
+class Following:
     def __init__(
         self, rules: Rules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
     ) -> None:
+        """`bits`: of each terminal, such as its first bytes."""
         self._rules = rules
         self._terminals = terminals
         self._work = work
@@ -414,6 +388,8 @@ class _Following:
         return found
 
     def result(self) -> dict[str, int]:
+        """Return the bits of what may follow each terminal. Raises InvalidGrammar, also if the rules are too
+        ambiguous."""
         for name, expr in self._rules.items():
             self._spread(expr, 0, name)
         self._inherit()
@@ -457,11 +433,6 @@ class _Following:
 
 Place = dict[str, int]
 """Lexemes, with the first bytes of what may follow each there."""
-
-
-def places(plan: LexemePlan, work: Work) -> list[Place]:
-    """Return all places once. Raises InvalidGrammar."""
-    return _Places(plan, work).found()
 
 
 class _Mentions:
@@ -517,16 +488,17 @@ class _Mentions:
             self.after[number].update(firsts)
 
 
-class _Places:
+class LexemePlaces:
     def __init__(self, plan: LexemePlan, work: Work) -> None:
         self._work = work
         self._mentions = _Mentions(plan, work)
         self._lexemes = plan.lexemes
         leads = FirstBytes()
         self._masks = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
-        self._nexts: dict[int, frozenset[int]] = {}
+        self._next = functools.cache(lambda number: self._reached([], [number]))
 
     def found(self) -> list[Place]:
+        """Return all places once. Raises InvalidGrammar."""
         start = self._reached(self._mentions.firsts[ROOT], [])
         seen, queue, found = {start}, [start], []
         for state in queue:
@@ -557,10 +529,7 @@ class _Places:
         return [name, *(x for x in others if x != name and self._masks[x] & self._masks[name])]
 
     def _behind(self, numbers: list[int]) -> frozenset[int]:
-        for number in numbers:
-            if number not in self._nexts:
-                self._nexts[number] = self._reached([], [number])
-        found = frozenset[int]().union(*(self._nexts[n] for n in numbers))
+        found = frozenset[int]().union(*map(self._next, numbers))
         self._work.spend(1 + len(found) // 4)
         return found
 

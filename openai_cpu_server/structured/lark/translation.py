@@ -4,7 +4,6 @@ regular expressions in Rust's syntax."""
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -249,15 +248,8 @@ class Translation:
 
 
 def numbered_from(first: int) -> Callable[[int], int]:
-    fresh = itertools.count(first)
     numbers: dict[int, int] = {}
-
-    def renumbered(token: int) -> int:
-        if token not in numbers:
-            numbers[token] = next(fresh)
-        return numbers[token]
-
-    return renumbered
+    return lambda token: numbers.setdefault(token, first + len(numbers))
 
 
 def _plan(rules: Rules, work: Work) -> LexemePlan:

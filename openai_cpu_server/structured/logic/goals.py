@@ -3,6 +3,7 @@ of value it unfolds into branches (a disjunction), each a list of facts in the o
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -123,21 +124,18 @@ class Goals:
         self._report = report
         self._marks = MarkReader(table, look_up)
         self._truths = PlainTruths(table, look_up)
-        self._branches: dict[tuple[Goal, JsonKind], tuple[Branch, ...]] = {}
+        self.branches = functools.cache(self._find_branches)
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._possible_anywhere: dict[Goal, bool] = {}
         self._depth = 0
         self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
         self.expand: Callable[[nodes.Unevaluated], int] = lambda node: TRUE
 
-    def branches(self, goal: Goal, kind: JsonKind) -> tuple[Branch, ...]:
-        key = (goal, kind)
-        if key not in self._branches:
-            items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
-            with self._budget.looking_at(self.path(goal)):
-                found = dict.fromkeys(self._unfold(items, kind))
-            self._branches[key] = self._without_special_cases(list(found))
-        return self._branches[key]
+    def _find_branches(self, goal: Goal, kind: JsonKind) -> tuple[Branch, ...]:
+        items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
+        with self._budget.looking_at(self.path(goal)):
+            found = dict.fromkeys(self._unfold(items, kind))
+        return self._without_special_cases(list(found))
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
         """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None
@@ -166,6 +164,11 @@ class Goals:
 
     def path(self, goal: Goal) -> str:
         return self.table.place(goal[0][0])[0] if goal else ""
+
+    def refuse(self, numbers: Iterable[int], reason: str) -> None:
+        """Report nodes that cannot be enforced. Raises UnsupportedSchema."""
+        for number in numbers:
+            self._report.refuse(*self.table.place(number), reason)
 
     def _without_special_cases(self, branches: list[Branch]) -> tuple[Branch, ...]:
         """Branches with all facts of another branch add no values, unless they declare more properties."""
@@ -331,7 +334,7 @@ class Goals:
         with self.table.standing_for(number):
             found = complement(node, self.table)
         if found is None:
-            self._report.refuse(*self.table.place(number), "cannot be negated by a grammar")
+            self.refuse([number], "cannot be negated by a grammar")
             return TRUE
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import Decimal
 
 import msgspec
@@ -52,36 +53,47 @@ def _naturals(low: int, high: int | None) -> Expr:
     high = 10 ** max(shortest + 1, _MOST_DIGITS) - 1 if high is None else high
     longest = len(str(high))
     if shortest == longest:
-        return _same_length(str(low), str(high))
-    first = _same_length(str(low), "9" * shortest)
+        return _DECIMAL.numbers(low, high, longest)
+    first = _DECIMAL.numbers(low, 10**shortest - 1, shortest)
     if high == 10**longest - 1:
         return alt(first, seq(NONZERO, repeat(DIGIT, shortest, longest - 1)))
-    last = _same_length("1" + "0" * (longest - 1), str(high))
+    last = _DECIMAL.numbers(10 ** (longest - 1), high, longest)
     if longest - shortest == 1:
         return alt(first, last)
     return alt(first, seq(NONZERO, repeat(DIGIT, shortest, longest - 2)), last)
 
 
-def _same_length(low: str, high: str) -> Expr:
-    if not low:
-        return EMPTY
-    if low[0] == high[0]:
-        return seq(literal(low[0]), _same_length(low[1:], high[1:]))
-    rest = len(low) - 1
-    first, last, parts = int(low[0]), int(high[0]), []
-    if low[1:] != "0" * rest:
-        parts.append(seq(literal(low[0]), _same_length(low[1:], "9" * rest)))
-        first += 1
-    tail = []
-    if high[1:] != "9" * rest:
-        tail.append(seq(literal(high[0]), _same_length("0" * rest, high[1:])))
-        last -= 1
-    if first <= last:
-        digits = Chars(CharSet.of((ord("0") + first, ord("0") + last)))
-        parts.append(seq(digits, repeat(DIGIT, rest, rest)))
-    return alt(*parts, *tail)
+class Digits(msgspec.Struct, frozen=True):
+    """Characters of each digit, 0 first."""
+
+    characters: tuple[CharSet, ...]
+
+    def between(self, first: int, last: int) -> Expr:
+        sets = self.characters[first : last + 1]
+        return Chars(CharSet.of(*(each for chars in sets for each in chars.ranges)))
+
+    def numbers(self, low: int, high: int, length: int) -> Expr:
+        """Return numbers of so many digits."""
+        if length == 0:
+            return EMPTY
+        unit = len(self.characters) ** (length - 1)
+        first, last, parts = low // unit, high // unit, []
+        if first == last:
+            return seq(self.between(first, last), self.numbers(low % unit, high % unit, length - 1))
+        if low % unit:
+            parts.append(seq(self.between(first, first), self.numbers(low % unit, unit - 1, length - 1)))
+            first += 1
+        tail = []
+        if high % unit != unit - 1:
+            tail.append(seq(self.between(last, last), self.numbers(0, high % unit, length - 1)))
+            last -= 1
+        if first <= last:
+            every = self.between(0, len(self.characters) - 1)
+            parts.append(seq(self.between(first, last), repeat(every, length - 1, length - 1)))
+        return alt(*parts, *tail)
 
 
+_DECIMAL = Digits(tuple(map(CharSet.chars, "0123456789")))
 _MINUS = literal("-")
 _POINT = literal(".")
 
@@ -232,7 +244,7 @@ def _parts(value: Decimal) -> tuple[str, str]:
 def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
     if not fraction:
         return both(tail, negate(_ZEROS)) if is_open else optional(tail)
-    over = alt(*(seq(literal(p), Chars(c), _SOME_DIGITS) for p, c in _greater(fraction)))
+    over = alt(*_beside(fraction, lambda digit: CharSet.of((digit + 1, ord("9")))))
     equal = literal(fraction)
     more = seq(equal, star(DIGIT), NONZERO, star(DIGIT)) if is_open else seq(equal, _SOME_DIGITS)
     found = seq(_POINT, alt(over, more))
@@ -240,7 +252,7 @@ def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
-    under = [seq(literal(p), Chars(c), _SOME_DIGITS) for p, c in _less(fraction)]
+    under = _beside(fraction, lambda digit: CharSet.of((ord("0"), digit - 1)))
     prefixes = [literal(fraction[:n]) for n in range(1, len(fraction))]
     exact = [] if is_open else [seq(literal(fraction), _SOME_ZEROS)]
     found = seq(_POINT, alt(*under, *prefixes, *exact)) if fraction else _ZEROS
@@ -249,9 +261,7 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
     return both(optional(found), optional(tail)) if fraction else NOTHING
 
 
-def _greater(digits: str) -> list[tuple[str, CharSet]]:
-    return [(digits[:i], CharSet.of((ord(d) + 1, ord("9")))) for i, d in enumerate(digits) if d != "9"]
-
-
-def _less(digits: str) -> list[tuple[str, CharSet]]:
-    return [(digits[:i], CharSet.of((ord("0"), ord(d) - 1))) for i, d in enumerate(digits) if d != "0"]
+def _beside(digits: str, others: Callable[[int], CharSet]) -> list[Expr]:
+    """Return the fractions with one other digit, behind equal ones. `others`: those, by a digit's code."""
+    found = [(digits[:i], others(ord(digit))) for i, digit in enumerate(digits)]
+    return [seq(literal(same), Chars(chars), _SOME_DIGITS) for same, chars in found if chars]

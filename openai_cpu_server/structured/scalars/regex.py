@@ -213,7 +213,7 @@ def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
 @functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that contain a match. Raises InvalidPattern."""
-    tree = _parsed(pattern, limits)
+    tree = RegexParser(pattern, limits).parse()
     if _is_plain(tree):
         return seq(ALL, plain(tree), ALL)
     return AssertionReader(pattern, tree).searched()
@@ -221,27 +221,17 @@ def search_language(pattern: str, limits: Limits) -> Expr:
 
 def full_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that match as a whole. Raises InvalidPattern."""
-    return _language_of(pattern, _parsed(pattern, limits))
+    return _language_of(pattern, RegexParser(pattern, limits))
 
 
 def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
     """Return the strings that match as a whole, in Rust's syntax. Raises InvalidPattern."""
-    _check_length(pattern, limits)
-    return _language_of(pattern, RustRegexParser(pattern, limits, flags).parse())
+    return _language_of(pattern, RustRegexParser(pattern, limits, flags))
 
 
-def _language_of(pattern: str, tree: Expr) -> Expr:
+def _language_of(pattern: str, parser: RegexParser) -> Expr:
+    tree = parser.parse()
     return plain(tree) if _is_plain(tree) else AssertionReader(pattern, tree).matched()
-
-
-def _parsed(pattern: str, limits: Limits) -> Expr:
-    _check_length(pattern, limits)
-    return RegexParser(pattern, limits).parse()
-
-
-def _check_length(pattern: str, limits: Limits) -> None:
-    if len(pattern) > limits.text:
-        raise InvalidPattern(pattern, 0, "the pattern is too long")
 
 
 _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"

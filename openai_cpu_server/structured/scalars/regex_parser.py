@@ -118,6 +118,8 @@ class RegexParser:
 
     def parse(self) -> Expr:
         """Parse the pattern. Raises InvalidPattern."""
+        if len(self._pattern) > self._limits.text:
+            self._fail("the pattern is too long")
         tree = self._choice()
         if self._at < len(self._pattern):
             self._fail("unmatched ')'")
@@ -170,7 +172,12 @@ class RegexParser:
             if self._takes(mark):
                 return Ahead(self._grouped(), is_wanted)
             if self._takes(f"<{mark}"):
-                return self._behind(is_wanted)
+                chars = _single(self._grouped())
+                if chars is None:
+                    self._fail(
+                        "look-behind at more than one character is not supported: match that text instead"
+                    )
+                return Behind(chars, is_wanted)
         self._name()
         return self._grouped()
 
@@ -179,13 +186,6 @@ class RegexParser:
         if not self._takes(")"):
             self._fail("missing ')'")
         return tree
-
-    def _behind(self, is_wanted: bool) -> Expr:
-        tree = self._grouped()
-        chars = _single(tree)
-        if chars is None:
-            self._fail("look-behind at more than one character is not supported: match that text instead")
-        return Behind(chars, is_wanted)
 
     def _name(self) -> None:
         end = self._pattern.find(">", self._at)

@@ -158,9 +158,8 @@ class References:
             ]
 
     def draft(self, schema: Schema) -> Draft:
-        return draft_of(
-            schema, self._containers[id(schema)].draft if id(schema) in self._containers else self._draft
-        )
+        container = self._containers.get(id(schema))
+        return draft_of(schema, container.draft if container else self._draft)
 
     @functools.cached_property
     def _libraries(self) -> list[_Library]:
@@ -192,20 +191,18 @@ class References:
         ):  # what the library makes no sense of, such as lists of `items` in 2020-12
             if reference.startswith("#/"):
                 return self._target(self.value(unquote(reference[1:])))
-        raise UnsupportedSchema(at, "$ref", f"to {reference[:100]!r} leads to nothing in this schema")
+        raise _dangling(at, "$ref", reference)
 
     def find_dynamic(self, keyword: str, reference: str, at: str, scope: Scope) -> Target:
         """Return the target of a `$dynamicRef` or `$recursiveRef`. Raises UnsupportedSchema."""
         library = self._libraries[0]
         try:
             resolver = library.resolver(library.address(self._container(at)), scope)
-            is_recursive = keyword == "$recursiveRef" and reference == "#"
-            if is_recursive:
+            if keyword == "$recursiveRef" and reference == "#":
                 return self._target(lookup_recursive_ref(resolver).contents)
             return self._target(resolver.lookup(reference).contents)
         except _LEADS_NOWHERE:
-            reason = f"to {reference[:100]!r} leads to nothing in this schema"
-            raise UnsupportedSchema(at, keyword, reason) from None
+            raise _dangling(at, keyword, reference) from None
 
     def _target(self, found: object) -> Target:
         if not isinstance(found, (bool, dict)):
@@ -226,6 +223,10 @@ class References:
             else:
                 raise KeyError(part)
         return value
+
+
+def _dangling(at: str, keyword: str, reference: str) -> UnsupportedSchema:
+    return UnsupportedSchema(at, keyword, f"to {reference[:100]!r} leads to nothing in this schema")
 
 
 def escaped(name: str) -> str:

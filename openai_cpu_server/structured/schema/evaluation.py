@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import msgspec
 
@@ -138,7 +138,7 @@ class Evaluation:
     budget: Budget
 
     def __post_init__(self) -> None:
-        self._ways: dict[str, list[Way]] = {}
+        self.in_scope = cache(self._in_scope)
         self._open: set[str] = set()
         self._handlers = self._all_handlers()
 
@@ -172,17 +172,15 @@ class Evaluation:
         evaluation = self if entered == self.reader.scope else self.of_scope(entered)
         return evaluation.in_scope(pointer)
 
-    def in_scope(self, pointer: str) -> list[Way]:
-        if pointer not in self._ways:
-            if pointer in self._open:
-                raise InvalidSchema(pointer, "a schema must not contain itself in place")
-            self._open.add(pointer)
-            self.budget.check("depth", len(self._open))
-            try:
-                self._ways[pointer] = self._found(pointer)
-            finally:
-                self._open.remove(pointer)
-        return self._ways[pointer]
+    def _in_scope(self, pointer: str) -> list[Way]:
+        if pointer in self._open:
+            raise InvalidSchema(pointer, "a schema must not contain itself in place")
+        self._open.add(pointer)
+        self.budget.check("depth", len(self._open))
+        try:
+            return self._found(pointer)
+        finally:
+            self._open.remove(pointer)
 
     def _found(self, pointer: str) -> list[Way]:
         schema = self.reader.references.value(pointer)
@@ -229,17 +227,12 @@ class Evaluation:
         names, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         assert isinstance(names, dict)
         assert isinstance(patterns, dict)
-        if not all(map(self._is_regular, patterns)):
-            raise Unknown
-        return [Way(seen=Evaluated(names=tuple(names), patterns=tuple(patterns)))]
-
-    def _is_regular(self, pattern: str) -> bool:
-        """Other patterns were rejected before, or are left out on request."""
         try:
-            search_language(pattern, self.budget.limits)
-        except InvalidPattern:
-            return False
-        return True
+            for pattern in patterns:
+                search_language(pattern, self.budget.limits)
+        except InvalidPattern:  # it was rejected before, or is left out on request
+            raise Unknown from None
+        return [Way(seen=Evaluated(names=tuple(names), patterns=tuple(patterns)))]
 
     def _dependent(self, schema: Schema, path: str) -> list[Way]:
         schemas = schema["dependentSchemas"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
@@ -32,6 +33,13 @@ from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Nod
 _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
+_BOUNDS = {
+    "minimum": (False, "exclusiveMinimum"),
+    "maximum": (True, "exclusiveMaximum"),
+    "exclusiveMinimum": (False, "exclusiveMinimum"),
+    "exclusiveMaximum": (True, "exclusiveMaximum"),
+}
+"""True for an upper bound, and the keyword that excludes the bound itself."""
 _DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
@@ -72,13 +80,8 @@ class SchemaReaders:
         self.references = References(root, budget, self.draft)
         if self.draft is Draft.THREE:
             report.refuse("", "$schema", "names draft 3, which is not supported")
-        self._readers: dict[Scope, Normaliser] = {}
+        self.of = functools.cache(functools.partial(Normaliser, self))
         self.root = self.of(self.references.entered((), ""))
-
-    def of(self, scope: Scope) -> Normaliser:
-        if scope not in self._readers:
-            self._readers[scope] = Normaliser(self, scope)
-        return self._readers[scope]
 
     def at(self, reference: nodes.Reference) -> int:
         """Return the reference's target. Raises InvalidSchema, UnsupportedSchema."""
@@ -100,10 +103,7 @@ class Normaliser:
         """Keywords that belong together share a handler, which runs at the first of them."""
         return {
             "type": self._type,
-            "minimum": partial(self._bound, False, "minimum", "exclusiveMinimum"),
-            "maximum": partial(self._bound, True, "maximum", "exclusiveMaximum"),
-            "exclusiveMinimum": partial(self._open_bound, False, "exclusiveMinimum"),
-            "exclusiveMaximum": partial(self._open_bound, True, "exclusiveMaximum"),
+            **{name: partial(self._bound, name) for name in _BOUNDS},
             "multipleOf": self._multiple_of,
             **self._counting("minLength", "maxLength", JsonKind.STRING),
             "pattern": lambda schema, path: self._pattern(
@@ -227,14 +227,13 @@ class Normaliser:
             raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
         return exact(value)
 
-    def _bound(self, is_upper: bool, keyword: str, exclusive: str, schema: Schema, path: str) -> int:
-        bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
-        return self.table.add(nodes.Limit(bound, is_upper), path, keyword)
-
-    def _open_bound(self, is_upper: bool, keyword: str, schema: Schema, path: str) -> int:
-        if isinstance(schema[keyword], bool):
+    def _bound(self, keyword: str, schema: Schema, path: str) -> int:
+        """In draft 4 `exclusive...` is true or false, and belongs to the bound beside it."""
+        is_upper, exclusive = _BOUNDS[keyword]
+        if keyword == exclusive and isinstance(schema[keyword], bool):
             return TRUE
-        bound = Bound(self._decimal(schema, keyword, path), True)
+        is_open = keyword == exclusive or schema.get(exclusive) is True
+        bound = Bound(self._decimal(schema, keyword, path), is_open)
         return self.table.add(nodes.Limit(bound, is_upper), path, keyword)
 
     def _multiple_of(self, schema: Schema, path: str) -> int:
@@ -316,24 +315,19 @@ class Normaliser:
     def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
         self._budget.spend("schemas")
         self._budget.check("depth", depth)
+        parts: list[nodes.Node] = []
         if isinstance(value, list):
             items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
-            parts = (
-                nodes.Types(frozenset({"array"})),
-                nodes.Items(items, FALSE),
-                nodes.Size(JsonKind.ARRAY, len(items), len(items)),
-            )
-            return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
-        if isinstance(value, dict):
+            size = nodes.Size(JsonKind.ARRAY, len(items), len(items))
+            parts += [nodes.Types(frozenset({"array"})), nodes.Items(items, FALSE), size]
+        elif isinstance(value, dict):
             named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
             self._budget.spend("text", sum(map(len, value)))
-            shape = (
-                nodes.Types(frozenset({"object"})),
-                nodes.Properties(named, (), FALSE),
-                nodes.Required(tuple(value)),
-            )
-            return self.table.all(*(self.table.add(x, path, keyword) for x in shape))
-        return self.table.add(self._scalars([value], path), path, keyword)
+            required = nodes.Required(tuple(value))
+            parts += [nodes.Types(frozenset({"object"})), nodes.Properties(named, (), FALSE), required]
+        else:
+            parts.append(self._scalars([value], path))
+        return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
 
     # Objects
 
@@ -375,11 +369,9 @@ class Normaliser:
         return self.schema(schema[KEYWORDS[kind]], f"{path}/{KEYWORDS[kind]}")
 
     def _require(self, names: Json, path: str, keyword: str) -> int:
-        if not isinstance(names, list):
+        if not isinstance(names, list) or not all(isinstance(x, str) for x in names):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
         required = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
-        if not all(isinstance(x, str) for x in names):
-            raise InvalidSchema(path, f"'{keyword}' must be a list of names")
         self._budget.check("values", len(required))
         return self.table.add(nodes.Required(required), path, keyword) if required else TRUE
 

@@ -39,12 +39,6 @@ class ArrayShape(msgspec.Struct, frozen=True):
     def item(self, index: int) -> Goal:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
-    def without(self, numbers: tuple[int, ...]) -> ArrayShape:
-        """Drop the constraint of these nodes: unique items, or items that must occur."""
-        if numbers == self.unique:
-            return msgspec.structs.replace(self, unique=())
-        return msgspec.structs.replace(self, needs=())
-
 
 def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     """Return None if no array fits."""
@@ -58,20 +52,19 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
     banned = [n.without for n in needs if n.high == 0]
     prefix, rest = _items([f.node for f in branch if isinstance(f.node, Items)], join(*banned))
     low, high = limits_of(branch)
-    places = [i for i, goal in enumerate(prefix) if not goals.satisfiable(goal)]
-    if not goals.satisfiable(rest):
-        places.append(len(prefix))
-    ends = places + ([] if high is None else [high])
+    ends = [i for i, goal in enumerate((*prefix, rest)) if not goals.satisfiable(goal)]
+    ends += [] if high is None else [high]
     high = min(ends, default=None)
     needs = [n for n in needs if n.high != 0 and (n.low or n.high is not None)]
     low = max([low, *(n.low for n in needs)])
     if high is not None and low > high:
         return None
-    if any(n.low and not _possible_somewhere(n, prefix, rest, high, goals) for n in needs):
+    prefix = prefix[:high]
+    places = [*prefix, rest] if high is None or high > len(prefix) else [*prefix]
+    needed = [n.item for n in needs if n.low]
+    if not all(any(goals.satisfiable(join(place, item)) for place in places) for item in needed):
         return None
     unique = tuple(f.number for f in branch if isinstance(f.node, Unique))
-    if high is not None:
-        prefix = prefix[:high]
     return ArrayShape(prefix, rest, low, high, tuple(needs), unique if high is None or high > 1 else ())
 
 
@@ -85,15 +78,6 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
     return tuple(prefix), rest
 
 
-def _possible_somewhere(
-    need: Need, prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals
-) -> bool:
-    places = list(prefix if high is None else prefix[:high])
-    if high is None or high > len(prefix):
-        places.append(rest)
-    return any(goals.satisfiable(join(place, need.item)) for place in places)
-
-
 _MOST_SUBSETS = 260
 """Subsets that are written as rules. With more, the values keep the order of the list."""
 _MOST_NEEDS = 3
@@ -104,15 +88,6 @@ _NOT_UNIQUE = (
 )
 
 
-class NotEnforceable(Exception):
-    """`numbers`: nodes of unique items among too many values, or of too many that must occur."""
-
-    def __init__(self, numbers: tuple[int, ...], reason: str) -> None:
-        super().__init__(reason)
-        self.numbers = numbers
-        self.reason = reason
-
-
 @dataclass(frozen=True, eq=False)
 class ArrayRules:
     grammar: GrammarBuilder
@@ -120,20 +95,23 @@ class ArrayRules:
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
     """Returns None if they are many."""
-    is_possible: Callable[[Goal], bool]
+    goals: Goals
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
-        """Return the grammar. Raises NotEnforceable."""
+        return seq(self.marks.open_array, self._content(shape, hint), self.marks.close_array)
+
+    def _content(self, shape: ArrayShape, hint: str) -> Expr:
         if shape.unique:
             content = self._set(shape, hint)
-        elif len(shape.needs) > _MOST_NEEDS:
-            numbers = tuple(need.number for need in shape.needs)
-            raise NotEnforceable(numbers, f"beside more than {_MOST_NEEDS - 1} others needs too many rules")
+            if content is not None:
+                return content
+            self.goals.refuse(shape.unique, _NOT_UNIQUE)
+        if len(shape.needs) > _MOST_NEEDS:
+            reason = f"beside more than {_MOST_NEEDS - 1} others needs too many rules"
+            self.goals.refuse([need.number for need in shape.needs], reason)
         elif shape.needs:
-            content = self._counted(shape, hint)
-        else:
-            content = self._plain(shape, hint)
-        return seq(self.marks.open_array, content, self.marks.close_array)
+            return self._counted(shape, hint)
+        return self._plain(shape, hint)
 
     def _item(self, goal: Goal, hint: str) -> Expr:
         return self.marks.item(self.value(goal, hint))
@@ -190,12 +168,13 @@ class ArrayRules:
 
     # Items that must differ
 
-    def _set(self, shape: ArrayShape, hint: str) -> Expr:
+    def _set(self, shape: ArrayShape, hint: str) -> Expr | None:
+        """Return None if there may be too many values."""
         if not shape.needs and self._differ(shape):
             return self._plain(shape, hint)
         values = self.values(shape.rest) if not shape.prefix and not shape.needs else None
         if values is None:
-            raise NotEnforceable(shape.unique, _NOT_UNIQUE)
+            return None
         values = [self.marks.item(value) for value in values]
         most = len(values) if shape.high is None else min(shape.high, len(values))
         if most < shape.low:
@@ -209,7 +188,7 @@ class ArrayRules:
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)
-        return not any(self.is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
+        return not any(self.goals.satisfiable(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         def moves(used: int) -> Iterator[tuple[Expr, int | None]]:

@@ -23,7 +23,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, limits_of
-from openai_cpu_server.structured.options import PropertyOrder, UnenforcedReport
+from openai_cpu_server.structured.options import PropertyOrder
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import TRUE
 from openai_cpu_server.structured.values.scalars import ScalarLexemes, StringLanguages
@@ -72,8 +72,7 @@ class _Class(msgspec.Struct, frozen=True):
 
 
 class ObjectShapes:
-    def __init__(self, goals: Goals, strings: StringLanguages, report: UnenforcedReport) -> None:
-        self._report = report
+    def __init__(self, goals: Goals, strings: StringLanguages) -> None:
         self._goals = goals
         self._strings = strings
         self.shapes = functools.cache(self._found)
@@ -179,8 +178,7 @@ class ObjectShapes:
 
     def _with_witness(self, shape: ObjectShape, node: nodes.SomeProperty, number: int) -> list[ObjectShape]:
         if shape.witness:
-            path, keyword = self._goals.table.place(number)
-            self._report.refuse(path, keyword, "asks for several properties of unknown names")
+            self._goals.refuse([number], "asks for several properties of unknown names")
             return [shape]
         wrong: Goal = ((node.value, True),)
         language = self._witness_names(node)
@@ -207,10 +205,7 @@ class ObjectShapes:
 
 def _class_value(name_class: _Class, fact: nodes.Properties) -> Goal:
     matched = tuple((v, True) for p, v in fact.patterns if p in name_class.matched)
-    patterns = {p for p, _ in fact.patterns}
-    if matched or (patterns & name_class.matched):
-        return matched
-    return ((fact.rest, True),)
+    return matched or ((fact.rest, True),)
 
 
 _FREELY_ORDERED = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
@@ -16,7 +16,6 @@ from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     Alt,
     And,
-    Chars,
     Expr,
     Not,
     Residue,
@@ -40,7 +39,7 @@ from openai_cpu_server.structured.scalars.regex import (
     search_language,
 )
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.nodes import JsonKind, Node, NodeTable
+from openai_cpu_server.structured.schema.nodes import JsonKind, Node
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import JsonText, plain_text
 
@@ -151,12 +150,6 @@ class ScalarLexemes:
             return self.text.string(simple)
         return self.text.by_states(self._strings.plain.automaton(language))
 
-    def number(self, language: Expr, hint: str) -> Expr:
-        simple = self._strings.plain.simplified(language)
-        if simple is not None:
-            return self.grammar.define(hint, simple)
-        return self.grammar.by_states(hint, self._strings.plain.automaton(language), Chars)
-
     def name(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
         """Return the lexeme of names in a language, or NOTHING if all are excluded."""
         unwanted = [n for n in excluded if self._strings.matches(language, n)]
@@ -207,9 +200,8 @@ _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
 class NumberLanguages:
-    def __init__(self, table: NodeTable, report: UnenforcedReport) -> None:
-        self._table = table
-        self._report = report
+    def __init__(self, goals: Goals) -> None:
+        self._goals = goals
 
     def language(self, branch: Branch) -> Expr:
         """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
@@ -237,22 +229,20 @@ class NumberLanguages:
 
     def _within_digits(self, branch: Branch) -> Branch:
         """Return the facts without bounds that no written number reaches. Refuse those that none fits."""
-        near = tuple(f for f in branch if not (isinstance(f.node, nodes.Limit) and _is_far(f.node)))
-        for fact in branch:
-            if isinstance(fact.node, nodes.Limit) and fact not in near and _excludes_zero(fact.node):
-                self._refuse_bound(fact)
+        most = numbers.MOST_BOUND_DIGITS
+        far = [f for f in branch if isinstance(f.node, nodes.Limit) and f.node.bound.value.adjusted() >= most]
+        near = tuple(f for f in branch if f not in far)
+        self._refuse_bounds(f for f in far if not _holds(f, Decimal(0)))
         rounded = tuple(replace(f, node=_rounded(f.node)) for f in near)
         if _is_empty_range(rounded) and not _is_empty_range(near):
             fine = [old for old, new in zip(near, rounded, strict=True) if old.node != new.node]
-            for fact in fine:
-                self._refuse_bound(fact)
+            self._refuse_bounds(fine)
             return tuple(f for f in near if f not in fine)
         return rounded
 
-    def _refuse_bound(self, fact: Fact) -> None:
-        path, keyword = self._table.place(fact.number)
+    def _refuse_bounds(self, facts: Iterable[Fact]) -> None:
         reason = f"takes numbers of more than {numbers.MOST_BOUND_DIGITS} digits, which cannot be enforced"
-        self._report.refuse(path, keyword, reason)
+        self._goals.refuse((fact.number for fact in facts), reason)
 
     def multiples(self, branch: Branch) -> Expr | None:
         """Return multiples that llguidance counts, or None if an automaton does."""
@@ -307,8 +297,7 @@ class NumberLanguages:
         digits = -min(int(step.as_tuple().exponent), 0)
         if digits <= 20 and step.scaleb(digits) <= _LARGEST_MODULUS:
             return numbers.multiple_of(step)
-        path, keyword = self._table.place(fact.number)
-        self._report.refuse(path, keyword, f"by {step} needs too large an automaton")
+        self._goals.refuse([fact.number], f"by {step} needs too large an automaton")
         return numbers.PLAIN if fact.is_true else NOTHING
 
 
@@ -332,14 +321,6 @@ def _is_beyond_doubles(fact: Fact) -> bool:
 
 _FINEST = Decimal(1).scaleb(-numbers.MOST_BOUND_DIGITS)
 _EXACT = Context(prec=2 * numbers.MOST_BOUND_DIGITS + 2)
-
-
-def _is_far(limit: nodes.Limit) -> bool:
-    return limit.bound.value.adjusted() >= numbers.MOST_BOUND_DIGITS
-
-
-def _excludes_zero(limit: nodes.Limit) -> bool:
-    return limit.bound.value < 0 if limit.is_upper else limit.bound.value > 0
 
 
 def _rounded(node: Node) -> Node:
@@ -416,7 +397,8 @@ def few_integers(branch: Branch, most: int) -> range | None:
 def _listed_multiples(branch: Branch) -> list[int] | None:
     steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
     low, high = _integer_bounds(branch)
-    if not steps or not _is_integer(branch) or low is None or high is None:
+    is_integer = any(isinstance(f.node, nodes.Integer) and f.is_true for f in branch)
+    if not steps or not is_integer or low is None or high is None:
         return None
     step = max(steps)
     if step != step.to_integral_value() or (high - low) // int(step) > _MOST_MULTIPLES:
@@ -424,10 +406,6 @@ def _listed_multiples(branch: Branch) -> list[int] | None:
     first = -(-low // int(step)) * int(step)
     found = range(first, high + 1, int(step))
     return [x for x in found if all(_holds(f, Decimal(x)) for f in branch)]
-
-
-def _is_integer(branch: Branch) -> bool:
-    return any(isinstance(f.node, nodes.Integer) and f.is_true for f in branch)
 
 
 def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:

@@ -38,6 +38,7 @@ from openai_cpu_server.structured.languages.expr import (
     rewritten,
     seq,
 )
+from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rules import order, users
 from openai_cpu_server.structured.options import Budget, InvalidSchema, Limits, SchemaTooLarge
 from openai_cpu_server.structured.scalars.numbers import multiples_between
@@ -52,7 +53,6 @@ class GrammarBuilder:
         self._budget = budget
         self._rules: Rules = {}
         self._shared: dict[Expr, Ref] = {}
-        self._made: dict[str, Expr] = {}
         self._counts: dict[str, int] = dict.fromkeys(_RESERVED, 1)
 
     def reserve(self, hint: str) -> str:
@@ -81,16 +81,18 @@ class GrammarBuilder:
             self.set(name, expr)
         return self._shared[expr]
 
-    def once(self, name: str, make: Callable[[], Expr]) -> Expr:
-        if name not in self._made:
-            self._made[name] = self.define(name, make())
-        return self._made[name]
-
     def by_states(self, hint: str, automaton: Automaton, written: Callable[[CharSet], Expr]) -> Expr:
         names = [self.reserve(hint) for _ in automaton.edges]
         for name, expr in state_rules(automaton, names, written).items():
             self.set(name, expr)
         return Ref(names[0])
+
+    def by_language(self, language: Expr, hint: str, plain: PlainLanguages) -> Expr:
+        """Return a rule of one expression, or of states if that would be too long."""
+        simple = plain.simplified(language)
+        if simple is not None:
+            return self.define(hint, simple)
+        return self.by_states(hint, plain.automaton(language), Chars)
 
     def by_moves(
         self, hint: str, start: State, moves: Callable[[State], Iterable[tuple[Expr, State | None]]]
@@ -278,7 +280,7 @@ def packed_rules(rules: Rules) -> bytes:
     """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
     found: list[_Node] = []
-    for expr in parts_first(list(rules.values())):
+    for expr in parts_first(rules.values()):
         fields: tuple[Any, ...] = ()
         match expr:
             case Chars(chars):

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 
 from openai_cpu_server.structured.languages.automaton import Automaton
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
-    ANY_CHAR,
     EMPTY,
     ROOT,
     Chars,
@@ -29,6 +29,7 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged_ways
 from openai_cpu_server.structured.options import InvalidGrammar, Whitespace
+from openai_cpu_server.structured.scalars.numbers import Digits
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder, pruned_rules
 
 _MOST_BLANKS = 40
@@ -95,9 +96,12 @@ _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
 _MOST_ESCAPED_RANGES = 16
 """Ranges of a set that may be written as escapes, from the lowest."""
 _HEX = DIGITS | CharSet.chars("abcdefABCDEF")
+_HEXADECIMAL = Digits(tuple(CharSet.chars(digit + digit.upper()) for digit in "0123456789abcdef"))
 
 
 class JsonText:
+    """Spelling of texts: as JSON strings, unless a subclass spells characters and ends in another way."""
+
     null: Expr = Text("null")
 
     def __init__(self, grammar: GrammarBuilder) -> None:
@@ -107,50 +111,54 @@ class JsonText:
     def string(self, content: Expr) -> Expr:
         """Return one lexeme, with the quotes."""
         plain = plain_text(content)
-        if plain is not None and plain.isascii():
-            return Text(json.dumps(plain))
-        return self._grammar.define("string", seq(Text('"'), self.content(content), Text('"')))
+        if plain is not None:
+            return self.exactly(plain)
+        return self._grammar.define("string", self._whole(self.content(content)))
 
     def boolean(self, value: bool) -> Expr:
         return Text("true" if value else "false")
 
     def by_states(self, automaton: Automaton) -> Expr:
-        return seq(Text('"'), self._by_states(automaton), Text('"'))
-
-    def _by_states(self, automaton: Automaton) -> Expr:
-        return self._grammar.by_states("text", automaton, lambda chars: self.content(Chars(chars)))
+        states = self._grammar.by_states("text", automaton, lambda chars: self.content(Chars(chars)))
+        return self._whole(states)
 
     def exactly(self, text: str) -> Expr:
-        return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))
+        if text.isascii():
+            return Text(json.dumps(text))
+        return self._grammar.define("string", self._whole(self.content(literal(text))))
 
     def none_of(self, texts: list[str], content: Expr) -> Expr:
         """Exclude `texts`. Needless escapes are forbidden, because they would be other spellings."""
-        excluded = []
-        for text in texts:
-            is_plain = text.isascii() and text.isprintable()
-            excluded.append(Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text)))
-        return seq(Text('"'), both(self._content(content), negate(alt(*excluded))), Text('"'))
+        excluded = [*map(self._excluded, texts)]
+        return self._whole(both(_spelt(content, self._character), negate(alt(*excluded))))
 
     def content(self, content: Expr) -> Expr:
-        if content is ANY_CHAR:
-            return self._grammar.once("char", _any_character)
-        if isinstance(content, Chars):
-            return self._character(content.set)
-        return rebuilt(content, map(self.content, content.parts))
+        return _spelt(content, self._freely)
 
-    def _content(self, content: Expr) -> Expr:
-        if isinstance(content, Chars):
-            return self._character(content.set)
-        return rebuilt(content, map(self._content, content.parts))
+    def _whole(self, content: Expr) -> Expr:
+        return seq(Text('"'), content, Text('"'))
+
+    def _excluded(self, text: str) -> Expr:
+        is_plain = text.isascii() and text.isprintable()
+        return Text(json.dumps(text)[1:-1]) if is_plain else _spelt(literal(text), self._character)
+
+    def _freely(self, chars: CharSet) -> Expr:
+        return self._grammar.define("char", _any_character()) if chars == ANY else self._character(chars)
 
     def _of_set(self, chars: CharSet) -> Expr:
         raw, is_plain, has_every_escape = _facts(chars)
         if is_plain:
             return Chars(raw)
         if has_every_escape:
-            return alt(Chars(raw), self._grammar.once("escape", lambda: alt(*_escapes(_ESCAPED))))
+            return alt(Chars(raw), self._grammar.define("escape", _any_escape()))
         whole = alt(*([Chars(raw)] if raw else []), *_escapes(chars))
         return whole if chars.size == 1 else self._grammar.define("char", whole)
+
+
+def _spelt(content: Expr, spelt: Callable[[CharSet], Expr]) -> Expr:
+    if isinstance(content, Chars):
+        return spelt(content.set)
+    return rebuilt(content, map(functools.partial(_spelt, spelt=spelt), content.parts))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -174,6 +182,12 @@ def plain_text(content: Expr) -> str | None:
     return "".join(chars) if len(chars) == len(items) else None
 
 
+@functools.cache
+def _any_escape() -> Expr:
+    return alt(*_escapes(_ESCAPED))
+
+
+@functools.cache
 def _any_character() -> Expr:
     """Without lone surrogates."""
     unit = alt(
@@ -197,9 +211,9 @@ def _escapes(chars: CharSet) -> list[Expr]:
     controls = chars & (CharSet.of((0, 0x1F)) - CharSet.chars("".join(_SHORT)))
     beyond = chars & _BEYOND_ASCII
     escapes = [seq(Text("\\"), Chars(CharSet.chars(short)))] if short else []
-    escapes += [seq(Text("\\u"), _hex_range(low, high, 4)) for low, high in controls.ranges]
+    escapes += [seq(Text("\\u"), _HEXADECIMAL.numbers(low, high, 4)) for low, high in controls.ranges]
     for low, high in beyond.ranges[:_MOST_ESCAPED_RANGES]:
-        escapes.append(seq(Text("\\u"), _hex_range(low, high, 4)))
+        escapes.append(seq(Text("\\u"), _HEXADECIMAL.numbers(low, high, 4)))
     return escapes + _pairs(chars & _BEYOND_BMP)
 
 
@@ -210,32 +224,9 @@ def _pairs(chars: CharSet) -> list[Expr]:
         return []
     code = chars.ranges[0][0] - 0x10000
     high, low = 0xD800 + (code >> 10), 0xDC00 + (code & 0x3FF)
-    return [seq(Text("\\u"), _hex_range(high, high, 4), Text("\\u"), _hex_range(low, low, 4))]
-
-
-def _hex_range(low: int, high: int, width: int) -> Expr:
-    if width == 0:
-        return Seq(())
-    unit = 16 ** (width - 1)
-    first, last = low // unit, high // unit
-    if first == last:
-        return seq(_hex_digits(first, first), _hex_range(low % unit, high % unit, width - 1))
-    parts = []
-    if low % unit:
-        parts.append(seq(_hex_digits(first, first), _hex_range(low % unit, unit - 1, width - 1)))
-        first += 1
-    tail = None
-    if high % unit != unit - 1:
-        tail = seq(_hex_digits(last, last), _hex_range(0, high % unit, width - 1))
-        last -= 1
-    if first <= last:
-        parts.append(seq(_hex_digits(first, last), repeat(Chars(_HEX), width - 1, width - 1)))
-    return alt(*parts, *([tail] if tail else []))
-
-
-def _hex_digits(first: int, last: int) -> Expr:
-    digits = "0123456789abcdef"[first : last + 1]
-    return Chars(CharSet.chars(digits + digits.upper()))
+    return [
+        seq(Text("\\u"), _HEXADECIMAL.numbers(high, high, 4), Text("\\u"), _HEXADECIMAL.numbers(low, low, 4))
+    ]
 
 
 def raw_texts(rules: Rules, mark: str) -> Rules:

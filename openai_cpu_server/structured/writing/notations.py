@@ -18,14 +18,12 @@ from openai_cpu_server.structured.languages.expr import (
     Token,
     alt,
     both,
-    negate,
-    rebuilt,
     repeat,
     seq,
 )
 from openai_cpu_server.structured.options import Whitespace
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import JsonText, Punctuation, plain_text
+from openai_cpu_server.structured.writing.json_text import JsonText, Punctuation
 
 
 class ValueWriting(msgspec.Struct, frozen=True):
@@ -35,7 +33,7 @@ class ValueWriting(msgspec.Struct, frozen=True):
 
 
 def value_writing(grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: Whitespace) -> ValueWriting:
-    mark = _spelt(spelling)
+    mark = Text(spelling.mark) if spelling.mark_token is None else Token(spelling.mark_token)
     match spelling.notation:
         case Notation.JSON:
             texts = JsonText(grammar)
@@ -45,19 +43,15 @@ def value_writing(grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: 
             return ValueWriting(Punctuation(grammar, whitespace, has_spaces=True), texts, texts)
         case Notation.MARKED:
             texts = RawText(grammar, spelling, mark, CharSet.chars("\0"))
-            names = BareName(grammar, spelling, EMPTY, _IN_NO_BARE_KEY, texts)
+            names = BareName(grammar, spelling, _IN_NO_BARE_KEY, texts)
             return ValueWriting(Punctuation(grammar, whitespace), texts, names)
         case Notation.ELEMENTS:
             texts = RawText(grammar, spelling, EMPTY, CharSet.chars("\0"))
-            names = BareName(grammar, spelling, EMPTY, CharSet.chars("\0<>/"), None)
+            names = BareName(grammar, spelling, CharSet.chars("\0<>/"), None)
             return ValueWriting(Elements(grammar, mark), texts, names)
 
 
 _IN_NO_BARE_KEY = CharSet.of((0, 0x20)) | CharSet.chars(",:{}[]()'\"<\\\x85\xa0")
-
-
-def _spelt(spelling: ValueSpelling) -> Expr:
-    return Text(spelling.mark) if spelling.mark_token is None else Token(spelling.mark_token)
 
 
 class RawText(JsonText):
@@ -72,39 +66,28 @@ class RawText(JsonText):
         is_text = spelling.mark_token is None
         self._forbidden = forbidden | CharSet.chars(self._mark[0]) if is_text else forbidden
 
-    def string(self, content: Expr) -> Expr:
-        plain = plain_text(content)
-        return self._marked(self.content(content)) if plain is None else self.exactly(plain)
-
-    def by_states(self, automaton: Automaton) -> Expr:
-        return self._marked(self._by_states(automaton))
-
     def exactly(self, text: str) -> Expr:
-        return NOTHING if self._mark in text or "\0" in text else self._marked(Text(text))
+        return NOTHING if self._mark in text or "\0" in text else self._whole(Text(text))
 
-    def none_of(self, texts: list[str], content: Expr) -> Expr:
-        return self._marked(both(self.content(content), negate(alt(*map(Text, texts)))))
-
-    def content(self, content: Expr) -> Expr:
-        if isinstance(content, Chars):
-            return Chars(content.set - self._forbidden)
-        return rebuilt(content, map(self.content, content.parts))
-
-    def _marked(self, content: Expr) -> Expr:
+    def _whole(self, content: Expr) -> Expr:
         return self._grammar.define("string", seq(self._around, content, self._around))
+
+    def _excluded(self, text: str) -> Expr:
+        return Text(text)
+
+    def _freely(self, chars: CharSet) -> Expr:
+        return self._character(chars)
+
+    def _of_set(self, chars: CharSet) -> Expr:
+        return Chars(chars - self._forbidden)
 
 
 class BareName(RawText):
     def __init__(
-        self,
-        grammar: GrammarBuilder,
-        spelling: ValueSpelling,
-        around: Expr,
-        forbidden: CharSet,
-        others: RawText | None,
+        self, grammar: GrammarBuilder, spelling: ValueSpelling, forbidden: CharSet, others: RawText | None
     ) -> None:
         """`others`: spelling of names that cannot stand bare, or None if there is none."""
-        super().__init__(grammar, spelling, around, forbidden)
+        super().__init__(grammar, spelling, EMPTY, forbidden)
         self._others = others
 
     def exactly(self, text: str) -> Expr:
@@ -112,7 +95,7 @@ class BareName(RawText):
             return Text(text)
         return NOTHING if self._others is None else self._others.exactly(text)
 
-    def _marked(self, content: Expr) -> Expr:
+    def _whole(self, content: Expr) -> Expr:
         some = seq(Chars(ANY), repeat(Chars(ANY), 0, None))
         return self._grammar.define("name", both(content, some))
 
@@ -149,28 +132,20 @@ _CONTROLS = CharSet.of((0, 0x1F))
 class _SingleQuoted(JsonText):
     """Control characters without a short escape are left to JSON strings."""
 
-    def string(self, content: Expr) -> Expr:
-        return self._quoted(self.content(content))
-
-    def by_states(self, automaton: Automaton) -> Expr:
-        return self._quoted(self._by_states(automaton))
-
     def exactly(self, text: str) -> Expr:
-        return self._quoted(self._escaped(text))
+        return self._whole(self._excluded(text))
 
-    def none_of(self, texts: list[str], content: Expr) -> Expr:
-        return self._quoted(both(self.content(content), negate(alt(*map(self._escaped, texts)))))
-
-    def content(self, content: Expr) -> Expr:
-        if isinstance(content, Chars):
-            return _single_quoted(content.set)
-        return rebuilt(content, map(self.content, content.parts))
-
-    def _quoted(self, content: Expr) -> Expr:
+    def _whole(self, content: Expr) -> Expr:
         return self._grammar.define("string", seq(Text("'"), content, Text("'")))
 
-    def _escaped(self, text: str) -> Expr:
+    def _excluded(self, text: str) -> Expr:
         return seq(*(_single_quoted(CharSet.chars(char)) for char in text))
+
+    def _freely(self, chars: CharSet) -> Expr:
+        return _single_quoted(chars)
+
+    def _of_set(self, chars: CharSet) -> Expr:
+        return _single_quoted(chars)
 
 
 @functools.lru_cache(maxsize=1024)
