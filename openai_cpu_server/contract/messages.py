@@ -101,7 +101,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     16-bit attention. The results of these two depend on the number of rows."""
     offload: Offload = ON_CPU
     draft_offload: Offload = ON_CPU
-    prefill_tokens: int = 256
+    prefill_tokens: int = 512
     """Maximum tokens of a step."""
     scheduling: Scheduling = BY_DEFAULT
     experiment: Experiment = AS_SERVED
