@@ -34,9 +34,9 @@ _PAUSE_MS = 10_000.0
 """Pause of drafts after their first loss, which is long compared with a trial of 32 steps."""
 _MOST_LOSS = 0.01
 """Share of a pause that the time lost in its trial may be."""
-_MOST_LOST_BY_MODEL, _MOST_LOST_BY_QUOTES = 3.0, 8.0
-"""Steps without drafts in the time that a trial may lose before it ends early. One noisy step is not enough,
-and quotations are seldom right, but then for many tokens."""
+_CLEAR = 8
+"""Minimum steps of a trial that is clearly lost."""
+_CLEAR_LOSS = 0.8
 _IDLE = 64
 """Decoding steps without a draft, each predicted not to pay, after which a head does not read along for a
 while."""
@@ -106,18 +106,15 @@ class DraftGains:
     def learn(self, kind: DraftingKind, done: ComparedStep) -> None:
         plain = self._plain.get(kind.size)
         slowness = 1.0 if plain is None or plain.num_steps < _ENOUGH else 1.0 / plain.ratio
-        self._trial(kind).learn(done, slowness, self._now_ms)
+        self._trials.setdefault(kind, _Trial()).learn(done, slowness, self._now_ms)
 
     def pass_over(self, kind: DraftingKind) -> bool:
         """Note a step in which no draft was predicted to pay. Return True if that begins a pause."""
-        return self._trial(kind).pass_over(self._now_ms)
+        return self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
 
     def charge(self, kind: DraftingKind, ms: float) -> None:
         """Note time that drafts cost beside their steps."""
-        self._trial(kind).charge(ms)
-
-    def _trial(self, kind: DraftingKind) -> _Trial:
-        return self._trials.setdefault(kind, _Trial(kind))
+        self._trials.setdefault(kind, _Trial()).charge(ms)
 
     def states(self, *, uses_model: bool) -> tuple[DraftingState, ...]:
         """Return what is decided for each number of sequences that was seen."""
@@ -159,29 +156,26 @@ class _Account:
 class _Trial:
     """Drafts in steps of one kind. A loss pauses them, and the next loss for twice as long."""
 
-    def __init__(self, kind: DraftingKind) -> None:
+    def __init__(self) -> None:
         self.paused_until_ms = 0.0
-        self._most_lost = _MOST_LOST_BY_MODEL if kind.uses_model else _MOST_LOST_BY_QUOTES
         self.gain = 1.0
         """Speed with drafts relative to that without, as last measured."""
         self.why = ""
         """Reason of the last pause."""
         self._pause_ms = _PAUSE_MS
         self._account = _Account()
-        self._lost_ms = self._lost_steps = 0.0
+        self._lost_ms = 0.0
         self._num_idle = 0
 
     def learn(self, done: ComparedStep, slowness: float, now_ms: float) -> None:
         self._num_idle = 0
         self._account.book(slowness * done.worth_ms, done.taken_ms)
-        lost_ms = done.taken_ms - slowness * done.worth_ms
-        self._lost_ms += lost_ms
-        self._lost_steps += lost_ms / (slowness * done.plain_ms)
+        self._lost_ms += done.taken_ms - slowness * done.worth_ms
         num_steps, self.gain = self._account.num_steps, self._account.ratio
-        if num_steps < _TRIAL and self._lost_steps < self._most_lost:
+        if num_steps < _CLEAR or (num_steps < _TRIAL and self.gain >= _CLEAR_LOSS):
             return
         if self.gain >= 1.0:
-            self._pause_ms, self._lost_ms, self._lost_steps = _PAUSE_MS, 0.0, 0.0
+            self._pause_ms, self._lost_ms = _PAUSE_MS, 0.0
             return
         self._pause(now_ms, f"they lost {100 * (1 - self.gain):.0f} % of the time")
 
@@ -200,7 +194,7 @@ class _Trial:
         pause_ms = max(self._pause_ms, self._lost_ms / _MOST_LOSS)
         self.paused_until_ms, self.why = now_ms + pause_ms, why
         self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
-        self._account, self._lost_ms, self._lost_steps, self._num_idle = _Account(), 0.0, 0.0, 0
+        self._account, self._lost_ms, self._num_idle = _Account(), 0.0, 0
 
 
 _WORTH = 0.95
