@@ -73,6 +73,14 @@ class PostgresServer:
         self._execute(f"CREATE DATABASE {name}")
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/{name}"
 
+    def restored(self, url: str) -> str:
+        """URL of a new database with what `pg_dump` wrote of another."""
+        new = self.new_database()
+        dump = subprocess.run([self._programs / "pg_dump", url], check=True, capture_output=True).stdout
+        options = ("--quiet", "--set", "ON_ERROR_STOP=1", new)
+        subprocess.run([self._programs / "psql", *options], input=dump, check=True, capture_output=True)
+        return new
+
     @property
     def _data(self) -> str:
         return str(self._folder / "data")

@@ -38,24 +38,32 @@ def made_model(shape: str, quant: str) -> Path:
     """Make a model with random weights in the shape of a real one. It has SmolLM2's tokenizer where that
     is installed, because OpenVINO reads no SentencePiece from GGUF. Types that `make_model.py` does not
     write are quantised from its f16. Raises CalledProcessError."""
-    try:
-        tokenizer = PACKAGED["smollm2"].path()
-    except StartupError:
-        tokenizer = None
-    digest = hashlib.sha256()
-    for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{digest.hexdigest()[:12]}.gguf"
-    path = user_cache_dir() / "models" / name
+    path = _made_path(shape, quant)
     if path.is_file():
         return path
     if quant not in _DIRECTLY:
         return stored(made_model(shape, Quant.F16.value), quant, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
+    tokenizer = _tokenizer()
     borrowing = ("--tokenizer", str(tokenizer)) if tokenizer else ()
     subprocess.run([*command, *borrowing, "--output", str(path)], check=True)
     return path
+
+
+def _tokenizer() -> Path | None:
+    try:
+        return PACKAGED["smollm2"].path()
+    except StartupError:
+        return None
+
+
+def _made_path(shape: str, quant: str) -> Path:
+    digest = hashlib.sha256()
+    for source in [_MAKE_MODEL, *sorted((_SCRIPTS / "random_model").glob("*.*"))]:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    name = f"{shape}-{quant}-{'bpe' if _tokenizer() else 'spm'}-{digest.hexdigest()[:12]}.gguf"
+    return user_cache_dir() / "models" / name
 
 
 def made_projector(kind: str, shape: str, model: Path) -> Path:
@@ -75,14 +83,14 @@ def made_projector(kind: str, shape: str, model: Path) -> Path:
 
 def made_head_model(shape: str, quant: str, right_percent: int) -> Path:
     """Make a model whose head is right for this share of tokens. Raises CalledProcessError."""
-    plain = made_model(shape, Quant.F16.value)
+    plain = _made_path(shape, Quant.F16.value)
     whole = plain.with_name(plain.name.replace(f"-{Quant.F16.value}-", f"-{quant}-arranged-"))
     path = whole.with_name(f"{whole.stem}-{right_percent}.gguf")
     if path.is_file():
         return path
     if not whole.is_file():
         arranged = plain.with_name(f"{plain.stem}-arranged.gguf")
-        shutil.copyfile(plain, arranged)
+        shutil.copyfile(made_model(shape, Quant.F16.value), arranged)
         try:
             arrange(arranged)
             stored(arranged, quant, whole)

@@ -225,7 +225,7 @@ def test_states_are_where_their_layers_are(files: dict[str, Path]) -> None:
 def test_a_server_with_the_default_options_asks_for_such_steps(files: dict[str, Path]) -> None:
     sizes = ModelSizes.of(GgufHeader(files["1b"]), KVType.F16, ALL, "GPU0")
     assert StepSizes.of(sizes, EngineOptions(model_path=""), 16_384, 8 * GIB, drafts=False) == STEP._replace(
-        states=0
+        tokens=512, states=0
     )
 
 

@@ -347,13 +347,25 @@ def test_the_price_of_a_call_for_several_sequences_is_learned() -> None:
     for _ in range(100):
         drafter.learn_price({sequences[0]: outcome}, 8.0)
         drafter.learn_price(dict.fromkeys(sequences, outcome), 14.0)
-    draft = drafter.draft(sequences[0], 8, 20.0, 5.0)
+    draft = drafter.draft(sequences[0], 8, 20.0, 5.0, 4)
     assert (draft.token_ms, draft.shared_ms) == (pytest.approx(4.0, rel=0.05), pytest.approx(1.0, rel=0.05))
     assert draft.num_unread == 0
     for shared_ms, num_drafting in ((1.0, 4), (4.0, 0)):
         made = plan(4, FLAT)
         drafts = {s: SequenceDraft((), (0.9,), 0.0, 4.0, shared_ms) for s in made.sequences}
         assert len(made.chosen(drafts)) == num_drafting
+
+
+def test_calls_for_many_sequences_say_nothing_about_those_for_one() -> None:
+    drafter, sequences = ModelDrafter(0.1, reads_along=True), [decoding(name, 20) for name in "abcd"]
+    for count, ms in ((4, 100.0), (1, 2.0), (4, 100.0)):
+        drafter.draft(sequences[0], 8, 20.0, 5.0, count)
+        drafter.learn_price(dict.fromkeys(sequences[:count], Drafted(1, 0, num_thought=1)), ms)
+    first_ms, many_ms, more_ms = (drafter.draft(sequences[0], 8, 20.0, 5.0, n).token_ms for n in (1, 4, 8))
+    assert (first_ms, more_ms) == (2.0, many_ms)
+    assert many_ms > 20.0
+    drafter.doubt(3)
+    assert drafter.draft(sequences[0], 8, 20.0, 5.0, 4).token_ms == 2.0
 
 
 def test_a_head_that_does_not_pay_does_not_read_along_for_a_while() -> None:

@@ -239,31 +239,35 @@ class ModelDrafter:
         self._draft_cost = draft_cost
         self.reads_along = reads_along
         self._most = min(most or _MOST_OF_MODEL, _MOST_OF_HEAD if reads_along else _MOST_OF_MODEL)
-        self._token_ms: float | None = None
-        self._shared_ms: float | None = None
+        self._prices: dict[int, tuple[float, float]] = {}
+        """Measured prices of a token, and of one of a further sequence in a shared call, by the number of
+        sequences in powers of two (its bit length). Those of many say little about those of one."""
         self._read_ms: float | None = None
         self._assumed_ms = 0.0, 0.0
-        """Prices in use for a token, and for one of a further sequence in a shared call."""
+        """Prices in use."""
         assumed = _ASSUMED_OF_HEAD if reads_along else _ASSUMED_OF_MODEL
         self.experience = GuessRates((assumed, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}
         self._num_read: dict[Sequence, int] = {}
 
     def draft(
-        self, sequence: Sequence, limit: int, model_ms: float, row_ms: float | None = None
+        self,
+        sequence: Sequence,
+        limit: int,
+        model_ms: float,
+        row_ms: float | None = None,
+        num_sequences: int = 1,
     ) -> SequenceDraft:
-        """`model_ms`: time of a step with one token. `row_ms`: additional time of another token."""
+        """`model_ms`: time of a step with one token. `row_ms`: additional time of another token.
+        `num_sequences`: those that may draft in the same calls."""
         if sequence not in self._own:
             self._own[sequence] = self.experience.for_one_sequence()
         self.experience.fade(_FADE)
         self._own[sequence].fade(_FADE_OWN)
-        token_ms = self._draft_cost * model_ms if self._token_ms is None else self._token_ms
+        token_ms, shared_ms = self._prices_of(num_sequences.bit_length(), model_ms, row_ms)
+        self._assumed_ms = token_ms, shared_ms
         read_ms = _READING * token_ms if self._read_ms is None else self._read_ms
         num_unread = max(0, self._unread(sequence) - _MOST_OF_MODEL)
-        shared_ms = self._shared_ms
-        if shared_ms is None:
-            shared_ms = token_ms if row_ms is None else token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
-        self._assumed_ms = token_ms, shared_ms
         return SequenceDraft(
             chances=tuple(self._own[sequence].rates()[:limit]),
             first_ms=num_unread * read_ms / _PAID_IN_STEPS,
@@ -288,24 +292,34 @@ class ModelDrafter:
         num_known = sum(drafted.num_known - self._num_read.get(s, 0) for s, drafted in outcomes.items())
         self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
+        size = len(outcomes).bit_length()
+        token_ms, shared_ms = self._prices.get(size, self._assumed_ms)
         if not has_read and num_tokens:
-            # All sequences draft in the same calls.
-            num_calls = max(drafted.num_thought for drafted in outcomes.values())
-            if num_calls == num_tokens:
-                self._token_ms = _nearer(self._token_ms, drafting_ms / num_calls)
-            else:
-                self._learn_shared(num_calls, num_tokens - num_calls, drafting_ms)
+            num_calls = max(drafted.num_thought for drafted in outcomes.values())  # all draft in the same
+            ratio = drafting_ms / max(num_calls * token_ms + (num_tokens - num_calls) * shared_ms, 1e-9)
+            if size in self._prices:
+                ratio = 1 + _PRICE_RATE * (ratio - 1)
+            self._prices[size] = ratio * token_ms, ratio * shared_ms
         elif has_read and num_known - num_tokens > _MUCH_UNREAD:
-            reading_ms = max(0.0, drafting_ms - num_tokens * (self._token_ms or 0.0))
-            self._read_ms = _nearer(self._read_ms, reading_ms / (num_known - num_tokens))
+            reading_ms = max(0.0, drafting_ms - num_tokens * token_ms)
+            read_ms = reading_ms / (num_known - num_tokens)
+            old_ms = read_ms if self._read_ms is None else self._read_ms
+            self._read_ms = old_ms + _PRICE_RATE * (read_ms - old_ms)
 
-    def _learn_shared(self, num_calls: int, num_further: int, drafting_ms: float) -> None:
-        """Both prices get their share of the error, because steps may never draft for one sequence alone."""
-        token_ms = self._assumed_ms[0] if self._token_ms is None else self._token_ms
-        shared_ms = self._assumed_ms[1] if self._shared_ms is None else self._shared_ms
-        ratio = drafting_ms / max(num_calls * token_ms + num_further * shared_ms, 1e-9)
-        self._token_ms = _nearer(self._token_ms, ratio * token_ms)
-        self._shared_ms = _nearer(self._shared_ms, ratio * shared_ms)
+    def _prices_of(self, size: int, model_ms: float, row_ms: float | None) -> tuple[float, float]:
+        if size in self._prices:
+            return self._prices[size]
+        fewer = max((known for known in self._prices if known < size), default=None)
+        token_ms = self._draft_cost * model_ms if fewer is None else self._prices[fewer][0]
+        if row_ms is None:
+            return token_ms, token_ms
+        return token_ms, token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
+
+    def doubt(self, size: int) -> None:
+        """Forget half of the experience, and what calls for so many sequences cost: it may have been bad
+        luck, and without drafts nothing is learned."""
+        self.experience.fade(0.5)
+        self._prices.pop(size, None)
 
     def forget(self, sequence: Sequence) -> None:
         self._own.pop(sequence, None)
@@ -315,10 +329,6 @@ class ModelDrafter:
         if self.reads_along:
             return 0
         return len(sequence.tokens) - self._num_read.get(sequence, 0)
-
-
-def _nearer(price_ms: float | None, ms: float) -> float:
-    return ms if price_ms is None else price_ms + _PRICE_RATE * (ms - price_ms)
 
 
 class LookupDrafter:

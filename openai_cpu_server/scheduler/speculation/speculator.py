@@ -379,7 +379,7 @@ class Speculator:
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
         quotes, generates = (self.always or self._gains.allows(kind) for kind in kinds)
         found = {
-            s: self._draft(s, limit, prices, quotes=quotes, generates=generates)
+            s: self._draft(s, limit, prices, len(limits), quotes=quotes, generates=generates)
             for s, limit in limits.items()
             if s.is_decoding
         }
@@ -399,10 +399,9 @@ class Speculator:
         return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
 
     def _pass_over(self, kind: DraftingKind) -> None:
-        """Note a step in which no draft was predicted to pay. A pause halves the weight of the experience,
-        because that may have been bad luck, and more is gained only by drafts."""
+        """Note a step in which no draft was predicted to pay."""
         if self._gains.pass_over(kind) and self.draft_model is not None:
-            self.draft_model.experience.fade(0.5)
+            self.draft_model.doubt(kind.size)
 
     @property
     def _reads_along(self) -> bool:
@@ -443,7 +442,14 @@ class Speculator:
             self.draft_model.forget(sequence)
 
     def _draft(
-        self, sequence: Sequence, limit: int, prices: StepPrices, *, quotes: bool, generates: bool
+        self,
+        sequence: Sequence,
+        limit: int,
+        prices: StepPrices,
+        num_sequences: int,
+        *,
+        quotes: bool,
+        generates: bool,
     ) -> SequenceDraft:
         """The quotation is used unless the draft model is more likely to be correct."""
         limit = max(0, min(limit, self.max_tokens))
@@ -455,7 +461,7 @@ class Speculator:
             return quoted
         single_ms = prices.single_ms
         row_ms = prices.cost.predict_ms(2) - single_ms
-        generated = self.draft_model.draft(sequence, limit, single_ms, row_ms)
+        generated = self.draft_model.draft(sequence, limit, single_ms, row_ms, num_sequences)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])
 
 
