@@ -22,7 +22,7 @@ DERIVED = {"model": "pirate", "from": "tiny", "system": "Talk like a pirate.", "
 def test_a_backup_of_a_running_server_is_whole(tmp_path: Path, kind: str) -> None:
     database, backup = tmp_path / "jobs.db", tmp_path / "backup.db"
     keys, settings = tmp_path / "keys.toml", tmp_path / "settings.toml"
-    keys.write_text(f'[keys.one]\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\n')
+    keys.write_text(f'[keys.one]\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\nadmin = true\n')
     settings.write_text(f'api_keys = "{keys}"\ntemperature = 0.25\n')
     with PostgresServer() as postgres:
         url = str(database) if kind == "sqlite" else postgres.new_database()

@@ -24,7 +24,7 @@ _POOL_TOKENS = 16384
 _PROMPT_TOKENS = 64
 _LLAMA_SERVER = ("llama-server-best", "llama-server")
 """Peers with heads of their own, the better one first."""
-_OWN_COPY, _PEERS_COPY = "--huge-pages", "--no-mmap"
+_OWN_COPY, _PEERS_COPY = ("--huge-pages",), ("--load-mode", "none")
 """Idle servers keep their weights. Systems that return idle pages (DAMON) would drop a mapped file."""
 
 
@@ -95,15 +95,15 @@ def _contestants(bench: Bench, models: dict[int, Path]) -> Iterator[Contestant]:
     found = {who.key: who for who in bench.contestants(Variant.WHOLE)}
     if (ours := found.get(Variant.WHOLE.key)) is not None:
         yield _contestant(
-            found[Variant.WHOLE.key], "off", models[_SHARES[0]], (_OWN_COPY, "--speculation", "off")
+            found[Variant.WHOLE.key], "off", models[_SHARES[0]], (*_OWN_COPY, "--speculation", "off")
         )
         for share in _SHARES:
-            yield _contestant(ours, _right(share), models[share], (_OWN_COPY,))
+            yield _contestant(ours, _right(share), models[share], _OWN_COPY)
     peer = next((found[key] for key in _LLAMA_SERVER if key in found), None)
     if peer is not None:
-        yield _contestant(peer, "llama-server, off", models[_SHARES[0]], (_PEERS_COPY,))
+        yield _contestant(peer, "llama-server, off", models[_SHARES[0]], _PEERS_COPY)
         for share in _SHARES:
-            label, options = f"llama-server, {_right(share)}", (_PEERS_COPY, "--spec-type", "draft-mtp")
+            label, options = f"llama-server, {_right(share)}", (*_PEERS_COPY, "--spec-type", "draft-mtp")
             yield _contestant(peer, label, models[share], options)
 
 
