@@ -309,7 +309,7 @@ class ModelDrafter:
     def _prices_of(self, size: int, model_ms: float, row_ms: float | None) -> tuple[float, float]:
         if size in self._prices:
             return self._prices[size]
-        fewer = max((known for known in self._prices if known < size), default=None)
+        fewer = max((other for other in self._prices if other < size), default=None)
         token_ms = self._draft_cost * model_ms if fewer is None else self._prices[fewer][0]
         if row_ms is None:
             return token_ms, token_ms
