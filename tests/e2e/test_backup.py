@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ def test_a_backup_of_a_running_server_is_whole(tmp_path: Path, kind: str) -> Non
     keys, settings = tmp_path / "keys.toml", tmp_path / "settings.toml"
     keys.write_text(f'[keys.one]\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\nadmin = true\n')
     settings.write_text(f'api_keys = "{keys}"\ntemperature = 0.25\n')
-    with PostgresServer() as postgres:
-        url = str(database) if kind == "sqlite" else postgres.new_database()
+    with nullcontext() if kind == "sqlite" else PostgresServer() as postgres:
+        url = str(database) if postgres is None else postgres.new_database()
         with (
             tiny_server(
                 "--jobs-db", url, "--config", str(settings), "--allow-pull", env=home(tmp_path / "a")
@@ -39,7 +40,7 @@ def test_a_backup_of_a_running_server_is_whole(tmp_path: Path, kind: str) -> Non
                 "/api/create", json=DERIVED, headers={"Authorization": f"Bearer {KEY}"}
             ).raise_for_status()
             usage = client.get("/usage", cast_to=object)
-            if kind == "sqlite":
+            if postgres is None:
                 connection = sqlite3.connect(database)
                 connection.execute("VACUUM INTO ?", (str(backup),))
                 connection.close()

@@ -295,7 +295,8 @@ class ModelDrafter:
         size = len(outcomes).bit_length()
         token_ms, shared_ms = self._prices.get(size, self._assumed_ms)
         if not has_read and num_tokens:
-            num_calls = max(drafted.num_thought for drafted in outcomes.values())  # all draft in the same
+            # All sequences draft in the same calls.
+            num_calls = max(drafted.num_thought for drafted in outcomes.values())
             ratio = drafting_ms / max(num_calls * token_ms + (num_tokens - num_calls) * shared_ms, 1e-9)
             if size in self._prices:
                 ratio = 1 + _PRICE_RATE * (ratio - 1)

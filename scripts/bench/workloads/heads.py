@@ -49,6 +49,7 @@ FULL = (
 QUICK = tuple(replace(point, tokens=2 * point.tokens) for point in FULL)
 """Steps of a small model are short."""
 LARGE = tuple(replace(point, tokens=point.tokens // 2) for point in FULL)
+"""Steps of a large model are long."""
 
 Runs = dict[int, BatchRun]
 
@@ -94,9 +95,7 @@ def run(name: str, shape: str, points: Sequence[Point], bench: Bench) -> Workloa
 def _contestants(bench: Bench, models: dict[int, Path]) -> Iterator[Contestant]:
     found = {who.key: who for who in bench.contestants(Variant.WHOLE)}
     if (ours := found.get(Variant.WHOLE.key)) is not None:
-        yield _contestant(
-            found[Variant.WHOLE.key], "off", models[_SHARES[0]], (*_OWN_COPY, "--speculation", "off")
-        )
+        yield _contestant(ours, "off", models[_SHARES[0]], (*_OWN_COPY, "--speculation", "off"))
         for share in _SHARES:
             yield _contestant(ours, _right(share), models[share], _OWN_COPY)
     peer = next((found[key] for key in _LLAMA_SERVER if key in found), None)
