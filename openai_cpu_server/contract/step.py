@@ -219,7 +219,7 @@ class StepResult(msgspec.Struct, frozen=True):
     drafted: dict[int, Drafted] = {}
     drafting_ms: float = 0.0
     reading_ms: float = 0.0
-    """Time for a head's reading of hidden rows behind the computation."""
+    """Time for a head's reading of hidden rows before its drafts and behind the computation."""
     verbs_ms: float = 0.0
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     failures: dict[int, str] = {}

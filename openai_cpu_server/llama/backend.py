@@ -265,7 +265,10 @@ class LlamaBackend:
         if not requests:
             return {}, 0.0
         assert self._draft_model is not None, "there is no draft model"
+        began = time.perf_counter()
+        self._draft_model.catch_up(requests)
         started = time.perf_counter()
+        self._reading_ms = 1000 * (started - began)
         try:
             drafts = self._draft_model.draft(requests)
         finally:

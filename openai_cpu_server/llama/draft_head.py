@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 _MOST_UNREAD = 8
 """Computed tokens that wait for the next draft, which reads them without another call."""
 _MOST_UNREAD_IDLE = 128
-"""The same while no drafts are made, because reading may be in vain. Behind them is a hole."""
+"""The same while no drafts are made, because reading may be in vain. Behind them is a hole. Drafts of a step
+read at most as many, so that its streams do not wait."""
 _IDLE_STEPS = 16
 """Steps without a draft, though one was possible, after which a head is idle."""
 _MOST_FORCED = 4
@@ -233,27 +234,37 @@ class DraftHead(DraftModel):
         is_idle = self._num_idle_steps > _IDLE_STEPS
         rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))
         first = 0
+        ends: dict[int, int] = {}
         for span in spans:
             end = first + span.num_tokens
             track = self._track_at(span.slot, span.start)
-            track.add((*span.tokens, *span.draft), rows[first:end], _MOST_UNREAD_IDLE if is_idle else None)
+            waits = is_idle or len(track.tokens) > _MOST_UNREAD
+            track.add((*span.tokens, *span.draft), rows[first:end], _MOST_UNREAD_IDLE if waits else None)
+            computed = span.start + len(span.tokens)  # drafts may be taken back
+            if not waits and computed - track.start > _MOST_UNREAD:
+                ends[span.slot] = computed
             first = end
-        if is_idle:
-            return
-        # Drafts may be taken back.
-        ends = {span.slot: span.start + len(span.tokens) for span in spans}
-        long = self._unread(ends)
-        self._read(long)
-        for slot, end in long.items():
-            self._tracks[slot].drop_before(end)
+        self._read(ends)
 
-    def _unread(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """Return those slots whose tokens before these positions are too many to wait for the next draft."""
-        return {slot: end for slot, end in ends.items() if end - self._tracks[slot].start > _MOST_UNREAD}
+    def catch_up(self, requests: Sequence[DraftRequest]) -> None:
+        room, ends = _MOST_UNREAD_IDLE, dict[int, int]()
+        for one in requests:
+            num_unread = one.position - track.start if (track := self._track_of(one)) is not None else 0
+            if _MOST_UNREAD < num_unread <= room:
+                room -= num_unread
+                ends[one.slot] = one.position
+        self._read(ends)
 
     def _read(self, ends: Mapping[int, int]) -> None:
+        """Read the slots' tokens before these positions."""
         for head in self._heads if ends else ():
             head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
+        for slot, end in ends.items():
+            self._drop_read(slot, end)
+
+    def _drop_read(self, slot: int, end: int) -> None:
+        read = min(head.end(slot) for head in self._heads)
+        self._tracks[slot].drop_before(min(read, end) if self._heads[0].keeps_cells else end)
 
     def _track_at(self, slot: int, start: int) -> _Track:
         track = self._tracks.get(slot)
@@ -285,7 +296,6 @@ class DraftHead(DraftModel):
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
         self._num_idle_steps = 0
         chains = [chain for one in requests if (chain := self._chain(one)) is not None]
-        self._read(self._unread({chain.request.slot: chain.request.position for chain in chains}))
         live, depth = list(chains), 0
         while live:
             live = self._grow(live, depth)
@@ -296,17 +306,21 @@ class DraftHead(DraftModel):
         for head in self._heads[:depth]:
             head.take_back([one.slot for one in drafting])
         for one in drafting:
-            read = min(head.end(one.slot) for head in self._heads)
-            self._tracks[one.slot].drop_before(read if self._heads[0].keeps_cells else one.position)
+            self._drop_read(one.slot, one.position)
         return {chain.request.slot: ModelDraft(tuple(chain.draft), chain.num_tried) for chain in chains}
 
-    def _chain(self, request: DraftRequest) -> _Chain | None:
+    def _track_of(self, request: DraftRequest) -> _Track | None:
         track = self._tracks.get(request.slot)
         if track is None or request.num_new > 1 + _MOST_FORCED:
             return None
         track.trim(request.position)
-        row = track.rows[-1]
-        return None if track.end != request.position or row is None else _Chain(request, row)
+        return track if track.end == request.position and track.rows[-1] is not None else None
+
+    def _chain(self, request: DraftRequest) -> _Chain | None:
+        track = self._track_of(request)
+        if track is None or (row := track.rows[-1]) is None or len(track.tokens) > _MOST_UNREAD:
+            return None
+        return _Chain(request, row)
 
     def _grow(self, chains: Sequence[_Chain], depth: int) -> list[_Chain]:
         """Add a token to each chain, and return the chains that go on."""

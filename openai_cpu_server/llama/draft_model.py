@@ -49,7 +49,7 @@ class ModelDraft(NamedTuple):
 class DraftModel(Protocol):
     """Source of drafts. Its memory of a slot may have holes, which make drafts worse and change no output.
 
-    `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
+    `catch_up`, `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
     """
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
@@ -67,6 +67,10 @@ class DraftModel(Protocol):
 
     def listen(self, *, reads_along: bool) -> None:
         """Begin or end to read along with the model."""
+        return
+
+    def catch_up(self, requests: Sequence[DraftRequest]) -> None:
+        """Read what drafts need, as much as a step may take. Slots with more unread get no draft yet."""
         return
 
     def note(self, spans: Sequence[Span]) -> None:

@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from random_model.heads import arrange, spoil
 
 from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.step import Close, Open, ShareCells, Span, Step
+from openai_cpu_server.contract.step import Close, Drafted, Open, ShareCells, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
@@ -289,6 +289,30 @@ def test_steps_that_it_does_not_read_are_a_hole(backend: LlamaBackend) -> None:
             assert (result.drafted[0].num_thought > 0) == (len(text) > 85)
             text += [result.samples[0].token, *(one.token for one in result.further.get(0, ()))]
     assert text[80:92] == expected
+
+
+def test_a_step_reads_a_limited_number_of_tokens_for_drafts_after_idle_steps(backend: LlamaBackend) -> None:
+    def step(*slots: int, num_to_draft: int = 0) -> Mapping[int, Drafted]:
+        spans = [
+            Span(slot, len(texts[slot]) - 1, (texts[slot][-1],), True, num_to_draft=num_to_draft)
+            for slot in slots
+        ]
+        result = backend.execute(Step(spans=tuple(spans)))
+        for slot in slots:
+            further = result.further.get(slot, ())
+            texts[slot] += [result.samples[slot].token, *(one.token for one in further)]
+        return result.drafted
+
+    texts = {0: list(TEXT[:101]), 1: list(TEXT[100:201])}
+    with opened(backend, 0, texts[0]), opened(backend, 1, texts[1]):
+        feed(backend, 0, 0, texts[0][:8])
+        for position in range(8, 26):
+            backend.execute(Step(spans=(Span(0, position, (texts[0][position],), True),)))
+        feed(backend, 0, 26, texts[0][26:100])
+        feed(backend, 1, 0, texts[1][:100])
+        first, second = (step(0, 1, num_to_draft=2) for _ in range(2))
+    assert {slot: drafted.num_thought > 0 for slot, drafted in first.items()} == {0: True, 1: False}
+    assert all(drafted.num_thought > 0 for drafted in second.values())
 
 
 LETTERS = Constraint(grammar=gbnf_to_lark('root ::= "<" [a-z]{9} "-" [a-z ]{30,60} ">"'))

@@ -381,6 +381,19 @@ def test_a_head_that_does_not_pay_does_not_read_along_for_a_while() -> None:
     assert speculator.drafts(made.plan, made.prices, limits).reads_along
 
 
+def test_the_first_drafts_of_a_head_are_few_and_short() -> None:
+    made = plan(16, FLAT)
+    speculator = Speculator(SilentDrafter(), ModelDrafter(0.01, reads_along=True))
+    limits = dict.fromkeys(made.sequences, 8)
+    for _ in range(2):
+        first = speculator.drafts(made.plan, made.prices, limits).spans
+        assert [span.num_to_draft for span in first.values()] == [1] * 4
+        speculator.learn({sequence: Drafted(1, 1, 0, 1) for sequence in first}, 1.0)
+    then = speculator.drafts(made.plan, made.prices, limits).spans
+    assert len(then) == 16
+    assert max(span.num_to_draft for span in then.values()) > 1
+
+
 def test_right_drafts_and_a_draft_model_save_steps_and_leave_nothing() -> None:
     for drafter, fewer_than in ((KnowingDrafter(errors=0.0), 30), (SilentDrafter(), 40)):
         driver = Driver(drafter=drafter)

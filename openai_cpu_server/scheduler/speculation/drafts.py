@@ -25,7 +25,7 @@ _FADE = 0.9998
 _FADE_OWN = 0.99
 """The same for one sequence: after some 50 steps it is tried again as others are. A sequence whose drafts are
 always wrong where others' are right thus loses 1 %."""
-_PRIOR_WEIGHT = 8.0
+_PRIOR_WEIGHT = 4.0
 """Weight of the initial assumption in observations."""
 _LEAN = 4.0
 """Weight of the experience of all sequences in observations of one."""
@@ -65,6 +65,11 @@ class GuessRates:
         for record, assumed in zip(self._records, self._assumed, strict=True):
             found.append(record.rate(found[-1] if assumed is None else assumed, _PRIOR_WEIGHT))
         return found
+
+    @property
+    def are_assumed(self) -> bool:
+        """True while the first kind's assumption outweighs observations."""
+        return self._records[0].tried < _PRIOR_WEIGHT
 
     def learn(self, kind: int, *, was_right: bool) -> None:
         self._records[kind].learn(was_right=was_right)
@@ -249,6 +254,10 @@ class ModelDrafter:
         self.experience = GuessRates((assumed, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}
         self._num_read: dict[Sequence, int] = {}
+
+    @property
+    def is_untried_head(self) -> bool:
+        return self.reads_along and self.experience.are_assumed
 
     def draft(
         self,

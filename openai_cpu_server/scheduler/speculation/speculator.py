@@ -40,6 +40,8 @@ _CLEAR_LOSS = 0.8
 _IDLE = 64
 """Decoding steps without a draft, each predicted not to pay, after which a head does not read along for a
 while."""
+_FIRST_TRIES = 4
+"""Maximum tokens of a head in a step until some have shown whether it is right."""
 _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
 """Maximum pause, which each loss in a row doubles: five minutes, so that other texts get a chance."""
 
@@ -312,6 +314,15 @@ def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftTo
         expected += reached
 
 
+def _first_tries(
+    drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]
+) -> dict[Sequence, int]:
+    """Return the lengths with few tokens of the head, one for a sequence."""
+    generated = [sequence for sequence in lengths if not drafts[sequence].tokens]
+    tries = dict.fromkeys(generated[:_FIRST_TRIES], 1)
+    return {s: length for s, length in lengths.items() if drafts[s].tokens} | tries
+
+
 def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]) -> float:
     """Return the draft model's time: one call for each place, for all sequences that reach it."""
     total_ms, calls = 0.0, Counter[int]()
@@ -384,6 +395,8 @@ class Speculator:
             if s.is_decoding
         }
         lengths = choose_lengths(plan, prices, found, always=self.always)
+        if self.draft_model is not None and self.draft_model.is_untried_head and not self.always:
+            lengths = _first_tries(found, lengths)
         plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
         if self.always:
             drafting_ms = _calls_ms(found, lengths) + sum(found[s].first_ms for s in lengths)
