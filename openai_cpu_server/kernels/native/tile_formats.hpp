@@ -156,6 +156,33 @@ struct Q8_0 : Type<AsStored, GGML_TYPE_Q8_0, 8 * 34, 32> {
     }
 };
 
+// d, 32 fifth bits, 16 bytes of nibbles: weights less 16.
+struct Q5_0 : Type<AsStored, GGML_TYPE_Q5_0, 8 * 22, 32> {
+    static ALWAYS_INLINE bool fits(const uint8_t* block) { return are_below_two<22>(block); }
+    static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
+        const words factor = words{} + 0x5800;
+#pragma GCC unroll 8
+        for (int b = 0; b < 8; b++, block += 22) {
+            const words scale = multiply(words{} + read<uint16_t>(block), factor);
+            put(to, b, bf16_of_halves(multiply(halves_of(five_bits(block + 6, read<uint32_t>(block + 2)) - 16), scale)));
+        }
+    }
+};
+
+// A scale, an offset, 32 fifth bits, 16 bytes of nibbles.
+struct Q5_1 : Type<AsStored, GGML_TYPE_Q5_1, 8 * 24, 32> {
+    static ALWAYS_INLINE bool fits(const uint8_t* block) { return are_below_two<24, true>(block); }
+    static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
+        const words factor = words{} + 0x5800, negative = words{} + 0xd800;
+#pragma GCC unroll 8
+        for (int b = 0; b < 8; b++, block += 24) {
+            const words scale = multiply(words{} + read<uint16_t>(block), factor);
+            const words offset = multiply(words{} + read<uint16_t>(block + 2), negative);
+            put(to, b, bf16_of_halves(multiply_subtract(halves_of(five_bits(block + 8, read<uint32_t>(block + 4))), scale, offset)));
+        }
+    }
+};
+
 ALWAYS_INLINE void put_two_blocks(uint8_t* to, int step, words nibbles, words table) {
     const words low = words{} + 15;
     put(to, step, look_up(table, select(low, nibbles, SECOND_TABLE)));

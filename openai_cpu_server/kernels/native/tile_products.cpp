@@ -446,8 +446,8 @@ const Kernel* kernel_of(ggml_type type) {
         case GGML_TYPE_BF16: return kernel<BF16>();
         case GGML_TYPE_Q4_0: return kernel<Q4_0>();
         case GGML_TYPE_Q4_1: return kernel<Q4_1>();
-        case GGML_TYPE_Q5_0: return kernel<ByGgml<GGML_TYPE_Q5_0, 32, 22>>();
-        case GGML_TYPE_Q5_1: return kernel<ByGgml<GGML_TYPE_Q5_1, 32, 24>>();
+        case GGML_TYPE_Q5_0: return kernel<Q5_0>();
+        case GGML_TYPE_Q5_1: return kernel<Q5_1>();
         case GGML_TYPE_Q8_0: return kernel<Q8_0>();
         case GGML_TYPE_Q2_K: return kernel<Q2_K>();
         case GGML_TYPE_Q3_K: return kernel<Q3_K>();

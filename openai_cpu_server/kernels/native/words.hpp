@@ -154,6 +154,13 @@ inline words widen_two(const void* first, const void* second) {
     return (words)_mm512_cvtepu8_epi16(_mm256_inserti128_si256(
         _mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)first)), _mm_loadu_si128((const __m128i*)second), 1));
 }
+// The low nibbles of 16 bytes, then the high ones, and 16 for each whose bit is set.
+inline words five_bits(const void* nibbles, uint32_t fifth_bits) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)nibbles), low = _mm_set1_epi8(15);
+    const __m256i four = _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(x, 4), low), _mm_and_si128(x, low));
+    const __m512i wide = _mm512_cvtepu8_epi16(four);
+    return (words)_mm512_mask_add_epi16(wide, fifth_bits, wide, _mm512_set1_epi16(16));
+}
 // 32 bytes, twice.
 inline words twice(const void* bytes) { return (words)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)bytes)); }
 // The word at `first` in the first 16 lanes, that at `second` in the others. (Reads four bytes.)
@@ -180,6 +187,10 @@ inline words select(words mask, words a, words b) { return (mask & a) | (~mask &
 inline words join(words a, words b, words mask) { return a | (b & mask); }
 inline words widen_two(const void* first, const void* second) {
     return words_of([&](int i) { return static_cast<const uint8_t*>(i < 16 ? first : second)[i % 16]; });
+}
+inline words five_bits(const void* nibbles, uint32_t fifth_bits) {
+    const uint8_t* bytes = static_cast<const uint8_t*>(nibbles);
+    return words_of([&](int i) { return (i < 16 ? bytes[i] & 15 : bytes[i - 16] >> 4) | (fifth_bits >> i & 1) << 4; });
 }
 inline words twice(const void* bytes) {
     return words_of([&](int i) { return read<uint16_t>(static_cast<const uint8_t*>(bytes) + 2 * (i % 16)); });
