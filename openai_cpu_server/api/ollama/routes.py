@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
@@ -13,16 +14,15 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
+from openai_cpu_server.api.generation.route import ApiAdapter, while_connected, whole_answer
 from openai_cpu_server.api.ollama import models, render, schema, to_params
-from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read_body
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
-from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
+from openai_cpu_server.http.body import in_thread, off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
-from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Preset, available_models
 
@@ -35,60 +35,47 @@ async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
             yield msgspec.json.encode(progress) + b"\n"
 
 
+@dataclass(frozen=True)
 class OllamaGeneration(Generic[B]):
-    def __init__(
-        self, family: ApiAdapter[B], renderer: render.OllamaRenderer, field: str, state: AppState
-    ) -> None:
-        """`field`: field that has the conversation or prompt."""
-        self._reader = family.reader
-        self._renderer = renderer
-        self._field = field
-        self._state = state
-        self._route = GenerationRoute(family, state.generation)
+    family: ApiAdapter[B]
+    renderer: render.OllamaRenderer
+    field: str
+    """Field that has the conversation or prompt."""
+    state: AppState
 
     async def create(self, request: Request) -> ASGIApp:
-        data = await streamed_body(request)
-        num_bytes = len(data)
-        reading = partial(parse, self._reader.schema, data, lenient=self._state.options.lenient)
-        body, ignored = await off_loop(num_bytes, reading)
-        del data, reading  # the call may wait for long
-        if not getattr(body, self._field):
+        body, ignored, num_bytes = await read_body(self.family.schema, request)
+        if not getattr(body, self.field):
             return await self._load_or_unload(body, request)
-        return await self._answer(request, body, ignored, num_bytes)
-
-    async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
-        context = context_of(request.scope)
-        params = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
-        disconnect_guard = partial(while_connected, request.receive)
-        call = await self._state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
+        context, disconnect_guard = context_of(request.scope), partial(while_connected, request.receive)
+        params = await off_loop(num_bytes, partial(self.family.convert, body, ignored, num_bytes=num_bytes))
+        call = await self.state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if call.call.stream:
-            lines = render.lines_of(call, self._route.renderer(call))
+            lines = render.lines_of(call, self.renderer.stream(call.call, call.model.pieces))
             return render.JsonLines(lines, call.call.headers, call)
-        whole = await self._route.whole(call, disconnect_guard)
+        whole = await whole_answer(call, self.renderer, disconnect_guard)
         return Response(whole, media_type="application/json", headers=dict(call.headers))
 
     async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""
         identity = context_of(request.scope).identity
-        chosen = await chosen_model(self._state.models, request, body.model)
+        chosen = await chosen_model(self.state.models, request, body.model)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
-            await self._state.keeping.unload(chosen.model)
+            await self.state.keeping.unload(chosen.model)
         else:
             if chosen.model.engine.state is EngineState.FAILED and not chosen.model.may_retry():
                 raise unavailable(chosen.model.engine.status())
-            await self._state.keeping.load(chosen.model, replace=False)
-        return json_response(self._renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
+            await self.state.keeping.load(chosen.model, replace=False)
+        return json_response(self.renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
 
 
 _CHAT = render.OllamaRenderer(is_chat=True)
 _GENERATE = render.OllamaRenderer(is_chat=False)
-OLLAMA_CHAT = ApiAdapter(BodyReader(schema.OllamaChatBody, to_params.ollama_chat_params), _CHAT)
-OLLAMA_GENERATE = ApiAdapter(
-    BodyReader(schema.OllamaGenerateBody, to_params.ollama_generate_params), _GENERATE
-)
+OLLAMA_CHAT = ApiAdapter(schema.OllamaChatBody, to_params.ollama_chat_params, _CHAT)
+OLLAMA_GENERATE = ApiAdapter(schema.OllamaGenerateBody, to_params.ollama_generate_params, _GENERATE)
 
 
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=render.OllamaError)
@@ -121,7 +108,6 @@ class OllamaRoutes:
         self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", state)
         self._models = state.models
         self._store = state.store
-        self._lenient = state.options.lenient
 
     @_generation(f"{render.OLLAMA}/chat", body=schema.OllamaChatBody)
     async def chat(self, request: Request) -> ASGIApp:
@@ -161,7 +147,7 @@ class OllamaRoutes:
     )
     async def show(self, request: Request) -> Response:
         """Describe a model and its capabilities."""
-        body, ignored = parse(schema.OllamaShowBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(schema.OllamaShowBody, request)
         name = body.model or body.name
         if name is None:
             raise missing("model")
@@ -176,7 +162,7 @@ class OllamaRoutes:
     @_streamed(f"{render.OLLAMA}/pull", body=schema.OllamaPullBody, errors=(404, 503))
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
-        body, ignored = parse(schema.OllamaPullBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(schema.OllamaPullBody, request)
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
             return render.JsonLines(_pull_lines(store, body.model_name), ignored.headers)
@@ -186,7 +172,7 @@ class OllamaRoutes:
     @_streamed(f"{render.OLLAMA}/create", body=schema.OllamaCreateBody, errors=(404,))
     async def create(self, request: Request) -> Response:
         """Create a name for a model with a system prompt, parameters and messages."""
-        body, ignored = parse(schema.OllamaCreateBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(schema.OllamaCreateBody, request)
         preset = to_params.preset_of(body)
         await self._derive(request, body.model_name, preset)
         if body.stream is False:
@@ -198,14 +184,14 @@ class OllamaRoutes:
     @_admin_route("POST", f"{render.OLLAMA}/copy", body=schema.OllamaCopyBody, errors=(404,))
     async def copy(self, request: Request) -> Response:
         """Give a model another name."""
-        body, _ = parse(schema.OllamaCopyBody, await streamed_body(request), lenient=self._lenient)
+        body, *_ = await read_body(schema.OllamaCopyBody, request)
         await self._derive(request, body.destination, Preset(base=body.source))
         return Response()
 
     @_admin_route("DELETE", f"{render.OLLAMA}/delete", body=schema.OllamaNamed, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
         """Remove a downloaded model and its files, or remove a name."""
-        body, _ = parse(schema.OllamaNamed, await streamed_body(request), lenient=self._lenient)
+        body, *_ = await read_body(schema.OllamaNamed, request)
         await store_for(self._store, body.model_name, request).remove(body.model_name)
         return Response()
 
