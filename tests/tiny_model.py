@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -21,11 +22,10 @@ def tiny_model_path(
     f32 by default: logits then differ least (about 0.01, where two best are 0.6 apart) between steps of
     different sizes, so that greedy output can be compared.
     """
-    name = f"{shape}-{quant}{'-fim' if fim else ''}{'-sees' if sees else ''}-{_source_digest()}.gguf"
-    path = _cache_folder() / name
+    name = f"{shape}-{quant}{'-fim' if fim else ''}{'-sees' if sees else ''}"
+    path = _file(name)
     flags = [flag for flag, is_on in (("--fim", fim), ("--sees", sees)) if is_on]
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Processes that race each build a whole file of equal bytes under a name of their own.
         make_model("--shape", shape, "--quant", quant, "--output", str(path), *flags)
     return path
@@ -33,9 +33,8 @@ def tiny_model_path(
 
 def tiny_projector_path(kind: str, *, rows_width: int, shape: str = "tiny") -> Path:
     """A GGUF file of what makes rows of media, of one of the kinds of `make_projector.py`, or two."""
-    path = _cache_folder() / f"projector-{kind}-{shape}-{rows_width}-{_source_digest()}.gguf"
+    path = _file(f"projector-{kind}-{shape}-{rows_width}")
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         arguments = ["--kind", kind, "--shape", shape, "--rows-width", str(rows_width), "--output", str(path)]
         subprocess.run([sys.executable, str(MAKE_PROJECTOR), *arguments], check=True)
     return path
@@ -46,11 +45,16 @@ def make_model(*arguments: str) -> None:
     subprocess.run([sys.executable, str(MAKE_MODEL), *arguments], check=True)
 
 
-def _cache_folder() -> Path:
+def _file(name: str) -> Path:
+    """The file's place, alone in a folder: a server reads the headers of all models beside its own."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server" / "models"
+    cache = (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
+    folder = cache / "models" / f"{name}-{_source_digest()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.gguf"
 
 
+@functools.cache
 def _source_digest() -> str:
     digest = hashlib.sha256()
     for source in [MAKE_MODEL, MAKE_PROJECTOR, *sorted((SCRIPTS / "random_model").glob("*.*"))]:

@@ -7,15 +7,18 @@ import json
 import logging
 import os
 import signal
+from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, new_engine, served
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, served
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, complete
 from tests.api.watching import cancel_on_disconnect, page
@@ -84,6 +87,17 @@ async def test_an_early_refusal_has_a_priority(body: bytes, headers: dict[str, s
     async with client(create_api(served(FakeEngine()), OPTIONS, telemetry=telemetry).app) as http:
         assert (await http.post(CHAT, content=body, headers=headers)).status_code == 400
         assert [labels["priority"] for labels in await counted(http)] == [priority]
+
+
+async def test_a_refusal_before_the_body_is_read_has_the_priority_of_its_key(tmp_path: Path) -> None:
+    keys = key_ring(tmp_path, ann='priority = "batch"', bob="", root="admin = true")
+    app = locked_api(FakeEngine(), keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=10))
+    async with client(app, of("root")) as http:
+        for name, more in (("ann", {}), ("ann", {"x-priority": "interactive"}), ("bob", {}), ("eve", {})):
+            await http.post("/v1/completions", content=b"x" * 99, headers={**of(name), **more})
+        now = await page(http)
+    for priority, status, number in (("batch", "413", 1), ("interactive", "413", 2), ("none", "401", 1)):
+        assert now.sum(REQUESTS, priority=priority, status=status) == number
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -472,5 +472,5 @@ async def test_a_sound_of_a_chat_is_decoded_as_far_as_models_hear(http: httpx.As
     part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     body = {"model": "ears", "messages": [{"role": "user", "content": [part]}]}
     told = error_of(await http.post("/v1/chat/completions", json=body))
-    assert told["code"] == "audio_too_large"
+    assert (told["code"], told["param"]) == ("audio_too_large", "messages[0].content[0]")
     assert "longer than 1800 seconds" in told["message"]

@@ -118,7 +118,7 @@ def test_a_text_that_is_piped_in_is_answered_by_a_server_of_its_own() -> None:
     ],
 )
 def test_what_cannot_be_asked_is_one_line(arguments: str, line: str, server: ServerProcess) -> None:
-    done = asked(*arguments.format(url=server.url).split())
+    done = warm.run(*arguments.format(url=server.url).split())
     assert (done.returncode, done.stdout) == (2, "")
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
-    """Of each kind of damage: tests/cli/test_inspect.py."""
+    """Of each kind of damage: tests/llama/test_loading.py."""
     done = warm.run("tune", str(tmp_path / "m.gguf"), "--cache-dir", str(tmp_path / "cache"))
     assert (done.returncode, done.stdout.strip(), len(done.stderr.splitlines())) == (2, "", 1)
     assert "does not exist" in done.stderr

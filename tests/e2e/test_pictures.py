@@ -235,12 +235,6 @@ def test_wrong_pictures_are_told_what_is_wrong(server: ServerProcess, url: str, 
     assert said in refusal(server, url)["message"]
 
 
-def test_a_bomb_is_refused_before_it_goes_off(server: ServerProcess) -> None:
-    data = bomb(side=20_000)
-    assert len(data) < 100_000
-    assert refusal(server, uri(data))["code"] == "image_too_large"
-
-
 def test_pictures_of_a_conversation_are_bounded_together_and_the_wrong_one_is_blamed(
     server: ServerProcess,
 ) -> None:
