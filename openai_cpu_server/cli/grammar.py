@@ -16,7 +16,6 @@ from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.options import (
@@ -37,7 +36,8 @@ def grammar(arguments: Sequence[str]) -> None:
     """Run the command. Exits with 1 if an instance does not fit. Raises StartupError."""
     parser = CommandParser(
         "grammar",
-        description="Print the grammar (GBNF) that a JSON Schema becomes, or check texts against it.",
+        description="Print the grammar (llguidance's Lark) that a JSON Schema becomes, or check texts "
+        "against it.",
         epilog="Exit status: 0 success; 1 a text does not match; 2 the schema, the grammar or the use of "
         "this command is wrong.",
     )
@@ -100,7 +100,7 @@ class _Source:
     def shown(self) -> str:
         if self.is_schema:
             with self._named():
-                return gbnf_text(self._rules(self.options))
+                return Translation(self._rules(self.options)).text()
         self.check(self.options)
         num_rules = sum("." not in name for name in self._rules(self.options))
         return f"{self._name}: a grammar of {num_rules} rules\n"

@@ -10,7 +10,7 @@ import pytest
 
 from openai_cpu_server.cli.grammar import grammar
 from openai_cpu_server.errors import StartupError
-from tests.structured.making import schema_to_gbnf
+from tests.structured.making import schema_to_lark
 
 SCHEMA = {
     "type": "object",
@@ -38,9 +38,9 @@ def status(*arguments):
 
 def test_a_schema_is_printed_as_the_server_has_it(place, capsys):
     assert status("schema.json") == 0
-    assert capsys.readouterr().out == schema_to_gbnf(SCHEMA)
+    assert capsys.readouterr().out == schema_to_lark(SCHEMA)
     assert status("schema.json", "--json-whitespace", "flexible", "--order", "any") == 0
-    assert capsys.readouterr().out != schema_to_gbnf(SCHEMA)
+    assert capsys.readouterr().out != schema_to_lark(SCHEMA)
 
 
 def test_undeclared_properties_are_checked_as_the_standard_has_them(place, capsys):
@@ -48,9 +48,9 @@ def test_undeclared_properties_are_checked_as_the_standard_has_them(place, capsy
     (place / "silent.json").write_text(json.dumps(schema))
     (place / "more.json").write_text('{"a":1,"b":2}')
     assert status("silent.json") == 0
-    assert capsys.readouterr().out == schema_to_gbnf({**schema, "additionalProperties": False})
+    assert capsys.readouterr().out == schema_to_lark({**schema, "additionalProperties": False})
     assert status("silent.json", "--json-additional", "open") == 0
-    assert capsys.readouterr().out == schema_to_gbnf(schema)
+    assert capsys.readouterr().out == schema_to_lark(schema)
     assert status("silent.json", "--check", "more.json") == 0
     assert status("silent.json", "--json-additional", "closed", "--check", "more.json") == 1
 

@@ -11,16 +11,11 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.plan import Work
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.options import Options
 from openai_cpu_server.structured.schema.document import Json
-
-
-def schema_to_gbnf(schema: Json, options: Options | None = None) -> str:
-    return gbnf_text(compile_schema(schema, options).rules)
 
 
 def schema_to_lark(schema: Json, options: Options | None = None) -> str:

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.options import InvalidGrammar, Limits, Options, SchemaTooLarge
 from tests.structured.chains import chain
-from tests.structured.making import check_gbnf, check_schema, schema_to_gbnf
+from tests.structured.making import check_gbnf, check_schema
 from tests.structured.oracle import check_texts
 
 _AT_ONCE = 5
@@ -57,7 +58,7 @@ def test_a_grammar_with_a_long_chain_means_what_it_says():
 
 def test_a_long_circle_of_definitions_is_refused_with_its_place():
     with pytest.raises(SchemaTooLarge, match=r"circle of definitions; refer back .* sooner") as caught:
-        schema_to_gbnf(arrays(2_000, {"type": "array", "items": {"$ref": "#/$defs/d0"}}))
+        compile_schema(arrays(2_000, {"type": "array", "items": {"$ref": "#/$defs/d0"}}))
     assert caught.value.limit == "levels"
     assert caught.value.path.startswith("/$defs/d")
 
@@ -76,10 +77,10 @@ def test_a_long_circle_of_rules_is_refused_by_name():
 def test_references_that_stand_for_the_same_value_are_limited():
     extended = chain(201, lambda n: {"allOf": [n, {"minimum": 1}]}, {"type": "integer"})
     with pytest.raises(SchemaTooLarge, match="stands for the same value") as caught:
-        schema_to_gbnf(extended)
+        compile_schema(extended)
     assert caught.value.limit == "references"
     assert caught.value.path.startswith("/$defs/d")
-    assert schema_to_gbnf(extended, Options(limits=Limits(references=300)))
+    assert compile_schema(extended, Options(limits=Limits(references=300)))
 
 
 def test_a_chain_of_mere_references_counts_once():

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from openai_cpu_server.structured.options import Additional, Options
-from tests.structured.making import schema_to_gbnf, schema_to_lark
+from tests.structured.making import schema_to_lark
 from tests.structured.oracle import Sampler, check_ours, table
 
 CLOSED = Options(additional=Additional.CLOSED)
@@ -128,4 +128,4 @@ def test_twenty_drawn_objects_have_declared_names_and_are_valid():
 
 @pytest.mark.parametrize("schema", [PERSON, {"allOf": [has(a=INT), has(b=STR)]}, has(a=has(b=INT))])
 def test_a_closed_grammar_is_smaller(schema):
-    assert len(schema_to_gbnf(schema, CLOSED)) < len(schema_to_gbnf(schema))
+    assert len(schema_to_lark(schema, CLOSED)) < len(schema_to_lark(schema))

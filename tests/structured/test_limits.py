@@ -13,7 +13,6 @@ from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, Made
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema, grammar_maker, regex_rules
-from openai_cpu_server.structured.gbnf.printer import text_length
 from openai_cpu_server.structured.languages.automaton import build_automaton
 from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -22,6 +21,7 @@ from openai_cpu_server.structured.languages.expr import (
     Chars,
     Text,
     any_of,
+    both,
     repeat,
     seq,
     star,
@@ -37,9 +37,11 @@ from openai_cpu_server.structured.options import (
     SchemaTooLarge,
     UnsupportedSchema,
 )
+from openai_cpu_server.structured.scalars.regex import search_language
 from openai_cpu_server.structured.scalars.regex_parser import unicode_property
+from openai_cpu_server.structured.writing.grammar import text_length
 from tests.structured.chains import chain
-from tests.structured.making import peak_bytes, schema_to_gbnf
+from tests.structured.making import peak_bytes
 
 pytestmark = pytest.mark.thorough
 
@@ -106,7 +108,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_cost_little(name):
     """Work is bounded by counts, and a runaway meets the time limit of tests."""
-    assert peak_bytes(lambda: schema_to_gbnf(HOSTILE[name])) < 50_000_000
+    assert peak_bytes(lambda: compile_schema(HOSTILE[name])) < 50_000_000
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_hostile_schemas_cost_little(name):
 )
 def test_each_limit_is_named(limit, schema):
     with pytest.raises(SchemaTooLarge) as caught:
-        schema_to_gbnf(schema, Options(limits=Limits(**{limit: 2})))
+        compile_schema(schema, Options(limits=Limits(**{limit: 2})))
     assert caught.value.limit == limit
 
 
@@ -137,8 +139,6 @@ REFUSED_BY = {
     **dict.fromkeys(["product of anyOf", "product of oneOf", "many patterns at once"], "branches"),
     "exponential oneOf": "unfolded",
     "huge contains": "rules",
-    # To print what is left to llguidance takes too much.
-    **dict.fromkeys(["nested counts", "large count", "catastrophic"], "regex_work"),
     "many patterns": "regex_work",
     **dict.fromkeys(["many multiples", "exponential automaton", "negated automaton"], "regex_states"),
 }  # the limit that each of them meets; all others are compiled, or say something that is not supported
@@ -149,7 +149,7 @@ SMALL = Options(
 
 def outcome(schema, options=None):
     try:
-        return schema_to_gbnf(schema, options), None
+        return compile_schema(schema, options), None
     except SchemaTooLarge as error:
         return str(error), error.limit
     except InvalidRequest as error:
@@ -177,15 +177,16 @@ def test_hostile_schemas_come_to_the_same_end_every_time(name):
 
 def test_an_intersection_pays_for_all_its_parts():
     """Of sixteen patterns that hold at once, each step is sixteen steps."""
-    schema = {"allOf": [{"pattern": f"{chr(97 + i)}.*{chr(97 + i)}"} for i in range(16)]}
+    patterns = [f"{chr(97 + i)}.*{chr(97 + i)}" for i in range(16)]
+    language = both(*(search_language(pattern, Limits()) for pattern in patterns))
     with pytest.raises(SchemaTooLarge) as caught:
-        schema_to_gbnf(schema)
+        build_automaton(language, Budget(Limits()))
     assert caught.value.limit in ("regex_work", "regex_states")
 
 
 def test_a_class_of_too_many_characters_is_refused():
     with pytest.raises(UnsupportedSchema, match="in one class"):
-        schema_to_gbnf(HOSTILE["wide class"])
+        compile_schema(HOSTILE["wide class"])
 
 
 def test_classes_of_unicode_are_complete():
@@ -202,7 +203,7 @@ def test_classes_of_unicode_are_complete():
 
 def test_a_schema_deep_within_its_limits_is_compiled():
     schema = nested(lambda s: {"type": "object", "properties": {"a": s}}, 40, {"type": "integer"})
-    assert schema_to_gbnf(schema)
+    assert compile_schema(schema)
 
 
 def test_hostile_regex():
@@ -214,7 +215,7 @@ def test_hostile_regex():
 def test_errors_stay_short_however_long_the_schema():
     for schema in ({"pattern": "(?=" + "a" * 10_000}, {"type": "x" * 10_000}, {"$ref": "#" + "y" * 10_000}):
         with pytest.raises(InvalidRequest) as caught:
-            schema_to_gbnf(schema)
+            compile_schema(schema)
         assert len(str(caught.value)) < 400
 
 

@@ -5,7 +5,8 @@ import contextlib
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from tests.structured.making import check_schema, schema_to_gbnf
+from openai_cpu_server.structured.compiler import compile_schema
+from tests.structured.making import check_schema
 from tests.structured.oracle import check, check_ours, check_spelling, table
 
 LARGEST, LIMITS = 1.7976931348623157e308, [2**63 - 1, -(2**63), 2**64 - 1]
@@ -168,7 +169,7 @@ def test_numbers_have_a_most_of_digits(schema):
 def test_a_bound_of_300_digits_is_taken_or_refused_in_words(kind: str, keyword: str, bound: float) -> None:
     for value in (bound, -bound):
         with contextlib.suppress(InvalidRequest):
-            assert schema_to_gbnf({"type": kind, keyword: value})
+            assert compile_schema({"type": kind, keyword: value})
 
 
 @pytest.mark.parametrize("step", [48, 128, 999, 1024, 3600])

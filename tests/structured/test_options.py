@@ -12,7 +12,6 @@ from openai_cpu_server.structured.options import (
     Unenforced,
     UnsupportedSchema,
 )
-from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check_ours
 
 LENIENT = Options(strict=False)
@@ -86,15 +85,15 @@ def test_what_no_grammar_can_hold_is_refused_where_it_stands_or_left_out(schema,
 def test_what_is_no_schema_is_refused_in_either_mode(schema):
     for options in (Options(), LENIENT):
         with pytest.raises(InvalidSchema):
-            schema_to_gbnf(schema, options)
+            compile_schema(schema, options)
 
 
 def test_errors_tell_the_place_as_a_pointer():
     with pytest.raises(InvalidSchema) as caught:
-        schema_to_gbnf({"properties": {"a/b": {"items": {"minLength": "x"}}}})
+        compile_schema({"properties": {"a/b": {"items": {"minLength": "x"}}}})
     assert caught.value.path == "/properties/a~1b/items"
     with pytest.raises(InvalidSchema, match="strng"):
-        schema_to_gbnf({"type": "strng"})
+        compile_schema({"type": "strng"})
 
 
 IRREGULAR = {"pattern": "(a)\\1"}
@@ -196,5 +195,5 @@ def test_what_is_too_large_is_named_with_its_place(large):
     assert caught.value.path.startswith("/properties/a~1b/items/properties/c")
 
 
-def test_the_same_schema_gives_the_same_text():
-    assert schema_to_gbnf(SCHEMA, LENIENT) == schema_to_gbnf(json.loads(json.dumps(SCHEMA)), LENIENT)
+def test_the_same_schema_gives_the_same_grammar():
+    assert compile_schema(SCHEMA, LENIENT) == compile_schema(json.loads(json.dumps(SCHEMA)), LENIENT)

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import Options, PropertyOrder, Whitespace
-from tests.structured.making import check_gbnf, check_rules
+from tests.structured.making import check_rules
 from tests.structured.oracle import Sampler, compact
 
 pytestmark = pytest.mark.thorough
@@ -192,11 +191,9 @@ def test_drawn_sentences_fit_the_schema(schema, seed, whitespace, order):
     if rules is None:
         return
     sampler, rng = Sampler(Translation(rules).text()), random.Random(seed)
-    printed = check_gbnf(gbnf_text(rules))
     for _ in range(3):
         text = sampler.draw(rng, longest=120)
         if text is not None:
-            assert printed.check(text).fits, f"what runs is not what is printed: {text!r}"
             assert is_valid(schema, text.decode()), text
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.options import InvalidSchema, UnsupportedSchema
-from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check, check_ours, table
 
 INT = {"type": "integer"}
@@ -119,7 +119,7 @@ test_ours = table({
 )
 def test_a_reference_that_leads_back_to_itself_is_refused(schema):
     with pytest.raises(InvalidSchema, match="itself"):
-        schema_to_gbnf(schema)
+        compile_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_reference_that_leads_back_to_itself_is_refused(schema):
 )
 def test_a_reference_to_nothing_is_refused(target):
     with pytest.raises(UnsupportedSchema) as caught:
-        schema_to_gbnf({"properties": {"a": {"$ref": target}}, "type": "object"})
+        compile_schema({"properties": {"a": {"$ref": target}}, "type": "object"})
     assert (caught.value.path, caught.value.keyword) == ("/properties/a", "$ref")
 
 
@@ -162,7 +162,7 @@ def test_resources_are_found_by_any_address(schema):
 
 def test_draft_3_is_refused():
     with pytest.raises(UnsupportedSchema, match="draft 3"):
-        schema_to_gbnf({"$schema": "http://json-schema.org/draft-03/schema#"})
+        compile_schema({"$schema": "http://json-schema.org/draft-03/schema#"})
 
 
 @pytest.mark.parametrize("reference", ["item.json", "./item.json", "/dir/item.json", "root.json#/$defs/n"])
@@ -171,4 +171,4 @@ def test_relative_references_resolve_under_any_scheme(reference: str) -> None:
     schema = {"$id": "app://host/dir/root.json", "items": {"$ref": reference}, "$defs": {"x": item, "n": INT}}
     check_ours(schema, [[1]], [["a"]])
     with pytest.raises(UnsupportedSchema, match="leads to nothing"):
-        schema_to_gbnf({**schema, "items": {"$ref": "mailto:item.json"}})
+        compile_schema({**schema, "items": {"$ref": "mailto:item.json"}})

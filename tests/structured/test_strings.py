@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from openai_cpu_server.structured.compiler import regex_rules
+from openai_cpu_server.structured.compiler import compile_schema, regex_rules
 from openai_cpu_server.structured.languages.automaton import Deriver
 from openai_cpu_server.structured.options import (
     Budget,
@@ -18,7 +18,7 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.regex import full_language, search_language
-from tests.structured.making import check_schema, schema_to_gbnf
+from tests.structured.making import check_schema
 from tests.structured.oracle import check, check_ours, check_texts, table
 
 test_ours = table({
@@ -139,7 +139,7 @@ def test_pattern(pattern, accepted, rejected):
 )
 def test_patterns_beyond_a_grammar_are_refused_with_their_place(pattern, reason):
     with pytest.raises(UnsupportedSchema, match=reason) as caught:
-        schema_to_gbnf({"properties": {"x": {"pattern": pattern}}})
+        compile_schema({"properties": {"x": {"pattern": pattern}}})
     assert (caught.value.path, caught.value.keyword) == ("/properties/x", "pattern")
 
 

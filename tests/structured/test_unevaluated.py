@@ -2,8 +2,8 @@
 
 import pytest
 
+from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.options import InvalidSchema, Options, UnsupportedSchema
-from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check, check_ours
 
 D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
@@ -172,7 +172,7 @@ def test_what_is_left_out_evaluates_everything():
     """Where it is not known what a subschema evaluates, nothing may be called unevaluated."""
     schema = {**OBJECT, "allOf": [{"patternProperties": {r"(a)\1": INT}}], **SHUT}
     with pytest.raises(UnsupportedSchema, match="patternProperties"):
-        schema_to_gbnf(schema)
+        compile_schema(schema)
     check_ours(schema, [{"b": 1}, {"z": 1}], [1], Options(strict=False))
 
 
@@ -182,4 +182,4 @@ def test_a_schema_within_itself_is_refused():
         {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, has(b=INT)]}}, "$ref": "#/$defs/a", **SHUT},
     ):
         with pytest.raises(InvalidSchema):
-            schema_to_gbnf(schema)
+            compile_schema(schema)

@@ -65,7 +65,7 @@ class Expr(metaclass=_Interned):
     """Grows with every new expression, and gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """True if there are intersections, complements or residues, which GBNF lacks."""
+    """True if there are intersections, complements or residues."""
     references: frozenset[str] = _NO_NAMES
     is_nullable: bool = False
     """True if the empty string matches. Always False for a reference to a rule."""

@@ -8,16 +8,16 @@ with punctuation refers to the recursive rule `never`, which matches nothing, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.gbnf.printer import Shaper, text_length
+from openai_cpu_server.structured.gbnf.parser import MOST_TIMES, parse_gbnf
 from openai_cpu_server.structured.languages.automaton import Automaton, state_rules
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
     NOTHING,
     ROOT,
     Alt,
@@ -35,6 +35,7 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     parts_first,
     rebuilt,
+    repeat,
     rewritten,
     seq,
 )
@@ -128,9 +129,51 @@ class GrammarBuilder:
         paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
         if paths:
             raise SchemaTooLarge("levels", most, paths[-1])
-        shaped = Shaper(self._budget).shaped(rules)
-        self._budget.spend("grammar", text_length(shaped))
-        return shaped
+        found = _with_literals(rules)
+        self._budget.spend("grammar", text_length(found))
+        return found
+
+
+def _with_literals(rules: Rules) -> Rules:
+    """Join characters to literals. No text is as long as the largest counts."""
+    found: dict[Expr, Expr] = {}
+    for expr in parts_first(rules.values()):
+        parts = [found[x] for x in expr.parts]
+        if isinstance(expr, Repeat) and expr.high is not None and expr.low <= MOST_TIMES:
+            found[expr] = repeat(parts[0], expr.low, min(expr.high, MOST_TIMES))
+        elif isinstance(expr, Alt) and EMPTY in parts:
+            found[expr] = repeat(alt(*(x for x in parts if x != EMPTY)), 0, 1)
+        else:
+            found[expr] = rebuilt(expr, _joined(parts) if isinstance(expr, Seq) else parts)
+    return {name: found[expr] for name, expr in rules.items()}
+
+
+def _joined(items: Iterable[Expr]) -> Iterator[Expr]:
+    text = ""
+    for item in items:
+        if isinstance(item, Chars) and item.set.size == 1:
+            text += chr(item.set.ranges[0][0])
+            continue
+        if text:
+            yield Text(text)
+            text = ""
+        yield item
+    if text:
+        yield Text(text)
+
+
+def text_length(rules: Rules) -> int:
+    """Return about how many characters the rules have as text."""
+    lengths: dict[Expr, int] = {}
+    for expr in parts_first(rules.values()):
+        own = 3
+        match expr:
+            case Chars(chars):
+                own = 2 + 3 * len(chars.ranges)
+            case Text(text) | Ref(text):
+                own = len(text) + 2
+        lengths[expr] = own + sum(map(lengths.__getitem__, expr.parts))
+    return sum(len(name) + lengths[expr] for name, expr in rules.items())
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
