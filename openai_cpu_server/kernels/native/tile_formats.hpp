@@ -14,6 +14,7 @@
 
 #include "amx.hpp"
 #include "ggml_api.hpp"
+#include "unpack_grid.hpp"
 #include "words.hpp"
 
 namespace tiles {
@@ -263,6 +264,61 @@ struct IQ4_XS : Type<TwoBlocks, GGML_TYPE_IQ4_XS, 136, 256> {
     }
 };
 
+// Weights of a grid, whose scales are 2 * number + 1: those of even blocks of 16 or 32, then of odd ones. LARGEST: a bound
+// of the superblock's unit, in half precision.
+template <class Format, class Grid, uint16_t LARGEST>
+struct GridWeights : Type<AsStored, Grid::TYPE, Grid::BLOCK_BYTES, 256> {
+    static constexpr int TIMES = Grid::HAS_SIGNS_APART ? 1 : 2;
+    static constexpr uint16_t FACTOR = (15 + 7 + Grid::WORTH + 1 - TIMES) << 10;
+    static words places(int step) {
+        return Grid::BLOCK == 16 ? in_halves(step, 8 + step) : words{} + uint16_t(8 * (step % 2) + step / 2);
+    }
+    static inline const Places PLACES = {{places(0), places(1), places(2), places(3), places(4), places(5), places(6), places(7)}};
+    static ALWAYS_INLINE bool fits(const uint8_t* block) { return magnitude(block) < LARGEST; }
+    static ALWAYS_INLINE void unpack(const uint8_t* block, uint8_t* to) {
+        const words16 scales = multiply(multiply(halves_of(2 * Format::numbers(block) + 1), splat16(FACTOR)), splat16(read<uint16_t>(block)));
+        const Grid grid{};
+        for (int pass = 0; pass < 4; pass++) {
+            const auto bytes = grid.weights(block, pass);
+            put_part(to, 2 * pass, &bytes.first, scales);
+            put_part(to, 2 * pass + 1, &bytes.second, scales);
+        }
+    }
+
+private:
+    static ALWAYS_INLINE void put_part(uint8_t* to, int step, const void* bytes, words16 scales) {
+        const words integers = uint16_t(TIMES) * widen(bytes) - uint16_t(Grid::CENTRE_TWICE * TIMES / 2);
+        put(to, step, bf16_of_halves(multiply(halves_of(integers), look_up(scales, PLACES.of[step]))));
+    }
+};
+// Nibbles of eight bytes.
+ALWAYS_INLINE words16 low_then_high(uint64_t bytes) {
+    const uint64_t nibbles = 0x0f0f0f0f0f0f0f0f;
+    return widen(bytes & nibbles, bytes >> 4 & nibbles);
+}
+// The upper nibbles of eight words, each so many bytes behind the one before.
+template <int STRIDE>
+ALWAYS_INLINE words16 upper_nibbles(const uint8_t* last_byte) {
+    uint64_t bytes = 0;
+    for (int b = 0; b < 8; b++) bytes |= uint64_t(last_byte[STRIDE * b] >> 4) << (8 * (b / 2) + 4 * (b % 2));
+    return low_then_high(bytes);
+}
+struct IQ2_XXS : GridWeights<IQ2_XXS, products::IQ2_XXS, 0x4000> {
+    static ALWAYS_INLINE words16 numbers(const uint8_t* block) { return upper_nibbles<8>(block + 9); }
+};
+struct IQ2_XS : GridWeights<IQ2_XS, products::IQ2_XS, 0x4000> {
+    static ALWAYS_INLINE words16 numbers(const uint8_t* block) { return low_then_high(read<uint64_t>(block + 66)); }
+};
+struct IQ2_S : GridWeights<IQ2_S, products::IQ2_S, 0x4000> {
+    static ALWAYS_INLINE words16 numbers(const uint8_t* block) { return low_then_high(read<uint64_t>(block + 74)); }
+};
+struct IQ3_XXS : GridWeights<IQ3_XXS, products::IQ3_XXS, 0x3800> {
+    static ALWAYS_INLINE words16 numbers(const uint8_t* block) { return upper_nibbles<4>(block + 69); }
+};
+struct IQ3_S : GridWeights<IQ3_S, products::IQ3_S, 0x3c00> {
+    static ALWAYS_INLINE words16 numbers(const uint8_t* block) { return low_then_high(read<uint32_t>(block + 106)); }
+};
+
 // ---- numbers
 
 struct AlwaysFits {
@@ -284,13 +340,6 @@ struct BF16 : AlwaysFits, Type<AsStored, GGML_TYPE_BF16, 2 * PANEL, 1, 0> {
     static ALWAYS_INLINE void unpack(const uint8_t* from, uint8_t* to) {
         for (int s = 0; s < STEPS; s++) put(to, s, read<words>(from + 2 * STEP * s));
     }
-};
-
-// All other types, by ggml's own function.
-template <ggml_type NUMBER, int WEIGHTS, int BLOCK_BYTES>
-struct ByGgml : Type<AsStored, NUMBER, PANEL / WEIGHTS * BLOCK_BYTES, WEIGHTS, 0> {
-    static constexpr bool fits(const uint8_t*) { return false; }
-    static void unpack(const uint8_t*, uint8_t*) {}
 };
 
 // Whatever its scales are.

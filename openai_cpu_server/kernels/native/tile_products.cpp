@@ -457,11 +457,11 @@ const Kernel* kernel_of(ggml_type type) {
         case GGML_TYPE_IQ4_NL: return kernel<IQ4_NL>();
         case GGML_TYPE_IQ4_XS: return kernel<IQ4_XS>();
         case GGML_TYPE_MXFP4: return kernel<MXFP4>();
-        case GGML_TYPE_IQ2_XXS: return kernel<ByGgml<GGML_TYPE_IQ2_XXS, 256, 66>>();
-        case GGML_TYPE_IQ2_XS: return kernel<ByGgml<GGML_TYPE_IQ2_XS, 256, 74>>();
-        case GGML_TYPE_IQ2_S: return kernel<ByGgml<GGML_TYPE_IQ2_S, 256, 82>>();
-        case GGML_TYPE_IQ3_XXS: return kernel<ByGgml<GGML_TYPE_IQ3_XXS, 256, 98>>();
-        case GGML_TYPE_IQ3_S: return kernel<ByGgml<GGML_TYPE_IQ3_S, 256, 110>>();
+        case GGML_TYPE_IQ2_XXS: return kernel<IQ2_XXS>();
+        case GGML_TYPE_IQ2_XS: return kernel<IQ2_XS>();
+        case GGML_TYPE_IQ2_S: return kernel<IQ2_S>();
+        case GGML_TYPE_IQ3_XXS: return kernel<IQ3_XXS>();
+        case GGML_TYPE_IQ3_S: return kernel<IQ3_S>();
         default: return nullptr;
     }
 }

@@ -85,7 +85,7 @@ class GridSuperblocks : public CentredSuperblocks<BLOCK, BYTES, BITS, 0, GRID_TW
 public:
     using typename Base::Panel;
     static constexpr bool HAS_SIGNS_APART = GRID_TWICE_CENTRE % 2 == 0;
-    static constexpr int WORTH = POWER;
+    static constexpr int WORTH = POWER, CENTRE_TWICE = GRID_TWICE_CENTRE;
     static constexpr float GRID_CENTRE = HAS_SIGNS_APART ? 0.0F : GRID_TWICE_CENTRE / 2.0F;
 
     // Of a row, the 64 columns from 64 * pass on.
