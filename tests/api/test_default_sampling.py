@@ -50,7 +50,7 @@ def asking(engine: FakeEngine, defaults: ModelDefaults) -> httpx.AsyncClient:
 
 
 async def sampled(path: str, defaults: ModelDefaults, **fields: object) -> tuple[object, ...]:
-    engine = FakeEngine()
+    engine = FakeEngine(says="Hi")
     if path in OLLAMA:
         model = fields.pop("model", "fake")
         fields = {"model": model, "options": fields}
@@ -118,7 +118,7 @@ async def test_samplers_that_a_client_leaves_out_are_off_though_the_model_has_va
 
 
 async def limit_of(path: str, defaults: ModelDefaults, **fields: object) -> int:
-    engine = FakeEngine()
+    engine = FakeEngine(says="Hi")
     async with asking(engine, defaults) as http:
         answer = await http.post(path, json={**BODIES[path], **fields})
     assert answer.status_code == 200, answer.text
