@@ -509,9 +509,9 @@ class ChatPrompts:
         return sorted(boundaries)
 
 
-def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:
-    """Check a text before tokenising. Raises PromptFarTooLong."""
-    if most_tokens is not None and (least := tokenizer.least_tokens(text)) > most_tokens:
+def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None, num_ids: int = 0) -> None:
+    """Check a text, beside so many ids, before tokenising. Raises PromptFarTooLong."""
+    if most_tokens is not None and (least := tokenizer.least_tokens(text) + num_ids) > most_tokens:
         raise PromptFarTooLong(least_tokens=least, limit=most_tokens)
 
 
@@ -527,7 +527,7 @@ def whole_prompt(
     work. Raises PromptFarTooLong."""
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
-    require_room(tokenizer, "".join(texts), most_tokens)
+    require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
     tokens = list[int]()
     if items and isinstance(items[0], str):
         first, *texts = texts

@@ -22,7 +22,7 @@ from openai_cpu_server.api.generation.resolve import last_turn, resolve
 from openai_cpu_server.api.generation.sampling import for_model
 from openai_cpu_server.contract.media import MediaEmbeddings, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
-from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptFarTooLong, PromptTooLong
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.models.served import ServedTemplate
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
@@ -80,6 +80,8 @@ def test_many_texts_of_a_request_are_one_piece_of_work() -> None:
     assert tokenizer.num_calls == 1
     tokenizer = _CountingTokenizer()
     tokens = whole_prompt(["first", 7, "a", "b", 8], tokenizer, most_tokens=None)
+    with pytest.raises(PromptFarTooLong):
+        whole_prompt(["a", 7, "b", 8], tokenizer, most_tokens=1)
     assert tokens == (0, *(byte + 2 for byte in b"first"), 7, 99, 100, 8)
     assert tokenizer.num_calls == 1
 
