@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, pairwise, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -509,19 +509,37 @@ class ChatPrompts:
         return sorted(boundaries)
 
 
-def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:
-    """Check a text before tokenising. Raises PromptFarTooLong."""
-    if most_tokens is not None and (least := tokenizer.least_tokens(text)) > most_tokens:
+def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None, num_ids: int = 0) -> None:
+    """Check a text, beside so many ids, before tokenising. Raises PromptFarTooLong."""
+    if most_tokens is not None and (least := tokenizer.least_tokens(text) + num_ids) > most_tokens:
         raise PromptFarTooLong(least_tokens=least, limit=most_tokens)
 
 
 def whole_prompt(
-    text: str, tokenizer: Tokenizer, *, most_tokens: int | None, add_special: bool = True
+    prompt: str | Sequence[int | str],
+    tokenizer: Tokenizer,
+    *,
+    most_tokens: int | None,
+    add_special: bool = True,
+    parse_special: bool = True,
 ) -> tuple[int, ...]:
-    """Encode a prompt with control tokens, and with BOS unless it has it. Raises PromptFarTooLong."""
-    require_room(tokenizer, text, most_tokens)
-    needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
-    return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))
+    """Encode a prompt of texts and ids, with BOS unless it has it. All texts but the first are one piece of
+    work. Raises PromptFarTooLong."""
+    items = [prompt] if isinstance(prompt, str) else prompt
+    texts = [item for item in items if isinstance(item, str)]
+    require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
+    tokens = list[int]()
+    if items and isinstance(items[0], str):
+        first, *texts = texts
+        needs_begin = not parse_special or needs_special_tokens(first, bos_text=tokenizer.bos_text)
+        tokens += tokenizer.encode(
+            first, add_special=add_special and needs_begin, parse_special=parse_special
+        )
+        items = items[1:]
+    encoded = tokenizer.encode_all(texts, add_special=False, parse_special=parse_special) if texts else []
+    rows = iter(encoded)
+    tokens += chain.from_iterable((one,) if isinstance(one, int) else next(rows) for one in items)
+    return tuple(tokens)
 
 
 _PLACE = re.compile(r"(\{query\}|\{document\})")

@@ -52,9 +52,13 @@ class WorkFor(msgspec.Struct, Generic[R], frozen=True):
     """Piece of work whose result is an `R`."""
 
     @property
-    def origin(self) -> WorkFor[R]:
-        """First piece of the work that this one continues, or this one."""
+    def identity(self) -> WorkFor[R]:
+        """Equal for all pieces of one work, and small."""
         return self
+
+    @property
+    def is_continued(self) -> bool:
+        return False
 
 
 class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
@@ -120,10 +124,12 @@ class OpenPicture(WorkFor[Picture], frozen=True, tag=True):
     """Longest side in pixels to scale down to, or 0 for no limit."""
 
 
-class OpenSound(WorkFor["SoundOpened"], frozen=True, tag=True):
-    """Decode a sound. Raises InvalidRequest."""
+class OpenSound(WorkFor["Union[SoundOpened, None]"], frozen=True, tag=True):
+    """Decode a sound, or return None if the process needs the data. Raises InvalidRequest."""
 
     data: bytes
+    """Empty for a process that has opened the sound."""
+    digest: bytes
     rate: int
     """Samples per second of the result."""
     most_samples: int
@@ -133,8 +139,12 @@ class OpenSound(WorkFor["SoundOpened"], frozen=True, tag=True):
     """Number of the first piece of the result, which has some of them."""
 
     @property
-    def origin(self) -> OpenSound:
-        return msgspec.structs.replace(self, first=0) if self.first else self
+    def identity(self) -> OpenSound:
+        return msgspec.structs.replace(self, data=b"", first=0)
+
+    @property
+    def is_continued(self) -> bool:
+        return self.first > 0
 
 
 class ReadDocument(WorkFor["DocumentRead"], frozen=True, tag=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,12 +69,15 @@ class ReadModel:
         self, data: bytes, rate: int, most_samples: int, most_at_once: int
     ) -> Iterator[tuple[Sound, ...]]:
         """Decode a client's sound, some pieces at a time. Raises the same as `picture`."""
-        num_pieces, is_last = 0, False
+        work = wire.OpenSound(data, hashlib.sha256(data).digest(), rate, most_samples, most_at_once)
+        is_last = False
         while not is_last:
-            work = wire.OpenSound(data, rate, most_samples, most_at_once, num_pieces)
-            opened = self._pool.do(work, kind=WorkKind.MEDIA)
+            if (opened := self._pool.do(work, kind=WorkKind.MEDIA)) is None:
+                work = msgspec.structs.replace(work, data=data)
+                continue
             yield opened.pieces
-            num_pieces, is_last = num_pieces + len(opened.pieces), opened.is_last
+            first, is_last = work.first + len(opened.pieces), opened.is_last
+            work = msgspec.structs.replace(work, data=b"", first=first)
 
     def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
         """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as

@@ -226,7 +226,7 @@ class ReaderPool:
                 start_s = time.monotonic()
                 return self._tried(place, work, model)
         except (InvalidRequest, DeadlyInput) as error:
-            is_dear = work.origin is not work or time.monotonic() - start_s > min(_DEAR_S, self._share_s)
+            is_dear = work.is_continued or time.monotonic() - start_s > min(_DEAR_S, self._share_s)
             if is_dear or isinstance(error, DeadlyInput):
                 digest = _digest(work)
                 with self._changed:
@@ -389,7 +389,7 @@ class ReaderPool:
 
 
 def _digest(work: wire.WorkFor[R]) -> bytes:
-    return hashlib.sha256(_encoder.encode(work.origin)).digest()
+    return hashlib.sha256(_encoder.encode(work.identity)).digest()
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:

@@ -140,7 +140,7 @@ class OpenedModel:
 class ReaderWorker:
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
-        self._sounds: dict[bytes, tuple[int, Iterator[Sound]]] = {}
+        self._sounds: dict[wire.OpenSound, tuple[int, Iterator[Sound]]] = {}
         """Decoders of sounds with the number of pieces that they have made."""
 
     def do(self, work: wire.Work) -> wire.Result:
@@ -183,12 +183,12 @@ class ReaderWorker:
             case wire.FindProfile():
                 return _profiled(work)
 
-    def _heard(self, work: wire.OpenSound) -> wire.SoundOpened:
+    def _heard(self, work: wire.OpenSound) -> wire.SoundOpened | None:
         """Go on with a sound where the last piece of work ended, if that was here."""
-        fields = (work.rate, work.most_samples, work.most_at_once)
-        key = hashlib.sha256(work.data).digest() + repr(fields).encode()
-        num_done, pieces = self._sounds.pop(key, (0, None))
+        num_done, pieces = self._sounds.pop(work.identity, (0, None))
         if pieces is None or num_done > work.first:
+            if work.is_continued and not work.data:
+                return None
             bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
             num_done, pieces = 0, sound_pieces(work.data, rate=work.rate, **bounds)
         for _ in islice(pieces, work.first - num_done):
@@ -200,7 +200,7 @@ class ReaderWorker:
                 break
         else:
             return wire.SoundOpened(tuple(opened), is_last=True)
-        self._sounds[key] = work.first + len(opened), pieces
+        self._sounds[work.identity] = work.first + len(opened), pieces
         while len(self._sounds) > _OPEN_SOUNDS:
             del self._sounds[next(iter(self._sounds))]
         return wire.SoundOpened(tuple(opened), is_last=False)

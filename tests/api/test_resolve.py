@@ -13,16 +13,19 @@ from openai_cpu_server.api.generation.call import ResolveContext, fingerprint
 from openai_cpu_server.api.generation.params import (
     AttachmentKind,
     ConversationParam,
+    LogitBiasParam,
     MessageParam,
     TakenMedia,
     mark_of,
 )
 from openai_cpu_server.api.generation.resolve import last_turn, resolve
+from openai_cpu_server.api.generation.sampling import for_model
 from openai_cpu_server.contract.media import MediaEmbeddings, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
-from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptFarTooLong, PromptTooLong
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.models.served import ServedTemplate
+from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.calls import tokens_of
 from tests.api.fake_engine import FakeEngine
@@ -50,6 +53,37 @@ def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
     assert words.turn is not None
     assert heard.turn is None
     assert (heard.num_rows(Sound), heard.sound_s) == (3, 1.0)
+
+
+class _CountingTokenizer(FakeTokenizer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        self.num_calls += 1
+        return super().encode_all(texts, add_special=add_special, parse_special=parse_special)
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        assert self.num_calls or text == "first", "each text would wait for a reader"
+        return super().encode(text, add_special=add_special, parse_special=parse_special)
+
+
+def test_many_texts_of_a_request_are_one_piece_of_work() -> None:
+    params = CHAT.reader.read(json.dumps({"messages": [user("a")]}).encode(), lenient=False)
+    tokenizer = _CountingTokenizer()
+    biases = (LogitBiasParam("a", 1.0), LogitBiasParam(7, 2.0), LogitBiasParam("b", None))
+    sampling = for_model(
+        msgspec.structs.replace(params, biases=biases), tokenizer, vocab_size=tokenizer.vocab_size
+    )
+    assert (sampling.logit_bias, sampling.bad_words) == ({99: 1.0, 7: 2.0}, ((100,),))
+    assert tokenizer.num_calls == 1
+    tokenizer = _CountingTokenizer()
+    tokens = whole_prompt(["first", 7, "a", "b", 8], tokenizer, most_tokens=None)
+    with pytest.raises(PromptFarTooLong):
+        whole_prompt(["a", 7, "b", 8], tokenizer, most_tokens=1)
+    assert tokens == (0, *(byte + 2 for byte in b"first"), 7, 99, 100, 8)
+    assert tokenizer.num_calls == 1
 
 
 # -- sampling --------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import contextvars
 import json
+import os
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -121,6 +123,21 @@ def test_a_sound_goes_on_in_the_process_that_has_opened_it(threads: ThreadPoolEx
         assert of_ann.result()
         with suspended(first):
             assert begun(threads, BOB, lambda: next(of_bob)).result()
+
+
+def test_a_sound_goes_on_after_its_process_has_died() -> None:
+    data = wav(np.zeros(300 * 100), rate=100)
+    with ReaderPool(opens_media=True) as pool:
+        model = ReadModel(pool, source())
+        before = set(pool.pids)
+        pieces = model.sound(data, RATE, 400 * RATE, 30 * RATE)
+        first = next(pieces)
+        (opened,) = set(pool.pids) - before
+        os.kill(opened, signal.SIGKILL)
+        second = next(pieces)
+        assert pool.deaths == 1
+    samples = sum(piece.size.num_samples for piece in (*first, *second))
+    assert samples == 300 * RATE
 
 
 def test_a_picture_gets_memory_for_the_allowed_pixels_only() -> None:

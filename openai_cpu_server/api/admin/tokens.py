@@ -30,7 +30,7 @@ from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
+from openai_cpu_server.prompt.chat_prompts import whole_prompt
 
 MixedContent = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[Union[int, str]], Tag("<list>")]], TEXT_OR_LIST
@@ -233,29 +233,14 @@ def _tokens(
         raise wrong("This field needs 'messages'.", strange)
     content = body.content if body.prompt is None else body.prompt
     assert content is not None, "one of the three is set"
-    items = [content] if isinstance(content, str) else content
-    ids = tuple(item for item in items if isinstance(item, int))
+    ids = tuple(item for item in content if isinstance(item, int))
     check_tokens(ids, vocab_size=model.tokenizer.vocab_size, param="content")
     begins = body.prompt is not None if add_special is None else add_special
-    return tuple(
-        token
-        for at, item in enumerate(items)
-        for token in (
-            (item,)
-            if isinstance(item, int)
-            else _tokens_of_text(body, model, limit, item, add_special=begins and at == 0)
-        )
-    )
-
-
-def _tokens_of_text(
-    body: TokenizeBody, model: ServedModel, limit: int | None, text: str, *, add_special: bool
-) -> Sequence[int]:
     is_prompt = model.kind is ModelKind.GENERATES  # others embed and rank: their texts are no prompts
-    if is_prompt if body.parse_special is None else body.parse_special:
-        return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
-    require_room(model.tokenizer, text, limit)
-    return model.tokenizer.encode(text, add_special=add_special, parse_special=False)
+    parse_special = is_prompt if body.parse_special is None else body.parse_special
+    return whole_prompt(
+        content, model.tokenizer, most_tokens=limit, add_special=begins, parse_special=parse_special
+    )
 
 
 def _tokens_of_messages(

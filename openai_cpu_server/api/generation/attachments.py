@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.contract.media import DEAF, MOST_SOUND_S, MediaItem, Picture, Sound
 from openai_cpu_server.errors import DeadlyInput, EngineUnavailable, InvalidRequest, JobObjectNotFound, wrong
-from openai_cpu_server.http.body import ThreadKind, in_thread
+from openai_cpu_server.http.body import ThreadKind, in_thread, off_loop
 from openai_cpu_server.http.fetching import Fetched, fetch_url
 from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
@@ -337,7 +337,7 @@ class AttachmentFinder:
                 raise InvalidRequest(str(error), code="file_not_found") from None
         match url[:16].partition(":")[0].lower():
             case "data":
-                return await in_thread(partial(_of_data_uri, url), is_slow=True)
+                return await off_loop(len(url), partial(_of_data_uri, url))
             case "http" | "https":
                 too_large = _ERRORS[source.kind].too_large
                 timeout_s = options.fetch_timeout_s
@@ -476,16 +476,17 @@ def _replaced(messages: Sequence[MessageParam], texts: dict[str, str]) -> list[M
 
 
 def _of_data_uri(source: str) -> bytes:
-    head, comma, body = source.partition(",")
-    if not comma or not head.lower().replace(" ", "").endswith(";base64"):
+    at = source.find(",")
+    if at < 0 or not source[:at].lower().replace(" ", "").endswith(";base64"):
         raise InvalidRequest("a data URI must be in base64: 'data:image/png;base64,...'")
-    if "%" in body:
+    if "%" in source:
         for escape, char in _ESCAPES.items():
-            body = body.replace(escape, char).replace(escape.lower(), char)
+            source = source.replace(escape, char).replace(escape.lower(), char)
+        at = source.find(",")
     data, rest = BytesIO(), ""
     try:
-        for start in range(0, len(body), _CHARS_AT_ONCE):
-            piece = rest + body[start : start + _CHARS_AT_ONCE].translate(_AS_STANDARD)
+        for start in range(at + 1, len(source), _CHARS_AT_ONCE):
+            piece = rest + source[start : start + _CHARS_AT_ONCE].translate(_AS_STANDARD)
             num_whole = len(piece) // 4 * 4
             data.write(base64.b64decode(piece[:num_whole], validate=True))
             rest = piece[num_whole:]

@@ -569,16 +569,8 @@ def _files(files: Sequence[FileParam], fim: FimTokens, tokenizer: Tokenizer, roo
 def _tokens(
     prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, add_special: bool
 ) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
-    tokens: list[int] = []
-    for at, item in enumerate(prompt):
-        if isinstance(item, int):
-            tokens.append(item)
-        else:
-            marks = add_special and at == 0
-            tokens += whole_prompt(item, tokenizer, add_special=marks, most_tokens=most_tokens)
-    return check_tokens(tuple(tokens), vocab_size=tokenizer.vocab_size, param="prompt")
+    tokens = whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
+    return check_tokens(tokens, vocab_size=tokenizer.vocab_size, param="prompt")
 
 
 def _text(prompt: Text, tokenizer: Tokenizer) -> str:

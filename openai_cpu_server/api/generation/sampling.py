@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Annotated, NamedTuple, TypeGuard, Union
 
@@ -107,10 +106,11 @@ def is_seed(seed: int | None) -> TypeGuard[int]:
 
 def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
     """Resolve texts to tokens. Raises InvalidRequest for ids outside of the vocabulary."""
-    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
+    texts = [one.token for one in params.biases if isinstance(one.token, str)]
+    encoded = iter(tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else ())
     bias, forbidden = dict(params.sampling.logit_bias), _bad_words(params.bad_words, tokenizer)
     for one in params.biases:
-        for token in (one.token,) if isinstance(one.token, int) else encode(one.token):
+        for token in (one.token,) if isinstance(one.token, int) else next(encoded):
             if one.amount is None:
                 forbidden.append((token,))
             else:

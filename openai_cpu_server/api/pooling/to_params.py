@@ -80,11 +80,9 @@ class InputReader(msgspec.Struct, frozen=True):
         marks, ids = self.tokenizer.marks, [one for one in text if isinstance(one, int)]
         if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.vocab_size:
             raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
-        tokens = [
-            token
-            for one in text
-            for token in ((one,) if isinstance(one, int) else self.plain([one], [param])[0])
-        ]
+        texts = [one for one in text if isinstance(one, str)]
+        encoded = iter(self.plain(texts, [param] * len(texts)) if texts else ())
+        tokens = [token for one in text for token in ((one,) if isinstance(one, int) else next(encoded))]
         if tuple(tokens[: len(marks.begin)]) == marks.begin:
             tokens = tokens[len(marks.begin) :]
         if marks.end and tuple(tokens[-len(marks.end) :]) == marks.end:

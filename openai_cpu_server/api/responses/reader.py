@@ -21,6 +21,7 @@ from openai_cpu_server.api.responses.conversation import (
     ApprovedCall,
     approved_calls,
     current,
+    is_trigger,
     item_attachments,
     listed_servers,
     summed_up,
@@ -39,7 +40,7 @@ from openai_cpu_server.api.responses.to_params import (
     to_params,
     unsupported_names,
 )
-from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
+from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, missing, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
@@ -178,6 +179,8 @@ class ResponseReader:
         def convert() -> ResponseParams:
             items = new_items(body.input, referenced)
             shown = current([*earlier, *items])
+            if shown and all(is_trigger(one.item) for one in shown):
+                raise missing("input")
             messages = with_instructions(to_messages(shown), body.instructions)
             approved = approved_calls(earlier, items)
             names = [*ignored_tools(body), *unsupported_names(body.input)]
