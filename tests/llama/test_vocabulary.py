@@ -52,6 +52,12 @@ def test_control_tokens_have_no_text_unless_asked(vocabulary: Vocabulary) -> Non
     assert (vocabulary.bos_text, vocabulary.eos_text) == ("<s>", "<|im_end|>")
 
 
+def test_each_end_of_a_turn_is_a_token_at_least(vocabulary: Vocabulary) -> None:
+    text, least = 100 * "a<|im_end|>", vocabulary.least_tokens(100 * "a<|im_end|>")
+    encoded = [vocabulary.encode(text, add_special=False, parse_special=special) for special in (False, True)]
+    assert 100 <= least <= min(map(len, encoded))
+
+
 def test_torn_characters_and_lone_surrogates_are_replaced(vocabulary: Vocabulary) -> None:
     tokens = vocabulary.encode("世", add_special=False, parse_special=False)
     assert [vocabulary.piece(token) for token in tokens] == [b"\xe4", b"\xb8", b"\x96"]

@@ -254,7 +254,14 @@ class Vocabulary(Closable):
         return max((end - begin for begin, end in pairwise((0, *ends))), default=1) or 1
 
     def least_tokens(self, text: str) -> int:
-        return 0 if self.longest_piece is None else len(text) // self.longest_piece
+        marks = (text.count(mark) for mark in self._silent_ends)
+        return max(0 if self.longest_piece is None else len(text) // self.longest_piece, *marks, 0)
+
+    @functools.cached_property
+    def _silent_ends(self) -> list[str]:
+        """Names of control tokens that end a turn, which each message of a conversation has."""
+        ends = [end for end in self.end_tokens if self.attributes[end] & _SILENT]
+        return [name for end in ends if (name := self.piece(end, special=True).decode("utf-8", "replace"))]
 
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
         return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
