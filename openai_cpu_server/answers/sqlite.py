@@ -13,15 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from openai_cpu_server.answers.store import (
-    GROUP_LIMIT,
-    AnswerEntry,
-    SimilarTurn,
-    StoreBounds,
-    StoreFailed,
-    StoreSize,
-    nearest_turns,
-)
+from openai_cpu_server.answers import store
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.database import (
     Database,
@@ -79,7 +71,7 @@ def _in_thread(
         try:
             return await self._threads.write(work, self, *args, **kwargs)
         except RuntimeError as error:  # it is closed
-            raise StoreFailed(type(error).__name__) from error
+            raise store.StoreFailed(type(error).__name__) from error
 
     return method
 
@@ -88,7 +80,7 @@ class SqliteAnswers:
     """Store of answers. A power loss may lose the last ones; kill -9 loses none."""
 
     def __init__(
-        self, database: Database, bounds: StoreBounds, clock: Callable[[], float] = time.time
+        self, database: Database, bounds: store.StoreBounds, clock: Callable[[], float] = time.time
     ) -> None:
         self._database = database
         self._bounds = bounds
@@ -97,7 +89,7 @@ class SqliteAnswers:
 
     @classmethod
     def open(
-        cls, path: Path | None, bounds: StoreBounds, clock: Callable[[], float] = time.time
+        cls, path: Path | None, bounds: store.StoreBounds, clock: Callable[[], float] = time.time
     ) -> SqliteAnswers:
         """Open the file, or a database in memory for None. Raises StartupError if the file is unusable or
         belongs to another program."""
@@ -115,7 +107,7 @@ class SqliteAnswers:
                 raise
         except (SQLAlchemyError, OSError) as error:
             raise StartupError(f"cannot open the cache of answers {path}: {cause_of(error)}") from None
-        database = Database(engine, lambda error: StoreFailed(type(cause_of(error)).__name__))
+        database = Database(engine, lambda error: store.StoreFailed(type(cause_of(error)).__name__))
         return cls(database, bounds, clock)
 
     @_in_thread
@@ -130,19 +122,19 @@ class SqliteAnswers:
         return answer
 
     @_in_thread
-    def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
+    def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[store.SimilarTurn]:
         turns = (
             sa.select(_answers.c.key, _answers.c.vector)
             .where(_answers.c.grp == group, _answers.c.expires_at > self._clock())
             .order_by(_answers.c.used_at.desc())
-            .limit(GROUP_LIMIT)
+            .limit(store.GROUP_LIMIT)
         )
         with self._database.read() as connection:
             rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
-        return nearest_turns(rows, vector, at_least=at_least)
+        return store.nearest_turns(rows, vector, at_least=at_least)
 
     @_in_thread
-    def put(self, entry: AnswerEntry) -> StoreSize:
+    def put(self, entry: store.AnswerEntry) -> store.StoreSize:
         now_s = self._clock()
         row = {
             "key": entry.key,
@@ -173,7 +165,7 @@ class SqliteAnswers:
             connection.execute(sa.delete(_answers))
 
     @_in_thread
-    def size(self) -> StoreSize:
+    def size(self) -> store.StoreSize:
         with self._database.read() as connection:
             return _size(connection)
 
@@ -186,9 +178,9 @@ class SqliteAnswers:
         self._database.close()
 
 
-def _size(connection: sa.Connection) -> StoreSize:
+def _size(connection: sa.Connection) -> store.StoreSize:
     entries, num_bytes = connection.execute(sa.select(_totals.c.entries, _totals.c.bytes)).one()
-    return StoreSize(int(entries), int(num_bytes))
+    return store.StoreSize(int(entries), int(num_bytes))
 
 
 def _check_ours(path: Path | None, connection: sqlite3.Connection) -> None:

@@ -12,18 +12,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
+from openai_cpu_server.config import sources
 from openai_cpu_server.config.command_line import CommandParser, guess, translated, unknown_option
 from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings, grouped_options
-from openai_cpu_server.config.sources import (
-    named_by,
-    option,
-    option_source,
-    require_known,
-    set_value,
-    variable,
-    without_empty_values,
-)
 from openai_cpu_server.errors import StartupError
 
 _KINDS = {
@@ -57,7 +49,7 @@ def add_option(parser: argparse._ActionsContainer, *names: str, **kwargs: Any) -
     return (group or parser.add_argument_group(title)).add_argument(*names, **kwargs)
 
 
-_GROUP_OF = {option(name): heading for heading, names in grouped_options() for name in names}
+_GROUP_OF = {sources.option(name): heading for heading, names in grouped_options() for name in names}
 _UNCUT = ("model", "tensor_place")
 _ALONE = {"--cpu-moe": "all"}
 """Values of options that are given without one."""
@@ -102,14 +94,14 @@ def read_settings(
     """Read the settings. `command`: parser of the other options of a command that takes these too.
     `is_server`: False to reject options of servers. Raises StartupError with one line that names the option
     and its source."""
-    arguments = without_empty_values(translated(arguments))
+    arguments = sources.without_empty_values(translated(arguments))
     for name in () if is_server else sorted(OPTIONS_OF_SERVERS):
-        if argument := named_by(name, arguments):
+        if argument := sources.named_by(name, arguments):
             raise StartupError(f"{argument} is an option of the server, not of this command")
     for name in _REPLACED:
-        if named_by(name, arguments) or variable(name) in os.environ:
+        if sources.named_by(name, arguments) or sources.variable(name) in os.environ:
             raise StartupError(_problem((name,), ""))
-    require_known(Settings.model_fields)
+    sources.require_known(Settings.model_fields)
     config = _config_path(arguments)
     settings = Settings if config is None else _with_file(config)
     named, others = _uncut_and_others(arguments)
@@ -121,7 +113,7 @@ def read_settings(
         return CliApp.run(settings, cli_args=others, cli_settings_source=source, **named)
     except ValidationError as error:
         problems = (
-            _line(e, option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "")
+            _line(e, sources.option_source(str(e["loc"][0]), arguments, config) if e["loc"] else "")
             for e in error.errors()[:_MOST_PROBLEMS]
         )
         raise StartupError("; ".join(problems)) from None
@@ -137,7 +129,7 @@ def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[st
     """Separate the values that pydantic would split at commas from all other arguments."""
     parser = CommandParser("serve", "")
     for name in _UNCUT:
-        parser.add_argument(option(name), dest=name, action="append", default=argparse.SUPPRESS)
+        parser.add_argument(sources.option(name), dest=name, action="append", default=argparse.SUPPRESS)
     if {"-h", "--help"} & set(arguments):
         return {}, list(arguments)
     values, others = parser.parse_known_args(arguments)
@@ -153,7 +145,9 @@ def _with_file(path: Path) -> type[Settings]:
 def _config_path(arguments: Sequence[str]) -> Path | None:
     """Find the TOML file, which must be known before other options are read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named = set_value("config", os.environ.get(variable("config")), variable("config"))
+    named = sources.set_value(
+        "config", os.environ.get(sources.variable("config")), sources.variable("config")
+    )
     parser.add_argument("--config", default=named)
     path = parser.parse_known_args(arguments)[0].config
     return expanded_path(path) if path else None
@@ -176,12 +170,12 @@ def _problem(location: tuple[int | str, ...], message: str, origin: str = "") ->
     """`location` is the option and, for a list, an index, which is omitted."""
     names = [part for part in location if isinstance(part, str)]
     if names and names[0] in _REPLACED:
-        return f"{option(names[0])} was removed: use {_REPLACED[names[0]]}"
+        return f"{sources.option(names[0])} was removed: use {_REPLACED[names[0]]}"
     num_of_table = _NUM_OF_TABLE.get(names[0], 0) if names else 0
     if num_of_table:
         table = f"[{'.'.join(names[:num_of_table])}]"
         return f"{' '.join([table, *names[num_of_table:]])}: {message}{origin}"
-    return f"{option('-'.join(names))}: {message}{origin}" if location else message
+    return f"{sources.option('-'.join(names))}: {message}{origin}" if location else message
 
 
 def _unknown_key(location: tuple[int | str, ...], message: str, origin: str) -> str:
@@ -191,7 +185,7 @@ def _unknown_key(location: tuple[int | str, ...], message: str, origin: str) -> 
         return _problem(location, f"unknown option{guess(key, table.model_fields)}", origin)
     if key in _REPLACED:
         return _problem(location, message)
-    return unknown_option(option(key), map(option, Settings.model_fields)) + origin
+    return unknown_option(sources.option(key), map(sources.option, Settings.model_fields)) + origin
 
 
 def _table_at(location: Sequence[int | str]) -> type[BaseModel]:

@@ -13,17 +13,7 @@ from openai_cpu_server.contract.messages import Scheduling
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TracePart
-from openai_cpu_server.engine.base import (
-    CheckedAdapter,
-    Core,
-    PreparedRequest,
-    Work,
-    failure,
-    scheduling_on,
-    shared_ms,
-    step_of,
-    submit_of,
-)
+from openai_cpu_server.engine import base
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedCapacity, EmbedPart, EmbedQueue
@@ -37,7 +27,7 @@ _MOST_PLACES = 100
 """Maximum waiting requests whose place is reported."""
 
 
-class EmbedCore(Core[list[EmbedPart]]):
+class EmbedCore(base.Core[list[EmbedPart]]):
     """Core of queue and backend. Costs are learned while serving, in some dozens of steps."""
 
     def __init__(
@@ -65,14 +55,14 @@ class EmbedCore(Core[list[EmbedPart]]):
     def work(self) -> Priority | None:
         return self._queue.best_priority
 
-    def prepare(self, submit: messages.Submit) -> PreparedRequest:
+    def prepare(self, submit: messages.Submit) -> base.PreparedRequest:
         """Reject requests for another kind of model, because embeddings need no preparation."""
-        return PreparedRequest(submit, failure=RequestFailed(_WRONG_MODEL))
+        return base.PreparedRequest(submit, failure=RequestFailed(_WRONG_MODEL))
 
-    def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
-        return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
+    def check_adapter(self, adapter: Adapter) -> base.CheckedAdapter:
+        return base.CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
 
-    def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
+    def load_adapter(self, checked: base.CheckedAdapter) -> Iterator[messages.AdapterNews]:
         yield messages.AdapterRefused(checked.adapter.key, checked.why_not or "")
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None: ...
@@ -96,7 +86,7 @@ class EmbedCore(Core[list[EmbedPart]]):
     def _members(self, planned: list[EmbedPart]) -> messages.StepStarted:
         inputs = _inputs(planned)
         expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
-        return step_of((part.pending.request.id for part in planned), expected_ms)
+        return base.step_of((part.pending.request.id for part in planned), expected_ms)
 
     def _compute(self, planned: list[EmbedPart]) -> messages.StepFigures | None:
         if not planned:
@@ -120,7 +110,7 @@ class EmbedCore(Core[list[EmbedPart]]):
             elapsed_ms=timer.elapsed_ms,
             threads=threads,
             is_interrupted=timer.was_interrupted,
-            spent_ms=shared_ms(clients, timer.cpu_ms()),
+            spent_ms=base.shared_ms(clients, timer.cpu_ms()),
         )
 
     def _embed(self, parts: list[EmbedPart]) -> bool:
@@ -173,7 +163,7 @@ class EmbedCore(Core[list[EmbedPart]]):
 
     # -- commands ----------------------------------------------------------------------------------------
 
-    def _handle(self, command: Work) -> None:
+    def _handle(self, command: base.Work) -> None:
         match command:
             case messages.Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
                 info = self._backend.info
@@ -183,7 +173,7 @@ class EmbedCore(Core[list[EmbedPart]]):
                 self._queue.add(request, num_embedded)
             case messages.Submit():
                 self._refuse(command, _WRONG_MODEL)
-            case PreparedRequest(submit=submit, failure=RequestFailed() as error):
+            case base.PreparedRequest(submit=submit, failure=RequestFailed() as error):
                 self._refuse(submit, str(error))
             case messages.CancelRequest(id=request_id):
                 pending = self._queue.remove(request_id)
@@ -193,11 +183,11 @@ class EmbedCore(Core[list[EmbedPart]]):
                 self._is_shown = isinstance(command, messages.ShowSteps)
             case messages.ClearCache():
                 pass
-            case PreparedRequest():
+            case base.PreparedRequest():
                 raise AssertionError("nothing is prepared for this model")
 
-    def _abandon(self, command: Work, error: RequestFailed) -> None:
-        submit, why = submit_of(command), str(error)
+    def _abandon(self, command: base.Work, error: RequestFailed) -> None:
+        submit, why = base.submit_of(command), str(error)
         if submit is not None:
             self._queue.remove(submit.request.id)
             self._refuse(submit, why)
@@ -209,7 +199,7 @@ class EmbedCore(Core[list[EmbedPart]]):
 
     def _refuse(self, submit: messages.Submit, why: str) -> None:
         if isinstance(submit.request, GenerationRequest):
-            self._events.append(failure(submit.request.id, why, len(submit.output)))
+            self._events.append(base.failure(submit.request.id, why, len(submit.output)))
         else:
             self._embedded.append(_failed(submit.request, why))
 
@@ -236,5 +226,5 @@ def build_embed_core(options: messages.EngineOptions, backend: EmbedBackend) -> 
         EmbedQueue(batch_floor=options.scheduling.batch_floor),
         backend,
         ThreadCosts(CostModel.guess(backend.info.num_parameters), threads=backend.threads.most),
-        scheduling_on(options.scheduling, backend.info),
+        base.scheduling_on(options.scheduling, backend.info),
     )

@@ -10,6 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar, Union
 
 import msgspec
 
+from openai_cpu_server import errors
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
@@ -17,19 +18,9 @@ from openai_cpu_server.contract.model_info import AdapterState, AdapterStatus, M
 from openai_cpu_server.contract.request import Constraint, EngineRequest, GenerationRequest
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
-from openai_cpu_server.errors import (
-    AdapterNotFound,
-    ConstraintFailed,
-    GenerationFailed,
-    InvalidRequest,
-    QueueFull,
-    ReaderTooSlow,
-    RequestCancelled,
-    ServerError,
-)
 
 Item = TypeVar("Item")
-Arrived = tuple[Union[Item, QueuePlace, ModelLoading, ServerError], float]
+Arrived = tuple[Union[Item, QueuePlace, ModelLoading, errors.ServerError], float]
 """Item from the engine, and the time of its arrival."""
 
 
@@ -75,7 +66,7 @@ class EngineAnswer(Generic[Item]):
             self._cancel(request_id)
         self._stop_timer()
 
-    def fail_in(self, seconds: float, error: ServerError) -> None:
+    def fail_in(self, seconds: float, error: errors.ServerError) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
 
     # -- called by `Replay` ------------------------------------------------------------------------------
@@ -86,7 +77,7 @@ class EngineAnswer(Generic[Item]):
     def wait_at(self, place: QueuePlace | ModelLoading) -> None:
         self._put(place)
 
-    def fail(self, request_id: str, error: ServerError) -> None:
+    def fail(self, request_id: str, error: errors.ServerError) -> None:
         self._leave(request_id)
         self._put(error)
 
@@ -99,14 +90,14 @@ class EngineAnswer(Generic[Item]):
     async def _take(self) -> Union[Item, QueuePlace, ModelLoading]:
         """Return the next item. Raises the error that the call failed with."""
         item, self.arrived_s = await self._queue.get()
-        if isinstance(item, ServerError):
+        if isinstance(item, errors.ServerError):
             raise item
         return item
 
-    def _put(self, item: Union[Item, QueuePlace, ModelLoading, ServerError]) -> None:
+    def _put(self, item: Union[Item, QueuePlace, ModelLoading, errors.ServerError]) -> None:
         self._queue.put_nowait((item, self._clock()))
 
-    def _end(self, error: ServerError) -> None:
+    def _end(self, error: errors.ServerError) -> None:
         for request_id in list(self._unfinished):
             self._cancel(request_id)
             self.fail(request_id, error)
@@ -189,7 +180,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
             self._finishes.append(event.finish)
             self._leave(event.id)
             if event.finish.reason is FinishReason.ERROR:
-                kind = ConstraintFailed if event.finish.is_own_fault else GenerationFailed
+                kind = errors.ConstraintFailed if event.finish.is_own_fault else errors.GenerationFailed
                 self._put(kind(event.finish.error or "the engine gave no reason"))
                 return
         if not self._held_bytes:
@@ -198,9 +189,9 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         self._put(event)
         is_too_much = self._held_bytes > self._max_held_bytes
         if is_too_much and self._clock() - self._behind_since_s > _GRACE_S:
-            self._end(ReaderTooSlow())
+            self._end(errors.ReaderTooSlow())
             self._queue = asyncio.Queue()
-            self._put(ReaderTooSlow())
+            self._put(errors.ReaderTooSlow())
 
 
 class EmbeddingAnswer(EngineAnswer[Embedded]):
@@ -236,7 +227,7 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
         assert isinstance(event, Embedded)
         self._times.note("start")
         if event.error is not None:
-            self.fail(event.id, GenerationFailed(event.error))
+            self.fail(event.id, errors.GenerationFailed(event.error))
             return
         self._num_embedded += event.count
         if self._num_embedded == len(self._request.inputs):
@@ -313,7 +304,7 @@ class RequestAdmission:
         for number, tokens in enumerate(request.inputs):
             if not 1 <= len(tokens) <= limit:
                 message = f"Input {number} has {len(tokens)} tokens; this model takes 1 to {limit}."
-                raise InvalidRequest(message, param="input", code="context_length_exceeded")
+                raise errors.InvalidRequest(message, param="input", code="context_length_exceeded")
         self._check(request, 1)
         embedding = EmbeddingAnswer(request, cancel=self.proxy.cancel, clock=self.clock)
         self.proxy.accept([AcceptedRequest(request, embedding, self.clock())])
@@ -348,14 +339,14 @@ class RequestAdmission:
             message = (
                 f"The call has {num_new} sequences, and at most {self.max_queue} may wait on this server."
             )
-            raise InvalidRequest(message, param="n", code="invalid_value")
+            raise errors.InvalidRequest(message, param="n", code="invalid_value")
         live, priority, account = self.proxy.live, request.priority, request.account
         waiting = live.waiting_by_account(priority)
         num_over = waiting.total() + num_new - self.max_queue
         share = self.max_queue // len({*waiting, account})
         if num_over > 0 and waiting[account] + num_new > share:
             expected = live.expected_waits_s(priority, self.clock())
-            raise QueueFull(waiting.total(), retry_after_s=wait_until_left_s(expected, num_over))
+            raise errors.QueueFull(waiting.total(), retry_after_s=wait_until_left_s(expected, num_over))
 
     def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
         """Replace the name by the key: the name may move to another adapter. Raises `AdapterNotFound`."""
@@ -366,7 +357,7 @@ class RequestAdmission:
         status = offered.get(name)
         if status is None or status.state is AdapterState.FAILED:
             there_is = [one for one, other in offered.items() if other.state is not AdapterState.FAILED]
-            raise AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
+            raise errors.AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
         return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
 
 
@@ -374,9 +365,9 @@ def end_cancelled(proxy: RequestProxy, call: Sequence[AcceptedRequest]) -> None:
     if call:
         proxy.cancel(*[live.request.id for live in call])
     for live in call:
-        live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
+        live.answer.fail(live.request.id, errors.RequestCancelled("The request was cancelled on the server."))
 
 
-def _wrong_kind(info: ModelInfo, wanted: str) -> InvalidRequest:
+def _wrong_kind(info: ModelInfo, wanted: str) -> errors.InvalidRequest:
     message = f"This model does not {wanted}: it {info.kind.value}."
-    return InvalidRequest(message, param="model", code="wrong_model_kind")
+    return errors.InvalidRequest(message, param="model", code="wrong_model_kind")

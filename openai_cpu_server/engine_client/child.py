@@ -20,21 +20,7 @@ import msgspec
 import psutil
 
 from openai_cpu_server.child_processes.spawn import spawn_options
-from openai_cpu_server.contract.messages import (
-    LENGTH,
-    Command,
-    EngineOptions,
-    Event,
-    Handling,
-    MediaPart,
-    Sent,
-    StartEngine,
-    StepStarted,
-    Submit,
-    frame,
-    in_parts,
-    read_event,
-)
+from openai_cpu_server.contract import messages
 from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
 
 _AT_ONCE = 1_000_000
@@ -47,7 +33,7 @@ class ClientChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: deque[Sent] = deque()
+        self._waiting: deque[messages.Sent] = deque()
         """Messages to send when the loop has done other work and the engine has read the previous ones."""
         self._resuming: asyncio.Task[None] | None = None
 
@@ -55,7 +41,7 @@ class ClientChannel:
     async def open(cls, sock: socket.socket) -> ClientChannel:
         return cls(*await asyncio.open_connection(sock=sock))
 
-    def send(self, *commands: Command) -> None:
+    def send(self, *commands: messages.Command) -> None:
         """Send commands together, or in several pieces with other work of the loop between them if they have
         very many tokens or media.
 
@@ -63,7 +49,7 @@ class ClientChannel:
         """
         is_waiting = bool(self._waiting)
         for command in commands:
-            self._waiting.extend(in_parts(command))
+            self._waiting.extend(messages.in_parts(command))
         if not is_waiting:
             self._send_some()
 
@@ -76,7 +62,7 @@ class ClientChannel:
             while self._waiting and size < _AT_ONCE:
                 message = self._waiting.popleft()
                 size += _size(message)
-                frames.append(frame(message))
+                frames.append(messages.frame(message))
         finally:  # a message that cannot be framed keeps back no other
             self._writer.write(b"".join(frames))
             if self._waiting:
@@ -87,23 +73,23 @@ class ClientChannel:
             await self._writer.drain()
         self._send_some()
 
-    async def receive(self) -> Event | None:
+    async def receive(self) -> messages.Event | None:
         """Return the next event, or None when the engine is gone. Raises `msgspec.DecodeError`."""
         try:
-            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            (length,) = messages.LENGTH.unpack(await self._reader.readexactly(messages.LENGTH.size))
             payload = await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
-        return read_event(payload)
+        return messages.read_event(payload)
 
     def close(self) -> None:
         self._writer.close()
 
 
-def _size(message: Sent) -> int:
-    if isinstance(message, MediaPart):
+def _size(message: messages.Sent) -> int:
+    if isinstance(message, messages.MediaPart):
         return len(message.data)
-    return message.request.num_tokens if isinstance(message, Submit) else 0
+    return message.request.num_tokens if isinstance(message, messages.Submit) else 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,7 +128,7 @@ class EngineProcess:
         self._grace_s = grace_s
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
+    async def spawn(cls, command: Sequence[str], options: messages.EngineOptions) -> EngineProcess:
         """Start `command` with its socket's file descriptor as last argument, and send it the options.
         Raises OSError, and RuntimeError if no thread is available to wait for its end."""
         ours, theirs = socket.socketpair()
@@ -156,7 +142,7 @@ class EngineProcess:
                 channel.close()
                 raise
         child = cls(process, channel, grace_s=options.exit_grace_s)
-        child.send(StartEngine(options=options))
+        child.send(messages.StartEngine(options=options))
         return child
 
     @property
@@ -264,7 +250,7 @@ class Watchdog:
         self._detector = HangDetector(self.limits, now_s=self.clock())
         self._task = asyncio.create_task(self._watch())
 
-    async def receive(self) -> Event | None:
+    async def receive(self) -> messages.Event | None:
         """Return None when the process is gone or was killed for an unreadable message."""
         try:
             event = await self.process.receive()
@@ -275,9 +261,9 @@ class Watchdog:
             return None
         self._detector.news()
         match event:
-            case StepStarted(expected_ms=expected_ms):
+            case messages.StepStarted(expected_ms=expected_ms):
                 self._detector.step_begins(expected_ms)
-            case Handling(id=request_id):
+            case messages.Handling(id=request_id):
                 self._detector.handling(request_id)
         return event
 

@@ -21,16 +21,9 @@ from starlette.routing import Match
 from starlette.types import Lifespan
 
 from openai_cpu_server import __version__
+from openai_cpu_server.http import gate
 from openai_cpu_server.http.context import RequestHistory, request_log_of
 from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape, shape_at
-from openai_cpu_server.http.gate import (
-    AuthMiddleware,
-    ErrorMiddleware,
-    HostGate,
-    canonical_origin,
-    guarded,
-    guarded_nowhere,
-)
 from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.options import ApiOptions
@@ -43,7 +36,7 @@ _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 
 def application(
     served: Sequence[ServedRoute],
-    guard: AuthMiddleware,
+    guard: gate.AuthMiddleware,
     *,
     history: RequestHistory,
     options: ApiOptions,
@@ -54,17 +47,17 @@ def application(
     document = ServedRoute(DOCUMENT, OpenApiRoute(described, lenient=options.lenient))
     shapes = tuple(dict.fromkeys(route.shape for route in served if route.shape is not None))
     app = Starlette(
-        routes=[guarded(route, guard) for route in [*served, document]],
+        routes=[gate.guarded(route, guard) for route in [*served, document]],
         middleware=[
-            Middleware(HostGate, history=history, hosts=options.hosts, shapes=shapes),
+            Middleware(gate.HostGate, history=history, hosts=options.hosts, shapes=shapes),
             *_cors(options.cors_origins, headers),
-            Middleware(ErrorMiddleware, history=history, shapes=shapes),
+            Middleware(gate.ErrorMiddleware, history=history, shapes=shapes),
         ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.router.default = guarded_nowhere(app.router.not_found, guard)
+    app.router.default = gate.guarded_nowhere(app.router.not_found, guard)
     return app
 
 
@@ -75,7 +68,7 @@ def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=tuple(map(canonical_origin, origins)),
+            allow_origins=tuple(map(gate.canonical_origin, origins)),
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=(*_HEADERS, *headers, "retry-after", "retry-after-ms", *LIMIT_HEADERS),

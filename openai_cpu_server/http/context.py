@@ -20,14 +20,7 @@ from openai_cpu_server.http.body import BodyBudget, BodyQuota
 from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_ours
 from openai_cpu_server.http.keys import ANYBODY, Credentials, Identity, KeyRing
 from openai_cpu_server.http.limits import Reservation
-from openai_cpu_server.observe.ended import (
-    AnswerUse,
-    EndedCall,
-    EndedRequest,
-    RequestOrigin,
-    RouteTaken,
-    TraceParent,
-)
+from openai_cpu_server.observe import ended
 from openai_cpu_server.observe.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -50,8 +43,8 @@ class RequestLog:
     method: str
     path: str
     route: str = OTHER_ROUTE
-    origin: RequestOrigin = RequestOrigin.HTTP
-    trace: TraceParent | None = None
+    origin: ended.RequestOrigin = ended.RequestOrigin.HTTP
+    trace: ended.TraceParent | None = None
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None
     client: str | None = None
@@ -59,15 +52,15 @@ class RequestLog:
     priority: Priority | None = None
     """Set for requests that generate or embed. A provisional value until the body is valid."""
     code: str | None = None
-    call: EndedCall | None = None
-    routed: RouteTaken | None = None
+    call: ended.EndedCall | None = None
+    routed: ended.RouteTaken | None = None
     has_headers: bool = True
     """False for one of several requests in a body or a file."""
-    answer: AnswerUse | None = None
+    answer: ended.AnswerUse | None = None
     is_quiet: bool = False
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
-    def generated(self, call: EndedCall) -> None:
+    def generated(self, call: ended.EndedCall) -> None:
         self.call, figures = call, call.figures
         self.notes["prompt_tokens"] = figures.prompt_tokens
         if call.inputs is None:
@@ -82,12 +75,12 @@ class RequestLog:
         if call.ttft_s is not None:
             self.notes["ttft_ms"] = round(1000 * call.ttft_s, 1)
 
-    def sent_to(self, routed: RouteTaken) -> None:
+    def sent_to(self, routed: ended.RouteTaken) -> None:
         self.routed = routed
         self.notes["routed"] = routed.model
         self.notes["routed_why"] = routed.reason
 
-    def recalled(self, use: AnswerUse, similarity: float | None) -> None:
+    def recalled(self, use: ended.AnswerUse, similarity: float | None) -> None:
         self.answer = use
         self.notes["cache"] = use.value
         if similarity is not None:
@@ -107,7 +100,7 @@ class RequestLog:
 
     def inner(
         self,
-        origin: RequestOrigin,
+        origin: ended.RequestOrigin,
         *,
         id: str | None = None,
         path: str | None = None,
@@ -127,7 +120,7 @@ class RequestLog:
     def log(self, seconds: float) -> None:
         route = f"{self.method} {self.path[:200]!r}".replace("'", "")
         fields: dict[str, str | int | float] = {"id": self.id, "route": route, "status": self.status or "-"}
-        if self.origin is not RequestOrigin.HTTP:
+        if self.origin is not ended.RequestOrigin.HTTP:
             fields["origin"] = self.origin.value
         if self.client is not None:
             fields["key"] = self.client
@@ -147,11 +140,11 @@ def open_request_log(scope: Scope) -> RequestLog:
     headers = Headers(scope=scope)
     client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
     request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
-    origin = RequestOrigin.HTTP if scope["type"] == "http" else RequestOrigin.WEBSOCKET
+    origin = ended.RequestOrigin.HTTP if scope["type"] == "http" else ended.RequestOrigin.WEBSOCKET
     method = scope.get("method", "GET")  # which a WebSocket's handshake is
     trace = None  # a malformed header starts a new trace, as the specification requires
     if _TRACE_PARENT.fullmatch(parent):
-        trace = TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
+        trace = ended.TraceParent(parent, headers.get("tracestate", "")[:_MAX_TRACE_STATE])
     request_log = RequestLog(request_id, method, scope["path"], origin=origin, trace=trace)
     scope[_SCOPE_KEY] = request_log
     return request_log
@@ -177,7 +170,7 @@ class RequestHistory:
         ended_s = time.monotonic()
         request_log.log(ended_s - request_log.started_s)
         self.telemetry.ended(
-            EndedRequest(
+            ended.EndedRequest(
                 id=request_log.id,
                 origin=request_log.origin,
                 method=request_log.method if request_log.method in _METHODS else _OTHER_METHOD,

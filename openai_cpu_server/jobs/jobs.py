@@ -11,15 +11,7 @@ from pathlib import Path
 import anyio
 
 from openai_cpu_server.errors import wrong_value
-from openai_cpu_server.jobs.records import (
-    NO_LIMITS,
-    BatchRecord,
-    FilePurpose,
-    FileRecord,
-    JobOptions,
-    StorageLimits,
-    StoredAmount,
-)
+from openai_cpu_server.jobs import records
 from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.jobs.run.batch import BatchParts, BatchRunner
 from openai_cpu_server.jobs.run.rows import RunRow
@@ -54,7 +46,7 @@ class Jobs:
     def __init__(
         self,
         database: Database,
-        options: JobOptions,
+        options: records.JobOptions,
         *,
         clock: Callable[[], float] = time.time,
         space: Callable[[Path], DiskSpace] = disk_space,
@@ -119,15 +111,15 @@ class Jobs:
         filename: str,
         content: UploadSource,
         *,
-        purpose: FilePurpose = FilePurpose.BATCH,
+        purpose: records.FilePurpose = records.FilePurpose.BATCH,
         num_bytes: int = 0,
-        limits: StorageLimits = NO_LIMITS,
+        limits: records.StorageLimits = records.NO_LIMITS,
         lifetime_s: int | None = None,
-    ) -> FileRecord:
+    ) -> records.FileRecord:
         """Store a file; `content` is read in a thread. Raises StorageFull, DiskFull. `lifetime_s`: None to
         keep it until it is deleted."""
         now = int(self._clock())
-        record = FileRecord(
+        record = records.FileRecord(
             id=_new_id("file-"),
             owner=owner,
             purpose=purpose,
@@ -136,7 +128,9 @@ class Jobs:
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
-        async with self.storage.reserved(owner, limits, StoredAmount(num_bytes=num_bytes, num_files=1)):
+        async with self.storage.reserved(
+            owner, limits, records.StoredAmount(num_bytes=num_bytes, num_files=1)
+        ):
             return await self.files.upload(record, content)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
@@ -155,14 +149,14 @@ class Jobs:
         completion_window: str,
         metadata: dict[str, str] | None = None,
         output_lifetime_s: int | None = None,
-        limits: StorageLimits = NO_LIMITS,
-    ) -> BatchRecord:
+        limits: records.StorageLimits = records.NO_LIMITS,
+    ) -> records.BatchRecord:
         """Create a batch. Raises InvalidRequest, StorageFull, DiskFull."""
         if endpoint not in ENDPOINTS:
             raise wrong_value("endpoint", " or ".join(f"'{name}'" for name in ENDPOINTS))
-        await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
+        await self.storage.check(owner, limits, records.StoredAmount(num_bytes=1))
         now, batch_id = int(self._clock()), _new_id("batch_")
-        batch = BatchRecord(
+        batch = records.BatchRecord(
             id=batch_id,
             owner=owner,
             model=self._model,
@@ -180,7 +174,7 @@ class Jobs:
         self._runner.wake()
         return created
 
-    async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
+    async def cancel_batch(self, owner: str, batch_id: str) -> records.BatchRecord:
         """End running rows, and keep finished ones. Raises BatchConflict."""
         batch = await self.batches.cancel(owner, batch_id)
         self._runner.cancel(batch_id)

@@ -37,18 +37,7 @@ from openai_cpu_server.llama.gguf.heads import (
 )
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.measure.layout import chosen_layout, use_layout
-from openai_cpu_server.llama.model.kv_size import (
-    CELLS_GRANULARITY,
-    DRAFT_KV_TYPE,
-    NUM_COPYING,
-    SLOTS_MAX,
-    HostMemory,
-    KVType,
-    SequencePlan,
-    batch_tokens,
-    encoder_memory,
-    planned_drafts,
-)
+from openai_cpu_server.llama.model import kv_size
 from openai_cpu_server.llama.model.model import HeadUse, Model, cells_fingerprint, native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import Places, chosen_places, of_draft_model
@@ -90,7 +79,7 @@ class _LoadPlan(NamedTuple):
     weights: WeightsPlan
     draft: WeightsPlan | None
     kernels: Kernels
-    host_memory: HostMemory
+    host_memory: kv_size.HostMemory
 
 
 class LoadedParts(NamedTuple):
@@ -101,7 +90,7 @@ class LoadedParts(NamedTuple):
     context: Context
     abort: AbortSwitch
     info: ModelInfo
-    sequences: SequencePlan
+    sequences: kv_size.SequencePlan
     fingerprint: str
     """Digest of everything that saved cells depend on."""
     draft_model: DraftModel | None
@@ -122,7 +111,7 @@ def load_model(options: EngineOptions, on_progress: Callable[[float], None], mac
 
 
 def _require_usable(options: EngineOptions) -> None:
-    kv_type = KVType.named(options.kv_type)
+    kv_type = kv_size.KVType.named(options.kv_type)
     for name, threads in (("threads", options.threads), ("threads-batch", options.threads_batch)):
         if threads is not None and threads < 1:
             raise StartupError(f"--{name} must be at least 1, not {threads}.")
@@ -213,7 +202,7 @@ class _Loader:
         options = self._options
         header = GgufHeader(Path(options.model_path))
         require_model(header)
-        draft, why = planned_drafts(header, options)
+        draft, why = kv_size.planned_drafts(header, options)
         if why is not None:
             logger.warning("no head drafts: %s", why)
         kernels = switch_kernels(options.kernels, self._pause)
@@ -224,7 +213,7 @@ class _Loader:
                 raise StartupError(
                     f"The projector {path} cannot be used: llama.cpp crashes with any sound ({why})."
                 )
-        encoder, free_bytes = encoder_memory(options), self._machine.free_memory()
+        encoder, free_bytes = kv_size.encoder_memory(options), self._machine.free_memory()
         draft_plan = None
         if draft is not None and not draft.is_own:
             draft_options = of_draft_model(options, draft.header.path)
@@ -236,8 +225,8 @@ class _Loader:
         own_head = draft.head if draft is not None and draft.is_own else None
         weights = WeightsPlan(header, layout, places, own_head)
         use_layout(layout, kernels)
-        kv_type, device_memory = KVType.named(options.kv_type), places.device_memory
-        host_memory = HostMemory.of(
+        kv_type, device_memory = kv_size.KVType.named(options.kv_type), places.device_memory
+        host_memory = kv_size.HostMemory.of(
             header, draft, kv_type, free_bytes, encoder=encoder, device_memory=device_memory
         )
         return _LoadPlan(weights, draft_plan, kernels, host_memory)
@@ -284,8 +273,8 @@ class _Loader:
         and aborted at once. At a position other than the first, llama.cpp keeps the state that it has begun.
         """
         options = ContextOptions(
-            kv_cells=CELLS_GRANULARITY,
-            kv_type=KVType.F32,
+            kv_cells=kv_size.CELLS_GRANULARITY,
+            kv_type=kv_size.KVType.F32,
             copies_whole=model.is_copied_whole,
             snapshots=1,
             num_slots=2,
@@ -306,16 +295,16 @@ class _Loader:
 
     def _plan_sequences(
         self, model: Model, state_bytes: int, free_bytes: int, *, can_go_back: bool, drafts: bool
-    ) -> SequencePlan:
+    ) -> kv_size.SequencePlan:
         options = self._options
         per_slot = 2 if model.has_window else 1
-        most = (SLOTS_MAX - NUM_COPYING) // per_slot
+        most = (kv_size.SLOTS_MAX - kv_size.NUM_COPYING) // per_slot
         if not 1 <= options.max_seqs <= most:
             why = " (its windows need a second sequence for each)" if model.has_window else ""
             raise StartupError(
                 f"--max-seqs must be between 1 and {most} for this model{why}, not {options.max_seqs}."
             )
-        plan = SequencePlan.of(
+        plan = kv_size.SequencePlan.of(
             options,
             state_bytes,
             free_bytes,
@@ -337,8 +326,8 @@ class _Loader:
         self,
         model: Model,
         places: Places,
-        sequences: SequencePlan,
-        host_memory: HostMemory,
+        sequences: kv_size.SequencePlan,
+        host_memory: kv_size.HostMemory,
         projector: Projector | None,
     ) -> Context:
         options = self._options
@@ -346,12 +335,12 @@ class _Loader:
         whole_rows = 0 if projector is None else projector.most_whole_rows
         context_options = ContextOptions(
             kv_cells=places.most_cells(host_memory.pool_cells(options.kv_tokens)),
-            kv_type=KVType.named(options.kv_type),
+            kv_type=kv_size.KVType.named(options.kv_type),
             num_slots=sequences.rollback_slots.stop,
             num_guarded=sequences.num_guarded,
             copies_whole=model.is_copied_whole,
             snapshots=sequences.snapshots,
-            batch_tokens=batch_tokens(options) + whole_rows,
+            batch_tokens=kv_size.batch_tokens(options) + whole_rows,
             outputs=sequences.num_outputs,
             threads=self._threads,
             threads_batch=self._threads_batch,
@@ -417,9 +406,9 @@ class _Loader:
         vocabulary = Vocabulary(model)
         require_same_tokens(large, vocabulary, str(path))
         num_guarded = options.max_seqs if model.has_window else 0
-        if options.max_seqs + num_guarded > SLOTS_MAX:
+        if options.max_seqs + num_guarded > kv_size.SLOTS_MAX:
             raise StartupError(
-                f"--max-seqs must be at most {SLOTS_MAX // 2} with the draft model {path}: "
+                f"--max-seqs must be at most {kv_size.SLOTS_MAX // 2} with the draft model {path}: "
                 "its windows need a second sequence for each."
             )
         own_context = self._context(
@@ -434,7 +423,7 @@ class _Loader:
     ) -> ContextOptions:
         return ContextOptions(
             kv_cells=target.kv_cells,
-            kv_type=DRAFT_KV_TYPE,
+            kv_type=kv_size.DRAFT_KV_TYPE,
             num_slots=self._options.max_seqs,
             num_guarded=num_guarded,
             batch_tokens=target.batch_tokens,

@@ -16,27 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from openai_cpu_server.contract import step
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import is_row
-from openai_cpu_server.contract.step import (
-    POOL_BLOCK_TOKENS,
-    CacheFileLimit,
-    Close,
-    Drop,
-    Encode,
-    Open,
-    Restore,
-    RestoreState,
-    Sample,
-    Save,
-    SavedBlock,
-    SaveState,
-    ShareCells,
-    Span,
-    TokenLogprob,
-    Verb,
-    num_right,
-)
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
@@ -55,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class SampledSpan(NamedTuple):
-    samples: tuple[Sample, ...]
+    samples: tuple[step.Sample, ...]
     num_accepted: int
     """Leading draft tokens that belong to the output."""
     error: RequestFailed | None = None
@@ -66,7 +48,7 @@ class OpenSlot:
     """Slot in use, which owns its sampler. `constrained` may still be starting."""
 
     def __init__(
-        self, verb: Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
+        self, verb: step.Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
     ) -> None:
         self.verb = verb
         self.constrained = constrained
@@ -133,7 +115,7 @@ class OpenSlot:
         target's own p(x), and its replacement is distributed as p without x. That is rejection sampling, and
         drafts do not change the output.
         """
-        samples: list[Sample] = []
+        samples: list[step.Sample] = []
         output: list[int] = []
         while len(output) <= len(draft) and output == list(draft[: len(output)]):
             try:
@@ -144,9 +126,9 @@ class OpenSlot:
             samples.append(sample)
             output += (sample.token, *sample.forced)
         self.tokens += output
-        return SampledSpan(tuple(samples), num_right(draft, output))
+        return SampledSpan(tuple(samples), step.num_right(draft, output))
 
-    def sample(self, logits: Logits) -> Sample:
+    def sample(self, logits: Logits) -> step.Sample:
         """Return the next token and the forced ones behind it. Raises `ConstraintFailed`.
 
         With log-probabilities, forced tokens come one at a time, because each has its own.
@@ -154,18 +136,18 @@ class OpenSlot:
         if self.constrained is None:
             token = self._sampler.choose(logits)
             self._sampler.accept(token)
-            return Sample(token, self._score(logits, token))
+            return step.Sample(token, self._score(logits, token))
         output = self._followed(self.constrained)
         token = output.take_one_forced() if output.is_forced else self._choose(logits, output)
         self._sampler.accept(token)
         if self.verb.top_logprobs is not None:
-            return Sample(token, self._score(logits, token))
+            return step.Sample(token, self._score(logits, token))
         forced = output.take_forced()
         for follower in forced:
             self._sampler.accept(follower)
-        return Sample(token, forced=forced)
+        return step.Sample(token, forced=forced)
 
-    def score(self, targets: Sequence[int], logits: Logits) -> tuple[TokenLogprob, ...]:
+    def score(self, targets: Sequence[int], logits: Logits) -> tuple[step.TokenLogprob, ...]:
         """Score the targets with logits (targets, vocabulary). Raises `RequestFailed`."""
         num_top = self.verb.top_logprobs or 0
         with contained():
@@ -192,7 +174,7 @@ class OpenSlot:
         output.accept(token)
         return token
 
-    def _score(self, logits: Logits, token: int) -> TokenLogprob | None:
+    def _score(self, logits: Logits, token: int) -> step.TokenLogprob | None:
         num_top, also = self.verb.top_logprobs, self.verb.sampling.scored
         return None if num_top is None else self._sampler.score(logits, token, num_top, also)
 
@@ -292,7 +274,7 @@ class CellCopies:
         """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
         cells of a restored prefix to those of its last block. llama.cpp also leaves out what a window, or the
         chunk that it is, hides from the end of a part."""
-        part = gcd(POOL_BLOCK_TOKENS, self.window)
+        part = gcd(step.POOL_BLOCK_TOKENS, self.window)
         return [(first, min(first + part, end)) for first in range(start, end, part)]
 
 
@@ -335,12 +317,12 @@ class SlotTable:
         """False also for a slot that is not open yet."""
         return slot in self._open_slots and self._open_slots[slot].is_behind
 
-    def placed(self, span: Span) -> Span:
+    def placed(self, span: step.Span) -> step.Span:
         """Convert the span's start from a token to a position."""
         opened = self._open_slots[span.slot]
         return replace(span, start=opened.position(span.start)) if opened.media else span
 
-    def rows(self, span: Span) -> PlacedRows:
+    def rows(self, span: step.Span) -> PlacedRows:
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[span.slot]
         at = opened.placeholder_at(span.start)
@@ -355,7 +337,7 @@ class SlotTable:
             is_whole=placeholder.rows.is_whole,
         )
 
-    def encode(self, encode: Encode) -> bool:
+    def encode(self, encode: step.Encode) -> bool:
         """Continue an encoding, and return True if it is done. Raises `EncodingFailed`."""
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
@@ -367,7 +349,7 @@ class SlotTable:
     def _wanted_rows(self) -> set[RowsKey]:
         return {key for opened in self._open_slots.values() for key in opened.rows_keys}
 
-    def apply(self, verbs: Sequence[Verb]) -> float:
+    def apply(self, verbs: Sequence[step.Verb]) -> float:
         """Execute the verbs, and return their milliseconds."""
         if not verbs:
             return 0.0
@@ -376,7 +358,9 @@ class SlotTable:
             self._execute(verb)
         return 1000 * (time.perf_counter() - started)
 
-    def save_to(self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None) -> None:
+    def save_to(
+        self, path: str, blocks: Sequence[step.SavedBlock], limit: step.CacheFileLimit | None = None
+    ) -> None:
         """Write blocks up to the limit to a file, unless it has just these. Raises OSError and leaves the
         file unchanged."""
         if not blocks:
@@ -392,7 +376,7 @@ class SlotTable:
             num_written = write_cache_file(Path(path), self._fingerprint, stored, limit)
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
-    def load_from(self, path: str) -> tuple[SavedBlock, ...]:
+    def load_from(self, path: str) -> tuple[step.SavedBlock, ...]:
         """Load blocks into an empty cache, under their old numbers. Damaged ones and their descendants are
         left out; an unusable file is logged and ignored."""
         try:
@@ -419,29 +403,29 @@ class SlotTable:
         if self._row_store is not None:
             self._row_store.close()
 
-    def _execute(self, verb: Verb) -> None:
+    def _execute(self, verb: step.Verb) -> None:
         match verb:
-            case Open():
+            case step.Open():
                 self._open(verb)
-            case Close():
+            case step.Close():
                 self._close(verb)
-            case ShareCells():
+            case step.ShareCells():
                 self._share(verb)
-            case Save(slot, start, end, block):
+            case step.Save(slot, start, end, block):
                 self._require(slot, end, exactly=False)
                 self._store.put(block, self._copies.save(slot, start, end))
-            case Restore(block, slot, start, end):
+            case step.Restore(block, slot, start, end):
                 self._restore(slot, start, end, block)
-            case SaveState(slot, end, state):
+            case step.SaveState(slot, end, state):
                 self._require(slot, end)
                 self._store.put(state, self._copies.save_state(slot))
-            case RestoreState(state, slot, end):
+            case step.RestoreState(state, slot, end):
                 self._copies.restore_state(self._store.get(state), slot)
                 self._require(slot, end)
-            case Drop(block):
+            case step.Drop(block):
                 self._store.drop(block)
 
-    def _open(self, verb: Open) -> None:
+    def _open(self, verb: step.Open) -> None:
         info = self._info
         assert 0 <= verb.slot < info.max_seqs, f"there is no slot {verb.slot}"
         assert verb.slot not in self._open_slots, f"slot {verb.slot} is open"
@@ -460,7 +444,7 @@ class SlotTable:
             constrained = self._constraints.start_beside(verb.constraint, verb.output)
         self._open_slots[verb.slot] = OpenSlot(verb, sampler, constrained)
 
-    def _close(self, verb: Close) -> None:
+    def _close(self, verb: step.Close) -> None:
         self._context.free_slot(verb.slot)
         self._open_slots.pop(verb.slot).close()
         if self._row_store is not None:
@@ -468,7 +452,7 @@ class SlotTable:
         if self._draft_model is not None:
             self._draft_model.forget(verb.slot)
 
-    def _share(self, verb: ShareCells) -> None:
+    def _share(self, verb: step.ShareCells) -> None:
         self._require(verb.source, verb.end, exactly=False)
         assert verb.slot in self._open_slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
@@ -494,5 +478,5 @@ class SlotTable:
         assert is_right, f"slot {slot} holds {held} positions, not {wanted}"
 
 
-def _ids(blocks: Sequence[SavedBlock]) -> frozenset[tuple[int, int | None]]:
+def _ids(blocks: Sequence[step.SavedBlock]) -> frozenset[tuple[int, int | None]]:
     return frozenset((block.number, block.state) for block in blocks)

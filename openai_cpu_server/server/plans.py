@@ -23,16 +23,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_f
 from openai_cpu_server.llama.gguf.heads import require_model
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.model.kv_size import (
-    CELLS_GRANULARITY,
-    KVType,
-    batch_tokens,
-    bytes_per_cell,
-    encoder_memory,
-    planned_drafts,
-    pool_cells,
-    tokens_that_fit,
-)
+from openai_cpu_server.llama.model import kv_size
 from openai_cpu_server.model_source import FoundModel, drafting_file, model_to_serve, projector_of
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.model_source.names import HubName
@@ -372,18 +363,18 @@ def estimate_model(
     StartupError for unreadable files."""
     header = GgufHeader(Path(options.model_path))
     require_model(header)
-    kind, kv_type = model_kind(header), KVType.named(options.kv_type)
+    kind, kv_type = model_kind(header), kv_size.KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
-    draft, _ = planned_drafts(header, options) if generates else (None, None)
+    draft, _ = kv_size.planned_drafts(header, options) if generates else (None, None)
     weights = total_bytes(model_files(header)) + (0 if draft is None else draft.weights)
     encoder, ffn_width = (
-        encoder_memory(options),
+        kv_size.encoder_memory(options),
         header.get_int(header.for_architecture("feed_forward_length")),
     )
     # The largest step's activations and logits, in f32: a row has the logits of all tokens, or some copies of
     # the widest activation.
-    step_bytes = 4 * batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
-    token_bytes = bytes_per_cell(header, kv_type) if generates else 0
+    step_bytes = 4 * kv_size.batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
+    token_bytes = kv_size.bytes_per_cell(header, kv_type) if generates else 0
     draft_bytes = 0 if draft is None else draft.cell_bytes
     need = MemoryNeed(
         weights=weights + encoder.weights,
@@ -397,7 +388,7 @@ def estimate_model(
     elif options.kv_tokens is None:
         # Fixed now, because the free memory at each load would give another length, and reject requests late.
         free = Machine().free_memory() if share is None else share.own_bytes or share.budget_bytes
-        longest = tokens_that_fit(free - need.total, vocabulary.vocab_size)
+        longest = kv_size.tokens_that_fit(free - need.total, vocabulary.vocab_size)
         options = msgspec.structs.replace(options, kv_tokens=longest)
     need = msgspec.structs.replace(need, cells=cells * (token_bytes + draft_bytes))
     return ModelEstimate(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
@@ -408,7 +399,7 @@ def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: Me
     divided between the models."""
     if (requested := options.kv_tokens) is not None:
         if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
-            pool_cells(requested, token_bytes, Machine().free_memory())
+            kv_size.pool_cells(requested, token_bytes, Machine().free_memory())
         return requested
     if share is None:
         free = Machine().free_memory() - need.weights
@@ -417,9 +408,9 @@ def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: Me
     else:
         free = (share.budget_bytes - need.total) // share.num_models
     try:
-        return pool_cells(None, token_bytes, max(0, free))
+        return kv_size.pool_cells(None, token_bytes, max(0, free))
     except StartupError:
-        return CELLS_GRANULARITY  # the keeper will report that it does not fit, with the arithmetic
+        return kv_size.CELLS_GRANULARITY  # the keeper will report that it does not fit, with the arithmetic
 
 
 def _info(
@@ -450,7 +441,7 @@ def _info(
         kv_bytes_per_token=token_bytes,
         kv_type=options.kv_type,
         max_seqs=options.max_seqs,
-        max_step_tokens=batch_tokens(options),
+        max_step_tokens=kv_size.batch_tokens(options),
         max_step_outputs=options.max_seqs,
         threads=options.threads or Machine().num_threads(),
         end_tokens=vocabulary.end_tokens,

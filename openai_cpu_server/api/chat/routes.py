@@ -13,24 +13,18 @@ from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.chat.socket import ChatExchange
 from openai_cpu_server.api.chat.to_params import chat_params
-from openai_cpu_server.api.generation.route import (
-    ApiAdapter,
-    BodyReader,
-    GenerationRoute,
-    InputTokens,
-    count_tokens,
-)
+from openai_cpu_server.api.generation import route
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import CALLS, INFERENCE, SUBPROTOCOL, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 
-CHAT = ApiAdapter(BodyReader(ChatBody, chat_params), ChatRenderer())
+CHAT = route.ApiAdapter(route.BodyReader(ChatBody, chat_params), ChatRenderer())
 
 
 class ChatRoutes:
     def __init__(self, state: AppState) -> None:
-        self.route = GenerationRoute(CHAT, state.generation)
+        self.route = route.GenerationRoute(CHAT, state.generation)
         exchange = partial(ChatExchange, self.route)
         self._socket = SocketServer(exchange, state.sockets, subprotocol=SUBPROTOCOL)
 
@@ -62,12 +56,12 @@ class ChatRoutes:
         "Tokens",
         aliases=("/chat/completions/input_tokens",),
         body=ChatBody,
-        answer=InputTokens,
+        answer=route.InputTokens,
         errors=(404,),
     )
     async def count(self, request: Request) -> Response:
         """Count the prompt tokens of a conversation."""
-        return await count_tokens(request, CHAT.reader, self.route.service)
+        return await route.count_tokens(request, CHAT.reader, self.route.service)
 
 
 ROUTER = ApiRouter[AppState](ChatRoutes)

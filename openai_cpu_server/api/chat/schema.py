@@ -7,28 +7,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.schema import (
-    CUSTOM_FORMAT,
-    MAX_TOOLS,
-    AnyText,
-    ForeignKind,
-    GenerationBody,
-    JsonObject,
-    LastTokens,
-    ListOf,
-    Name,
-    NonEmptyList,
-    OpenBody,
-    OutputLimit,
-    PredictionBody,
-    ReasoningBody,
-    Syntax,
-    TextOrList,
-    ToolSchema,
-    TopLogprobs,
-    by_type,
-    by_value,
-)
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.http.parse import Body
 
@@ -40,39 +19,39 @@ def _refuse_choice(kind: object) -> object:
     return kind
 
 
-class LegacyFunction(OpenBody):
-    name: Name
+class LegacyFunction(shared.OpenBody):
+    name: shared.Name
     description: str | None = None
-    parameters: ToolSchema | None = None
+    parameters: shared.ToolSchema | None = None
 
 
 class Function(LegacyFunction):
     strict: bool | None = None
 
 
-class Tool(OpenBody):
+class Tool(shared.OpenBody):
     type: Literal["function"]
     function: Function
 
 
-class NestedGrammarFormat(OpenBody):
+class NestedGrammarFormat(shared.OpenBody):
     type: Literal["grammar"]
-    grammar: Syntax
+    grammar: shared.Syntax
 
 
-class Custom(OpenBody):
-    name: Name
+class Custom(shared.OpenBody):
+    name: shared.Name
     description: str | None = None
     format: (
         Annotated[
-            Union[Annotated[NestedGrammarFormat, Tag("<grammar>")], Annotated[AnyText, Tag("<text>")]],
-            CUSTOM_FORMAT,
+            Union[Annotated[NestedGrammarFormat, Tag("<grammar>")], Annotated[shared.AnyText, Tag("<text>")]],
+            shared.CUSTOM_FORMAT,
         ]
         | None
     ) = None
 
 
-class ChatTextTool(OpenBody):
+class ChatTextTool(shared.OpenBody):
     type: Literal["custom"]
     custom: Custom
 
@@ -81,9 +60,9 @@ AnyTool = Annotated[
     Union[
         Annotated[Tool, Tag("<function>")],
         Annotated[ChatTextTool, Tag("<custom>")],
-        Annotated[ForeignKind, Tag("<other>")],
+        Annotated[shared.ForeignKind, Tag("<other>")],
     ],
-    by_type("function", "custom"),
+    shared.by_type("function", "custom"),
 ]
 """Tool of a chat. Types that are not supported here are left out."""
 
@@ -104,14 +83,14 @@ class NamedCustom(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: NonEmptyList[
+    tools: shared.NonEmptyList[
         Annotated[
             Union[
                 Annotated[NamedTool, Tag("<function>")],
                 Annotated[NamedCustom, Tag("<custom>")],
-                Annotated[ForeignKind, Tag("<other>")],
+                Annotated[shared.ForeignKind, Tag("<other>")],
             ],
-            by_type("function", "custom"),
+            shared.by_type("function", "custom"),
         ]
     ]
 
@@ -146,15 +125,15 @@ ToolChoice = Annotated[
 
 FunctionCall = Annotated[
     Union[Annotated[Literal["none", "auto"], Tag("<text>")], Annotated[FunctionName, Tag("<object>")]],
-    by_value(
+    shared.by_value(
         "function_call", "Input should be 'none', 'auto' or an object with a 'name'", text=str, object=dict
     ),
 ]
-Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-Functions = Annotated[list[LegacyFunction], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
+Functions = Annotated[list[LegacyFunction], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 
 
-class TextPart(OpenBody):
+class TextPart(shared.OpenBody):
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str
 
@@ -170,19 +149,19 @@ class TextPart(OpenBody):
 REASONING_TYPES = ("thinking", "reasoning")
 """Types of parts with reasoning, from Mistral and LangChain."""
 Part = Annotated[
-    Union[Annotated[TextPart, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
-    by_type("text", "input_text", "output_text", "refusal", tag="text"),
+    Union[Annotated[TextPart, Tag("<text>")], Annotated[shared.ForeignKind, Tag("<other>")]],
+    shared.by_type("text", "input_text", "output_text", "refusal", tag="text"),
 ]
-Content = TextOrList[ListOf[Part]]
+Content = shared.TextOrList[shared.ListOf[Part]]
 
 
-class SentFunction(OpenBody):
+class SentFunction(shared.OpenBody):
     name: str
-    arguments: str | JsonObject | None = None
+    arguments: str | shared.JsonObject | None = None
     """Text from this server. Other servers have written objects, or nothing."""
 
 
-class SentToolCall(OpenBody):
+class SentToolCall(shared.OpenBody):
     id: str
     type: Literal["function"] = "function"
     function: SentFunction
@@ -198,7 +177,7 @@ class SentToolCall(OpenBody):
         return {"id": call.get("id"), "type": "function", "function": function}
 
 
-class Message(OpenBody):
+class Message(shared.OpenBody):
     """Message with ignored unknown fields, because clients add notes and send back what came with an
     answer."""
 
@@ -208,7 +187,7 @@ class Message(OpenBody):
     content: Content | None = None
     refusal: str | None = None
     name: str | None = None
-    tool_calls: ListOf[SentToolCall] | None = None
+    tool_calls: shared.ListOf[SentToolCall] | None = None
     tool_call_id: str | None = None
     function_call: SentFunction | None = None
     """Deprecated, like the role `function`."""
@@ -219,21 +198,21 @@ class Message(OpenBody):
     """Name of gpt-oss and Ollama."""
 
 
-Messages = NonEmptyList[Message]
+Messages = shared.NonEmptyList[Message]
 
 
-class ChatBody(GenerationBody, ReasoningBody, PredictionBody):
+class ChatBody(shared.GenerationBody, shared.ReasoningBody, shared.PredictionBody):
     messages: Messages
-    max_completion_tokens: OutputLimit = None
-    max_tokens: OutputLimit = None
-    truncate_prompt_tokens: LastTokens | None = None
+    max_completion_tokens: shared.OutputLimit = None
+    max_tokens: shared.OutputLimit = None
+    truncate_prompt_tokens: shared.LastTokens | None = None
     """vLLM's number of last tokens to keep, or -1 for as many as fit."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """vLLM's and llama-server's. A last message of the assistant is always continued, so both fields must
     agree."""
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: shared.TopLogprobs | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -6,21 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from openai_cpu_server.api.chat.schema import (
-    REASONING_TYPES,
-    AllowedChoice,
-    ChatBody,
-    ChatTextTool,
-    Function,
-    FunctionName,
-    LegacyFunction,
-    Message,
-    NamedCustom,
-    NamedTool,
-    NestedGrammarFormat,
-    SentFunction,
-    Tool,
-)
+from openai_cpu_server.api.chat import schema
+from openai_cpu_server.api.generation import to_params
 from openai_cpu_server.api.generation.output import check_no_choice
 from openai_cpu_server.api.generation.params import (
     Attachment,
@@ -34,42 +21,34 @@ from openai_cpu_server.api.generation.params import (
 )
 from openai_cpu_server.api.generation.sampling import ignored_samplers
 from openai_cpu_server.api.generation.schema import LACKS, ForeignKind, words_in
-from openai_cpu_server.api.generation.to_params import (
-    adapted_names,
-    custom_tool,
-    details_param,
-    generation_params,
-    prediction_limit,
-    thinking_of,
-)
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.prompt.template import to_json
 
 
-def chat_params(body: ChatBody) -> GenerationParams:
+def chat_params(body: schema.ChatBody) -> GenerationParams:
     _check_continues(body)
     messages = [
         MessageParam(fields, path=f"messages[{index}]")
         for index, fields in enumerate(checked_messages(body.messages))
     ]
-    params = generation_params(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
+    params = to_params.generation_params(body, ConversationParam(messages, "messages"), id_prefix="chatcmpl-")
     names = [*_unsupported_tools(body), *unsupported_parts(body.messages), *ignored_samplers(body.samplers)]
     return msgspec.structs.replace(
         params,
-        ignored=adapted_names(names, messages),
+        ignored=to_params.adapted_names(names, messages),
         samplers=body.samplers,
         logprobs=_logprobs(body),
-        details=details_param(body),
+        details=to_params.details_param(body),
         last_tokens=body.truncate_prompt_tokens,
         tools=_tools(body),
-        thinking=thinking_of(body),
+        thinking=to_params.thinking_of(body),
         template=body.chat_template,
         attached=tuple(message_attachments(body.messages)),
         max_tokens=_max_tokens(body),
     )
 
 
-def _check_continues(body: ChatBody) -> None:
+def _check_continues(body: schema.ChatBody) -> None:
     continues = body.messages[-1].role == "assistant"
     if body.continue_final_message and not continues:
         message = "Only a conversation that ends with an assistant's message can be continued."
@@ -80,7 +59,7 @@ def _check_continues(body: ChatBody) -> None:
         raise wrong(message, "add_generation_prompt")
 
 
-def _logprobs(body: ChatBody) -> int | None:
+def _logprobs(body: schema.ChatBody) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs is not None:
@@ -88,20 +67,20 @@ def _logprobs(body: ChatBody) -> int | None:
     return None
 
 
-def _max_tokens(body: ChatBody) -> LimitParam | None:
+def _max_tokens(body: schema.ChatBody) -> LimitParam | None:
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "'max_tokens' and 'max_completion_tokens' name the same limit but differ; give one of them."
         raise wrong(message, "max_tokens")
     if new is not None:
         return LimitParam(new, "max_completion_tokens")
-    return prediction_limit(body) if old is None else LimitParam(old, "max_tokens")
+    return to_params.prediction_limit(body) if old is None else LimitParam(old, "max_tokens")
 
 
 # -- messages ----------------------------------------------------------------------------------------------
 
 
-def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+def checked_messages(messages: Sequence[schema.Message]) -> list[dict[str, object]]:
     """Return the messages with known fields under their newest names. Raises InvalidRequest."""
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
@@ -113,15 +92,15 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     return [_known_fields(message) for message in messages]
 
 
-def unsupported_parts(messages: Sequence[Message]) -> list[str]:
+def unsupported_parts(messages: Sequence[schema.Message]) -> list[str]:
     return [
         part.named(at)
         for at, part, _ in _foreign_parts(messages)
-        if part.type not in REASONING_TYPES and not part.is_attached
+        if part.type not in schema.REASONING_TYPES and not part.is_attached
     ]
 
 
-def message_attachments(messages: Sequence[Message]) -> list[Attachment]:
+def message_attachments(messages: Sequence[schema.Message]) -> list[Attachment]:
     """Return all attachments. Images in the last message carry a refusal for models without vision."""
     attachments: list[Attachment] = []
     for at, part, is_latest in _foreign_parts(messages):
@@ -130,7 +109,7 @@ def message_attachments(messages: Sequence[Message]) -> list[Attachment]:
     return attachments
 
 
-def _foreign_parts(messages: Sequence[Message]) -> Iterator[tuple[str, ForeignKind, bool]]:
+def _foreign_parts(messages: Sequence[schema.Message]) -> Iterator[tuple[str, ForeignKind, bool]]:
     """Yield the parts with their paths, and True for those of a last message by the user."""
     for index, message in enumerate(messages):
         is_latest = index == len(messages) - 1 and message.role == "user"
@@ -148,7 +127,7 @@ def _unseen(part: ForeignKind, param: str) -> str:
     return f"Invalid value for '{param}': {part.lack}; {taken}."
 
 
-def _check(message: Message, at: str) -> None:
+def _check(message: schema.Message, at: str) -> None:
     has_content = message.content not in (None, []) or message.refusal is not None
     # An answer may have ended within its thoughts, and nothing is a result, too.
     if not has_content and message.role in ("system", "developer", "user"):
@@ -169,20 +148,20 @@ def _misplaced(param: str, role: str) -> InvalidRequest:
     return wrong(f"'{param}' belongs to messages of role '{role}'.", param)
 
 
-def sent_reasoning(message: Message) -> str | None:
+def sent_reasoning(message: schema.Message) -> str | None:
     """Return the reasoning, which clients send back under one or all names, or as parts of the content."""
     thoughts = [
         words_in(part.fields.get("thinking") or part.fields.get("text"))
         for _, part, _ in _foreign_parts([message])
-        if part.type in REASONING_TYPES
+        if part.type in schema.REASONING_TYPES
     ]
     return message.reasoning_content or message.reasoning or message.thinking or "\n".join(thoughts) or None
 
 
-def _known_fields(message: Message) -> dict[str, object]:
+def _known_fields(message: schema.Message) -> dict[str, object]:
     fields: dict[str, object] = {"role": message.role}
     if isinstance(message.content, list):
-        parts = [part for part in message.content if part.type not in REASONING_TYPES]
+        parts = [part for part in message.content if part.type not in schema.REASONING_TYPES]
         texts = [part.words if isinstance(part, ForeignKind) else part.text for part in parts]
         fields["content"] = [{"type": "text", "text": text} for text in texts]
     else:
@@ -203,7 +182,7 @@ def _known_fields(message: Message) -> dict[str, object]:
     return fields
 
 
-def _tool_call(call_id: str, function: SentFunction) -> dict[str, object]:
+def _tool_call(call_id: str, function: schema.SentFunction) -> dict[str, object]:
     arguments = function.arguments
     if not isinstance(arguments, str):
         arguments = to_json(arguments or {})
@@ -213,7 +192,7 @@ def _tool_call(call_id: str, function: SentFunction) -> dict[str, object]:
 # -- tools -------------------------------------------------------------------------------------------------
 
 
-def _tools(body: ChatBody) -> ToolsParam | None:
+def _tools(body: schema.ChatBody) -> ToolsParam | None:
     if body.functions:
         return _legacy_tools(body, body.functions)
     check_no_choice(body.function_call, without="functions", path="function_call")
@@ -230,17 +209,20 @@ def _tools(body: ChatBody) -> ToolsParam | None:
     return ToolsParam(functions=tuple(functions), use=use, chosen=chosen, several=several)
 
 
-def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+def _choice(body: schema.ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
     match body.tool_choice:
         case None:
             return ToolUse.AUTO, None
         case "none":
             return None, None
-        case NamedTool(function=FunctionName(name=name)) | NamedCustom(custom=FunctionName(name=name)):
+        case (
+            schema.NamedTool(function=schema.FunctionName(name=name))
+            | schema.NamedCustom(custom=schema.FunctionName(name=name))
+        ):
             return ToolUse.NAMED, (name,)
-        case AllowedChoice(allowed_tools=allowed):
+        case schema.AllowedChoice(allowed_tools=allowed):
             names = tuple(
-                tool.function.name if isinstance(tool, NamedTool) else tool.custom.name
+                tool.function.name if isinstance(tool, schema.NamedTool) else tool.custom.name
                 for tool in allowed.tools
                 if not isinstance(tool, ForeignKind)
             )
@@ -252,26 +234,26 @@ def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
             return ToolUse(mode), None
 
 
-def _tool(tool: Tool | ChatTextTool, path: str) -> FunctionParam:
-    if isinstance(tool, Tool):
+def _tool(tool: schema.Tool | schema.ChatTextTool, path: str) -> FunctionParam:
+    if isinstance(tool, schema.Tool):
         return _function(tool.function, f"{path}.function")
     custom, at = tool.custom, f"{path}.custom"
-    grammar = custom.format.grammar if isinstance(custom.format, NestedGrammarFormat) else None
-    return custom_tool(custom.name, custom.description, grammar, at, f"{at}.format.grammar")
+    grammar = custom.format.grammar if isinstance(custom.format, schema.NestedGrammarFormat) else None
+    return to_params.custom_tool(custom.name, custom.description, grammar, at, f"{at}.format.grammar")
 
 
-def _function(function: LegacyFunction, path: str) -> FunctionParam:
+def _function(function: schema.LegacyFunction, path: str) -> FunctionParam:
     return FunctionParam(
         function.name,
         path,
         f"{path}.parameters",
         function.description,
         function.parameters,
-        is_strict=isinstance(function, Function) and bool(function.strict),
+        is_strict=isinstance(function, schema.Function) and bool(function.strict),
     )
 
 
-def _unsupported_tools(body: ChatBody) -> list[str]:
+def _unsupported_tools(body: schema.ChatBody) -> list[str]:
     """Reject tools of MCP servers, because a chat's answer has no place for their calls."""
     others = [
         (f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ()) if isinstance(tool, ForeignKind)
@@ -283,12 +265,12 @@ def _unsupported_tools(body: ChatBody) -> list[str]:
     return [tool.named(at) for at, tool in others]
 
 
-def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> ToolsParam:
+def _legacy_tools(body: schema.ChatBody, functions: list[schema.LegacyFunction]) -> ToolsParam:
     for name in ("tools", "tool_choice", "parallel_tool_calls"):
         if getattr(body, name) is not None:
             message = f"'{name}' and 'functions' cannot be combined; 'functions' is deprecated."
             raise wrong(message, "functions")
-    chosen = (body.function_call.name,) if isinstance(body.function_call, FunctionName) else None
+    chosen = (body.function_call.name,) if isinstance(body.function_call, schema.FunctionName) else None
     use = None if body.function_call == "none" else ToolUse.AUTO
     return ToolsParam(
         functions=tuple(_function(each, f"functions[{index}]") for index, each in enumerate(functions)),

@@ -11,17 +11,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
 from openai_cpu_server.api.generation.sampling import ignored_samplers
-from openai_cpu_server.api.generation.schema import (
-    GenerationBody,
-    LastTokens,
-    PositiveCount,
-    PredictionBody,
-    Prompt,
-    ScoringLimit,
-)
 from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import wrong
@@ -31,15 +24,15 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.json_size import MOST_TOKENS
 
 
-class CompletionBody(GenerationBody, PredictionBody):
+class CompletionBody(shared.GenerationBody, shared.PredictionBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    prompt: Prompt
+    prompt: shared.Prompt
     suffix: str | None = None
-    max_tokens: ScoringLimit = None
-    truncate_prompt_tokens: LastTokens | None = None
+    max_tokens: shared.ScoringLimit = None
+    truncate_prompt_tokens: shared.LastTokens | None = None
     """vLLM's number of last tokens to keep, or -1 for as many as fit."""
-    best_of: PositiveCount | None = None
+    best_of: shared.PositiveCount | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 

@@ -17,22 +17,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
-from openai_cpu_server.api.generate.render import (
-    Generated,
-    GeneratedBatch,
-    GenerateRenderer,
-    batch_bytes,
-    item_failure,
-    item_success,
-)
+from openai_cpu_server.api.generate import render
+from openai_cpu_server.api.generation import route
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
-from openai_cpu_server.api.generation.route import (
-    ApiAdapter,
-    BodyReader,
-    GenerationRoute,
-    not_in_batches,
-    while_connected,
-)
 from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.generation.to_params import any_object, generation_params
 from openai_cpu_server.api.state import AppState, chosen_model
@@ -117,7 +104,7 @@ class PromptBatch(NamedTuple):
         """Convert one request as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
-            raise not_in_batches("stream")
+            raise route.not_in_batches("stream")
         size = self.shared_size + len(str(self.items[index].get("prompt", "")))
         return GENERATE.reader.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
@@ -127,7 +114,7 @@ class _RunningBatch:
     """Live batch, cancelled with all its requests when its client leaves. Each request has its own limits
     and its own end."""
 
-    one: GenerationRoute
+    one: route.GenerationRoute
     state: AppState
     outer: RequestContext
     batch: PromptBatch
@@ -166,9 +153,9 @@ class _RunningBatch:
             params = await off_loop(self.batch.size, reading)
             answer = await self.one.whole(await self.state.generation.begin(params, context))
         if request.error is None:
-            return item_success(answer)
+            return render.item_success(answer)
         self.num_failed += 1
-        return item_failure(
+        return render.item_failure(
             error_object(request.error, request_id=request_log.id), failure_of(request.error).status
         )
 
@@ -179,7 +166,7 @@ def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     if (body.prompts is None) == (body.requests is None):
         raise wrong("Give exactly one of 'prompts' and 'requests'.", "prompts")
     if body.stream:
-        raise not_in_batches("stream")
+        raise route.not_in_batches("stream")
     lists = {"prompts", "requests"}
     shared = body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=lists)
     items: Sequence[Mapping[str, object]] = (
@@ -191,12 +178,12 @@ def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     return PromptBatch(shared, items, ignored, len(data), shared_size)
 
 
-GENERATE = ApiAdapter(BodyReader(GenerateBody, generate_params), GenerateRenderer())
+GENERATE = route.ApiAdapter(route.BodyReader(GenerateBody, generate_params), render.GenerateRenderer())
 
 
 class GenerateRoutes:
     def __init__(self, state: AppState) -> None:
-        self.route = GenerationRoute(GENERATE, state.generation)
+        self.route = route.GenerationRoute(GENERATE, state.generation)
         self._state = state
 
     @ApiRoute(
@@ -206,7 +193,7 @@ class GenerateRoutes:
         "Compatibility",
         aliases=("/v1/generate",),
         body=GenerateBody,
-        answer=Generated,
+        answer=render.Generated,
         streams=True,
         stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the "
         "`metrics`.",
@@ -222,7 +209,7 @@ class GenerateRoutes:
         INFERENCE,
         "Compatibility",
         body=GenerateBatchBody,
-        answer=GeneratedBatch,
+        answer=render.GeneratedBatch,
         errors=(429, CLIENT_GONE),
     )
     async def create_batch(self, request: Request) -> Response:
@@ -231,8 +218,8 @@ class GenerateRoutes:
         batch = await off_loop(len(data), partial(_batch, data, self._state.options))
         del data
         work = _RunningBatch(self.route, self._state, context_of(request.scope), batch)
-        await while_connected(request.receive, work.run)
-        body = batch_bytes(work.results, work.num_failed)
+        await route.while_connected(request.receive, work.run)
+        body = render.batch_bytes(work.results, work.num_failed)
         return Response(body, media_type="application/json", headers=batch.ignored.headers)
 
     @ApiRoute(

@@ -11,29 +11,15 @@ import msgspec
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.store import LastTurn
 from openai_cpu_server.api.generation.params import DetailsParam, JsonObject
+from openai_cpu_server.contract import request
 from openai_cpu_server.contract.media import MediaItem, PlaceholderRange
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import (
-    Constraint,
-    GenerationRequest,
-    OutputMarks,
-    OutputPart,
-    Priority,
-)
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ChosenModel
+from openai_cpu_server.prompt import tool_formats
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage
-from openai_cpu_server.prompt.tool_formats import (
-    HarmonyReader,
-    OutputReader,
-    Part,
-    TextCallReader,
-    TextReader,
-    ThinkingText,
-    ToolFormat,
-)
 
 
 class ResolveContext(msgspec.Struct, frozen=True):
@@ -61,7 +47,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class ToolCallStyle(msgspec.Struct, frozen=True):
-    form: ToolFormat
+    form: tool_formats.ToolFormat
     reason: str
     is_legacy: bool = False
     at_start: bool = False
@@ -78,13 +64,13 @@ class CallThinking(msgspec.Struct, frozen=True):
     form: ReasoningFormat
     stage: ThinkingStage
     is_hidden: bool = False
-    ending: Constraint | None = None
+    ending: request.Constraint | None = None
     """Constraint that ends the reasoning on request, or None if that is impossible."""
 
     @property
-    def marks(self) -> OutputMarks:
+    def marks(self) -> request.OutputMarks:
         form = self.form
-        return OutputMarks(
+        return request.OutputMarks(
             begin=form.begin if self.stage is ThinkingStage.BEFORE else "",
             end=form.end if self.stage is not ThinkingStage.BEHIND else "",
             answer_begin=form.answer_begin,
@@ -98,10 +84,10 @@ class PartsReader:
     """Parser of one output. The engine separates reasoning from the answer."""
 
     def __init__(
-        self, answer: OutputReader, *, custom: Collection[str] = (), hides_thoughts: bool = False
+        self, answer: tool_formats.OutputReader, *, custom: Collection[str] = (), hides_thoughts: bool = False
     ) -> None:
         self._answer = answer
-        self._texts = TextCallReader(custom)
+        self._texts = tool_formats.TextCallReader(custom)
         self._hides_thoughts = hides_thoughts
 
     @property
@@ -112,17 +98,17 @@ class PartsReader:
     def has_calls(self) -> bool:
         return self._answer.has_calls
 
-    def read(self, event: TokenEvent) -> list[Part]:
-        thoughts, text = ("", event.text) if event.part is OutputPart.ANSWER else (event.text, "")
+    def read(self, event: TokenEvent) -> list[tool_formats.Part]:
+        thoughts, text = ("", event.text) if event.part is request.OutputPart.ANSWER else (event.text, "")
         return self.read_texts(thoughts, text, has_ended=event.finish is not None)
 
-    def read_texts(self, thoughts: str, answer: str, *, has_ended: bool = True) -> list[Part]:
-        parts: list[Part] = [ThinkingText(thoughts)] if thoughts else []
+    def read_texts(self, thoughts: str, answer: str, *, has_ended: bool = True) -> list[tool_formats.Part]:
+        parts: list[tool_formats.Part] = [tool_formats.ThinkingText(thoughts)] if thoughts else []
         parts += self._answer.feed(answer) if answer else ()
         parts += self._answer.finish() if has_ended else ()
         parts = self._texts.read(parts)
         if self._hides_thoughts:
-            return [part for part in parts if not isinstance(part, ThinkingText)]
+            return [part for part in parts if not isinstance(part, tool_formats.ThinkingText)]
         return parts
 
 
@@ -135,10 +121,10 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     fingerprint: str
     prompts: tuple[Prompt, ...]
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[request.GenerationRequest, ...]
     n: int
     best_of: int
-    priority: Priority
+    priority: request.Priority
     stream: bool = False
     include_usage: bool = False
     shown_logprobs: int | None = None
@@ -170,12 +156,12 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def reader(self) -> PartsReader:
         style, thinking = self.tool_calls, self.thinking
-        answer: OutputReader = TextReader()
+        answer: tool_formats.OutputReader = tool_formats.TextReader()
         if style is not None:
             answer = style.form.reader(style.functions, at_start=style.at_start, schemas=style.schemas)
         if thinking is not None and thinking.form.has_channels:
             # Readers of calls in channels read reasoning themselves.
-            answer = HarmonyReader() if isinstance(answer, TextReader) else answer
+            answer = tool_formats.HarmonyReader() if isinstance(answer, tool_formats.TextReader) else answer
             if thinking.stage is ThinkingStage.WITHIN:
                 answer.feed(thinking.form.begin)  # the prompt has it already
         custom = () if style is None else style.custom

@@ -47,13 +47,7 @@ from openai_cpu_server.models.registry import (
     choose_able,
     ensure_served,
 )
-from openai_cpu_server.models.routing.decide import (
-    JudgedAnswer,
-    RouteDecision,
-    RouteReason,
-    RouterInput,
-    verdict,
-)
+from openai_cpu_server.models.routing import decide
 from openai_cpu_server.models.routing.follow import RoutedCall, follow
 from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.observe.ended import RouteTaken
@@ -62,7 +56,7 @@ ROUTED_MODEL = "x-routed-model"
 ROUTED_WHY = "x-routed-why"
 
 
-def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
+def router_input(params: GenerationParams, caller: Caller) -> decide.RouterInput:
     identity = caller.identity
     # The holder of a key goes before all else; without one it is the key, else the address.
     holder = Client.of(identity, None).label
@@ -78,7 +72,7 @@ def router_input(params: GenerationParams, caller: Caller) -> RouterInput:
         messages = [message for conversation in each for message in conversation.messages]
         texts = tuple(message.text for message in messages)
         request = next((one.text for one in reversed(messages) if one.role == "user"), texts[-1])
-    return RouterInput(
+    return decide.RouterInput(
         texts=texts,
         request=request,
         given_tokens=given_tokens,
@@ -104,7 +98,7 @@ class CascadeAttempt(NamedTuple):
 WITHOUT_GUARD = CascadeAttempt()
 
 
-def judged(call: ResolvedRequest, events: Sequence[TimedEvent]) -> list[JudgedAnswer]:
+def judged(call: ResolvedRequest, events: Sequence[TimedEvent]) -> list[decide.JudgedAnswer]:
     logprobs: dict[str, list[float]] = {request.id: [] for request in call.requests}
     finishes: dict[str, Finish] = {}
     for event, _ in events:
@@ -112,7 +106,7 @@ def judged(call: ResolvedRequest, events: Sequence[TimedEvent]) -> list[JudgedAn
         if event.finish is not None:
             finishes[event.id] = event.finish
     return [
-        JudgedAnswer(
+        decide.JudgedAnswer(
             logprobs=tuple(logprobs[request.id][finishes[request.id].thought_tokens :]),
             finish=finishes[request.id].reason,
             has_form=request.constraint is not None and request.constraint.grammar is not None,
@@ -294,7 +288,7 @@ class _GenerationPipeline:
 
     async def _attempted(
         self, target: RequestedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
-    ) -> RunningCall | RouteDecision:
+    ) -> RunningCall | decide.RouteDecision:
         try:
             call = await self._resolved(target)
             requests = tuple(
@@ -312,7 +306,7 @@ class _GenerationPipeline:
             async with first:
                 events = await attempt.disconnect_guard(first.hold)
         except errors.PromptTooLong as error:
-            return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
+            return decide.RouteDecision(cascade.large, decide.RouteReason.TOO_LONG, str(error))
         except (
             errors.EngineUnavailable,
             errors.ModelTooLarge,
@@ -320,9 +314,9 @@ class _GenerationPipeline:
             errors.GenerationFailed,
             errors.ConstraintFailed,
         ) as error:
-            return RouteDecision(cascade.large, RouteReason.FAILED, str(error))
-        decision = verdict(cascade, judged(call, events))
-        if decision.reason is not RouteReason.SURE:
+            return decide.RouteDecision(cascade.large, decide.RouteReason.FAILED, str(error))
+        decision = decide.verdict(cascade, judged(call, events))
+        if decision.reason is not decide.RouteReason.SURE:
             return decision
         sure = routed.after(decision, target.chosen)
         self._note_route(sure)

@@ -14,15 +14,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import (
-    Finish,
-    FinishReason,
-    ModelLoading,
-    PromptProgress,
-    QueuePlace,
-    TokenEvent,
-)
 from openai_cpu_server.contract.request import OutputPart
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
@@ -42,9 +35,9 @@ class GatheredAnswer:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     answer_start: int = 0
     """Number of tokens before the answer, known when complete."""
-    finish: Finish | None = None
+    finish: messages.Finish | None = None
 
-    def add(self, event: TokenEvent) -> None:
+    def add(self, event: messages.TokenEvent) -> None:
         (self.texts if event.part is OutputPart.ANSWER else self.thoughts).append(event.text)
         self.answer_start = event.answer_start or 0
         self.tokens.extend(event.tokens)
@@ -53,7 +46,7 @@ class GatheredAnswer:
         self.finish = event.finish
 
     @property
-    def ended(self) -> Finish:
+    def ended(self) -> messages.Finish:
         assert self.finish is not None, "an answer is rendered after its end"
         return self.finish
 
@@ -122,7 +115,7 @@ class Renderer(ABC):
     def begin(self) -> Sequence[Chunk]:
         return ()
 
-    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
         """Report a queue place or a loading model. Without chunks a comment is sent."""
         return ()
 
@@ -130,12 +123,12 @@ class Renderer(ABC):
         """Keep an idle connection alive. Without chunks a comment is sent."""
         return ()
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+    def prompt(self, request_id: str, progress: messages.PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waiting`."""
         return ()
 
     @abstractmethod
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: messages.TokenEvent) -> Sequence[Chunk]:
         """Render one event. Raises GenerationFailed for an end without a result."""
 
     @abstractmethod
@@ -151,7 +144,7 @@ class AnswerRenderer(Protocol):
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> Renderer: ...
 
 
-_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_REASONS = {messages.FinishReason.STOP: "stop", messages.FinishReason.LENGTH: "length"}
 _ALPHABET = string.ascii_letters + string.digits
 NewId = Callable[[], str]
 
@@ -213,7 +206,7 @@ class ProgressChunk(msgspec.Struct, frozen=True):
     seconds_left: float | None
 
     @classmethod
-    def of(cls, progress: PromptProgress, figures: Figures) -> ProgressChunk:
+    def of(cls, progress: messages.PromptProgress, figures: Figures) -> ProgressChunk:
         return cls(
             total=progress.total,
             cache=progress.cached,
@@ -224,7 +217,7 @@ class ProgressChunk(msgspec.Struct, frozen=True):
         )
 
 
-def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
+def progress_field(progress: messages.PromptProgress, figures: Figures) -> bytes:
     return b'"prompt_progress":' + msgspec.json.encode(ProgressChunk.of(progress, figures))
 
 
@@ -234,11 +227,11 @@ EndedBy = Union[str, UnsetType]
 """Reason of an end that is called `length` although no limit was reached."""
 
 
-def ended_by(finish: Finish) -> EndedBy:
+def ended_by(finish: messages.Finish) -> EndedBy:
     return REPETITION if finish.is_loop else UNSET
 
 
-def finish_reason(finish: Finish) -> str:
+def finish_reason(finish: messages.Finish) -> str:
     """Return OpenAI's finish reason. Raises GenerationFailed for an end without a result."""
     reason = _REASONS.get(finish.reason)
     if reason is None:
@@ -282,7 +275,7 @@ class ContentScores:
         self._held: list[TokenLogprob] = []
         self._released: list[TokenLogprob] = []
 
-    def add(self, event: TokenEvent) -> None:
+    def add(self, event: messages.TokenEvent) -> None:
         self._num_scores += len(event.logprobs)
         self._held += event.logprobs
         if event.answer_start is not None:
@@ -376,7 +369,7 @@ def completion(kind: type[Completion[C]], gathered: GatheredCall, choices: list[
     return msgspec.json.encode(whole)
 
 
-ChoiceStream = Callable[[TokenEvent], list[bytes]]
+ChoiceStream = Callable[[messages.TokenEvent], list[bytes]]
 """Render an event as elements of `choices`, one for each chunk."""
 
 
@@ -401,7 +394,7 @@ class ChunkStream(Renderer):
         self._has_usage = call.include_usage
         self._choices = choices
 
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: messages.TokenEvent) -> Sequence[Chunk]:
         choices = self._choices[event.id](event)
         chunks = [Chunk(self._open + choice + self._close) for choice in choices]
         return [*chunks[:-1], self._timed(chunks[-1])] if chunks and event.tokens else chunks
@@ -411,7 +404,7 @@ class ChunkStream(Renderer):
             return chunk
         return Chunk(b'%b,"timings":%b}' % (chunk.json[:-1], msgspec.json.encode(timings(self.so_far))))
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+    def prompt(self, request_id: str, progress: messages.PromptProgress, figures: Figures) -> Sequence[Chunk]:
         choice = self._empty % [*self._choices].index(request_id)
         field = progress_field(progress, figures)
         return (self._timed(Chunk(b"%b%b%b,%b}" % (self._open, choice, self._close[:-1], field))),)

@@ -36,14 +36,7 @@ from openai_cpu_server.contract.request import (
     TYPICAL_P,
     USAGE_PENALTY,
 )
-from openai_cpu_server.http.ignored_params import (
-    GENERATION_HINTS,
-    GENERATION_REFUSALS,
-    STREAM_HINTS,
-    STREAM_REFUSALS,
-    Hints,
-    Refusals,
-)
+from openai_cpu_server.http import ignored_params
 from openai_cpu_server.http.parse import Body, header_safe, is_lenient
 from openai_cpu_server.prompt.template import to_json
 
@@ -380,8 +373,8 @@ Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
 
 
 class StreamOptions(Body):
-    hints: ClassVar[Hints] = STREAM_HINTS
-    refusals: ClassVar[Refusals] = STREAM_REFUSALS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.STREAM_HINTS
+    refusals: ClassVar[ignored_params.Refusals] = ignored_params.STREAM_REFUSALS
 
     include_usage: bool | None = None
 
@@ -452,8 +445,8 @@ class SharedBody(ProgressBody):
 
 
 class GenerationBody(SharedBody):
-    hints: ClassVar[Hints] = GENERATION_HINTS
-    refusals: ClassVar[Refusals] = GENERATION_REFUSALS
+    hints: ClassVar[ignored_params.Hints] = ignored_params.GENERATION_HINTS
+    refusals: ClassVar[ignored_params.Refusals] = ignored_params.GENERATION_REFUSALS
 
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None

@@ -9,15 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import Field, Tag
 
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import FormParam
-from openai_cpu_server.api.generation.schema import (
-    Breaker,
-    JsonObject,
-    NonEmptyList,
-    TagStructure,
-    TextOrList,
-    by_type,
-)
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -26,8 +19,8 @@ from openai_cpu_server.prompt.tool_formats.patterns import quoted
 _MOST_SHARES = 3.0
 _MOST_FORMATS = 256
 _SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
-_Breakers = Annotated[list[Breaker], Field(max_length=16, fail_fast=True)]
-_Triggers = Annotated[NonEmptyList[Breaker], Field(max_length=16)]
+_Breakers = Annotated[list[shared.Breaker], Field(max_length=16, fail_fast=True)]
+_Triggers = Annotated[shared.NonEmptyList[shared.Breaker], Field(max_length=16)]
 
 
 class _ConstString(Body):
@@ -37,7 +30,7 @@ class _ConstString(Body):
 
 class _Schema(Body):
     type: Literal["json_schema"]
-    json_schema: Union[bool, JsonObject]
+    json_schema: Union[bool, shared.JsonObject]
     style: Literal["json"] | None = None
     """Only JSON, because `tools` makes the styles of tool calls."""
 
@@ -59,19 +52,19 @@ class _Regex(Body):
 
 class _Several(Body):
     type: Literal["sequence", "or"]
-    elements: NonEmptyList[_Format]
+    elements: shared.NonEmptyList[_Format]
 
 
 class _Tag(Body):
     type: Literal["tag"] = "tag"
     begin: str
     content: _Format
-    end: TextOrList[NonEmptyList[str]]
+    end: shared.TextOrList[shared.NonEmptyList[str]]
     """Alternatives. With an empty one the following content marks the end."""
 
 
 class _Tags(Body):
-    tags: NonEmptyList[_Tag]
+    tags: shared.NonEmptyList[_Tag]
     at_least_one: bool | None = None
     stop_after_first: bool | None = None
 
@@ -114,7 +107,7 @@ _Format = Annotated[
         Annotated[_TriggeredTags, Tag("<triggered_tags>")],
         Annotated[_SeparatedTags, Tag("<tags_with_separator>")],
     ],
-    by_type(
+    shared.by_type(
         *_KINDS,
         error="tag_format",
         message=f"Input should be an object whose 'type' is one of {', '.join(_KINDS)}",
@@ -125,7 +118,7 @@ _Format = Annotated[
 class _StructuralTag(Body):
     type: Literal["structural_tag"]
     format: _Format | None = None
-    structures: Annotated[NonEmptyList[TagStructure], Field(max_length=64)] | None = None
+    structures: Annotated[shared.NonEmptyList[shared.TagStructure], Field(max_length=64)] | None = None
     triggers: _Triggers | None = None
 
 
@@ -142,7 +135,7 @@ class _PlacedTag(NamedTuple):
         return cls(tag.begin, ends, tag.content, at, f"{at}.content")
 
 
-def tag_form(fields: JsonObject, at: str) -> FormParam:
+def tag_form(fields: shared.JsonObject, at: str) -> FormParam:
     """Build the form of a tag at this path. Raises InvalidRequest."""
     wanted, _ = parse_fields(_StructuralTag, fields, lenient=False, at=at)
     whole, place = wanted.format, f"{at}.format"

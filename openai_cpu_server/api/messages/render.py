@@ -26,25 +26,9 @@ from openai_cpu_server.api.generation.renderer import (
     random_letters,
 )
 from openai_cpu_server.api.messages.schema import NO_THREADS
+from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import (
-    Finish,
-    FinishReason,
-    ModelLoading,
-    PromptProgress,
-    QueuePlace,
-    TokenEvent,
-)
-from openai_cpu_server.http.errors import (
-    CLIENT_GONE,
-    TABLE,
-    ErrorObject,
-    ErrorShape,
-    error_object,
-    failure_of,
-    headers_of,
-    json_response,
-)
+from openai_cpu_server.http import errors
 from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
 
@@ -57,12 +41,12 @@ _TYPES: Mapping[int, str] = {
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    CLIENT_GONE: "api_error",
+    errors.CLIENT_GONE: "api_error",
     500: "api_error",
     503: "overloaded_error",
 }
 """Anthropic's error types by HTTP status. Others are invalid requests."""
-_STATUSES = {failure.code: failure.status for failure in TABLE.values() if failure.code is not None}
+_STATUSES = {failure.code: failure.status for failure in errors.TABLE.values() if failure.code is not None}
 
 
 class ThreadErrorDetails(msgspec.Struct, frozen=True):
@@ -84,7 +68,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Unset in a stream, whose headers have it."""
 
 
-def _body(sent: ErrorObject, status: int) -> MessagesErrorBody:
+def _body(sent: errors.ErrorObject, status: int) -> MessagesErrorBody:
     """Begin with Anthropic's words for a prompt that is too long, because Claude Code then shortens the
     conversation."""
     error, message = sent.error, sent.error.message
@@ -97,12 +81,12 @@ def _body(sent: ErrorObject, status: int) -> MessagesErrorBody:
 
 
 def _response(error: Exception, request_id: str) -> Response:
-    status, sent = failure_of(error).status, error_object(error, request_id=request_id)
+    status, sent = errors.failure_of(error).status, errors.error_object(error, request_id=request_id)
     body = MessagesError(type="error", error=_body(sent, status), request_id=request_id)
-    return json_response(body, status, headers_of(error))
+    return errors.json_response(body, status, errors.headers_of(error))
 
 
-SHAPE = ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
+SHAPE = errors.ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
 """Errors and headers. Anthropic's SDKs read only `request-id`."""
 
 
@@ -199,11 +183,11 @@ class MessagesRenderer:
         return MessageStream(call, self._new_id)
 
 
-def _ending(call: ResolvedRequest, reader: PartsReader, finish: Finish) -> _Ending:
+def _ending(call: ResolvedRequest, reader: PartsReader, finish: messages.Finish) -> _Ending:
     finish_reason(finish)
     if finish.is_loop:
         return _Ending("max_tokens", None, ended_by(finish))
-    if finish.reason is FinishReason.LENGTH:
+    if finish.reason is messages.FinishReason.LENGTH:
         return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)
     if reader.has_calls and not reader.is_cut:
         return _Ending("tool_use", None)
@@ -275,17 +259,17 @@ class MessageStream(Renderer):
         )
         return (_chunk("message_start", b'"message":' + msgspec.json.encode(message)),)
 
-    def waiting(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
         return _PING
 
     def keepalive(self) -> Sequence[Chunk]:
         return _PING
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+    def prompt(self, request_id: str, progress: messages.PromptProgress, figures: Figures) -> Sequence[Chunk]:
         """Send progress in a ping, which Anthropic's clients skip."""
         return (_chunk("ping", progress_field(progress, figures)),)
 
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: messages.TokenEvent) -> Sequence[Chunk]:
         chunks = [chunk for part in self._reader.read(event) for chunk in self._part(part)]
         if event.finish is not None:
             self._ending = _ending(self._call, self._reader, event.finish)
@@ -298,7 +282,7 @@ class MessageStream(Renderer):
         delta = _chunk("message_delta", b'"delta":%b,"usage":%b' % (ending, numbers))
         return (delta, Chunk(b'{"type":"message_stop"}', "message_stop"))
 
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+    def error(self, error: errors.ErrorObject) -> Sequence[Chunk]:
         # A stream has no status, so that of the error's code counts.
         otherwise = 400 if error.error.type == "invalid_request_error" else 500
         body = _body(error, _STATUSES.get(error.error.code or "", otherwise))

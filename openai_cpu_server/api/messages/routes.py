@@ -8,21 +8,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, count_tokens
-from openai_cpu_server.api.messages.render import (
-    COUNT_TOKENS,
-    MESSAGES,
-    SHAPE,
-    AnswerMessage,
-    MessagesError,
-    MessagesRenderer,
-)
+from openai_cpu_server.api.messages import render
 from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.messages.to_params import count_params, messages_params
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import CALLS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 
-MESSAGES_API = ApiAdapter(BodyReader(MessagesBody, messages_params), MessagesRenderer())
+MESSAGES_API = ApiAdapter(BodyReader(MessagesBody, messages_params), render.MessagesRenderer())
 COUNTED = BodyReader(CountBody, count_params)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
@@ -40,14 +33,14 @@ class MessagesRoutes:
 
     @ApiRoute(
         "POST",
-        MESSAGES,
+        render.MESSAGES,
         CALLS,
         "Generation",
         body=MessagesBody,
-        answer=AnswerMessage,
+        answer=render.AnswerMessage,
         streams=True,
         stream_form=_EVENTS,
-        error=MessagesError,
+        error=render.MessagesError,
         errors=GENERATION_ERRORS,
     )
     async def create(self, request: Request) -> ASGIApp:
@@ -56,12 +49,12 @@ class MessagesRoutes:
 
     @ApiRoute(
         "POST",
-        COUNT_TOKENS,
+        render.COUNT_TOKENS,
         WORK,
         "Tokens",
         body=CountBody,
         answer=TokensCounted,
-        error=MessagesError,
+        error=render.MessagesError,
         errors=(404,),
     )
     async def count(self, request: Request) -> Response:
@@ -69,4 +62,4 @@ class MessagesRoutes:
         return await count_tokens(request, COUNTED, self._route.service, TokensCounted)
 
 
-ROUTER = ApiRouter[AppState](MessagesRoutes, shape=SHAPE)
+ROUTER = ApiRouter[AppState](MessagesRoutes, shape=render.SHAPE)

@@ -6,23 +6,7 @@ from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from openai_cpu_server.api.generation.schema import (
-    Effort,
-    ForeignKind,
-    JsonObject,
-    ListOf,
-    NonEmpty,
-    NonEmptyList,
-    OpenBody,
-    PositiveCount,
-    Probability,
-    ProgressBody,
-    Temperature,
-    TextOrList,
-    ToolSchema,
-    TopK,
-    by_type,
-)
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 
 MAX_TOOLS = 512
@@ -53,7 +37,7 @@ SERVICE_REFUSALS: Refusals = {
 _UNCOUNTED = IgnoredParam("it is for answers, and this route generates nothing")
 
 
-class Cacheable(OpenBody):
+class Cacheable(shared.OpenBody):
     cache_control: JsonValue = None
     """Ignored, because every prompt is cached."""
 
@@ -79,14 +63,14 @@ class RedactedThinkingBlock(Cacheable):
 
 class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
-    id: NonEmpty
-    name: NonEmpty
-    input: JsonObject
+    id: shared.NonEmpty
+    name: shared.NonEmpty
+    input: shared.JsonObject
 
 
 class ToolResultBlock(Cacheable):
     type: Literal["tool_result"]
-    tool_use_id: NonEmpty
+    tool_use_id: shared.NonEmpty
     content: ResultContent | None = None
     is_error: bool | None = None
 
@@ -98,18 +82,19 @@ Block = Annotated[
         Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
         Annotated[ToolUseBlock, Tag("<tool_use>")],
         Annotated[ToolResultBlock, Tag("<tool_result>")],
-        Annotated[ForeignKind, Tag("<other>")],
+        Annotated[shared.ForeignKind, Tag("<other>")],
     ],
-    by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    shared.by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 OnlyText = Annotated[
-    Union[Annotated[TextBlock, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]], by_type("text")
+    Union[Annotated[TextBlock, Tag("<text>")], Annotated[shared.ForeignKind, Tag("<other>")]],
+    shared.by_type("text"),
 ]
-ResultContent = TextOrList[ListOf[OnlyText]]
-Content = TextOrList[ListOf[Block]]
+ResultContent = shared.TextOrList[shared.ListOf[OnlyText]]
+Content = shared.TextOrList[shared.ListOf[Block]]
 
 
-class InputMessage(OpenBody):
+class InputMessage(shared.OpenBody):
     role: Literal["user", "assistant", "system"]
     content: Content
 
@@ -118,14 +103,14 @@ class CustomTool(Cacheable):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: str | None = None
-    input_schema: ToolSchema
+    input_schema: shared.ToolSchema
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     """Ignored, because arguments are always streamed as they come."""
 
 
 AnyTool = Annotated[
-    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ForeignKind, Tag("<other>")]],
+    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[shared.ForeignKind, Tag("<other>")]],
     Discriminator(
         lambda value: (
             "<custom>" if not isinstance(value, dict) or value.get("type") in (None, "custom") else "<other>"
@@ -135,30 +120,30 @@ AnyTool = Annotated[
 """Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
 
 
-class ToolChoice(OpenBody):
+class ToolChoice(shared.OpenBody):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Metadata(OpenBody):
+class Metadata(shared.OpenBody):
     user_id: str | None = None
 
 
-class ThinkingOptions(OpenBody):
+class ThinkingOptions(shared.OpenBody):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: PositiveCount | None = None
+    budget_tokens: shared.PositiveCount | None = None
     display: Literal["summarized", "omitted"] | None = None
     """`omitted`: reason without showing it in the answer."""
 
 
-class OutputFormat(OpenBody):
+class OutputFormat(shared.OpenBody):
     type: Literal["json_schema"]
-    json_schema: Annotated[JsonObject, Field(alias="schema")]
+    json_schema: Annotated[shared.JsonObject, Field(alias="schema")]
 
 
-class OutputConfig(OpenBody):
-    effort: Effort | None = None
+class OutputConfig(shared.OpenBody):
+    effort: shared.Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -183,7 +168,7 @@ class CountBody(Cacheable):
     hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None
-    messages: NonEmptyList[InputMessage]
+    messages: shared.NonEmptyList[InputMessage]
     system: ResultContent | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -193,15 +178,15 @@ class CountBody(Cacheable):
     """Former name of `output_config.format`."""
 
 
-class MessagesBody(CountBody, ProgressBody):
+class MessagesBody(CountBody, shared.ProgressBody):
     hints: ClassVar[Hints] = SERVICE_HINTS
 
-    max_tokens: PositiveCount
+    max_tokens: shared.PositiveCount
     stream: bool | None = None
-    stop_sequences: Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
-    top_k: TopK | None = None
+    stop_sequences: Annotated[list[shared.NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
+    temperature: shared.Temperature | None = None
+    top_p: shared.Probability | None = None
+    top_k: shared.TopK | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     """Ignored, because there is one tier. The header `X-Priority` sets the priority."""

@@ -11,19 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.output import check_no_choice
-from openai_cpu_server.api.generation.params import (
-    ConversationParam,
-    DetailsParam,
-    FormParam,
-    FunctionParam,
-    GenerationParams,
-    LimitParam,
-    MessageParam,
-    ReasoningParam,
-    ToolsParam,
-    ToolUse,
-)
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import (
@@ -49,7 +38,12 @@ from openai_cpu_server.prompt.template import joined_texts, to_json
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """First line of Claude Code's system prompt. Its value changes with each request, which would prevent
 shared prefixes."""
-_USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.NAMED, "none": None}
+_USES = {
+    "auto": params.ToolUse.AUTO,
+    "any": params.ToolUse.REQUIRED,
+    "tool": params.ToolUse.NAMED,
+    "none": None,
+}
 _SWITCHES = {"enabled": True, "disabled": False}
 """Other words leave the decision to the model."""
 _ALLOWED = {
@@ -64,21 +58,21 @@ class PlacedBlock(NamedTuple):
     at: str
 
 
-def messages_params(body: MessagesBody) -> GenerationParams:
+def messages_params(body: MessagesBody) -> params.GenerationParams:
     """Convert a body. The limit is a ceiling, because clients name the maximum of any model. Raises
     InvalidRequest."""
     return msgspec.structs.replace(
         count_params(body),
         stream=bool(body.stream),
-        max_tokens=LimitParam(body.max_tokens, "max_tokens", is_ceiling=True),
+        max_tokens=params.LimitParam(body.max_tokens, "max_tokens", is_ceiling=True),
         stop=tuple(body.stop_sequences or ()),
         user=body.metadata.user_id if body.metadata else None,
         cache=body.cache,
-        details=DetailsParam(progress=bool(body.return_progress)),
+        details=params.DetailsParam(progress=bool(body.return_progress)),
     )
 
 
-def count_params(body: CountBody) -> GenerationParams:
+def count_params(body: CountBody) -> params.GenerationParams:
     """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _messages(turn)]
@@ -96,9 +90,9 @@ def count_params(body: CountBody) -> GenerationParams:
     if form is not None and messages[-1].role == "assistant":
         message = "cannot be combined with a last message of the assistant: the answer continues it."
         raise wrong(f"'{form.field}' {message}", "messages")
-    return GenerationParams(
+    return params.GenerationParams(
         id_prefix="msg_",
-        prompt=ConversationParam(messages, "messages"),
+        prompt=params.ConversationParam(messages, "messages"),
         sampling=sampling_of(body),
         sent=sampling_sent(body),
         ignored=adapted_names(left_out, messages),
@@ -130,7 +124,7 @@ def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, 
                     yield block, at, turn is turns[-1]
 
 
-def _thinking(body: CountBody) -> ReasoningParam:
+def _thinking(body: CountBody) -> params.ReasoningParam:
     """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
     efforts = sent_fields(body, "output_config.effort")
     if body.thinking is None:
@@ -199,20 +193,20 @@ def _placed(content: str | Sequence[Block], at: str, within: str = ".content") -
     return [PlacedBlock(block, f"{at}{within}[{index}]") for index, block in enumerate(content)]
 
 
-def _messages(turn: _Turn) -> Iterator[MessageParam]:
+def _messages(turn: _Turn) -> Iterator[params.MessageParam]:
     """Yield results first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
     texts = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
     text = joined_texts(map(_text, texts))
     if turn.role == "assistant":
-        yield MessageParam(_assistant(blocks, text), path=turn.at)
+        yield params.MessageParam(_assistant(blocks, text), path=turn.at)
         return
     for block, at in turn.blocks:
         if isinstance(block, ToolResultBlock):
             result = {"role": "tool", "content": _result_text(block), "tool_call_id": block.tool_use_id}
-            yield MessageParam(result, path=at)
+            yield params.MessageParam(result, path=at)
     if texts:
-        yield MessageParam({"role": turn.role, "content": text}, path=turn.at)
+        yield params.MessageParam({"role": turn.role, "content": text}, path=turn.at)
 
 
 def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
@@ -246,12 +240,12 @@ def _result_text(result: ToolResultBlock) -> str:
 # -- tools and the answer's form -----------------------------------------------------------------------
 
 
-def _tools(body: CountBody) -> ToolsParam | None:
+def _tools(body: CountBody) -> params.ToolsParam | None:
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise missing("tool_choice.name")
     functions = [
-        FunctionParam(
+        params.FunctionParam(
             tool.name,
             f"tools[{index}]",
             f"tools[{index}].input_schema",
@@ -266,8 +260,8 @@ def _tools(body: CountBody) -> ToolsParam | None:
         check_no_choice(choice.type if choice else None, without="tools", path="tool_choice")
         return None
     if choice is None:
-        return ToolsParam(functions=tuple(functions))
-    return ToolsParam(
+        return params.ToolsParam(functions=tuple(functions))
+    return params.ToolsParam(
         functions=tuple(functions),
         use=_USES[choice.type],
         chosen=(choice.name,) if choice.type == "tool" and choice.name else None,
@@ -275,7 +269,7 @@ def _tools(body: CountBody) -> ToolsParam | None:
     )
 
 
-def _form(body: CountBody) -> FormParam | None:
+def _form(body: CountBody) -> params.FormParam | None:
     form, path = body.output_format, "output_format"
     if body.output_config is not None and body.output_config.format is not None:
         form, path = body.output_config.format, "output_config.format"

@@ -11,19 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, Tag
 
-from openai_cpu_server.api.generation.schema import (
-    DOCUMENT_KIND,
-    PROMPT_KIND,
-    TEXT_OR_LIST,
-    LastTokens,
-    NonEmpty,
-    OpenBody,
-    PositiveCount,
-    Prompts,
-    Seconds,
-    Tier,
-    Tokens,
-)
+from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import Embedding, Engine, Generation
 from openai_cpu_server.contract.figures import Figures
@@ -40,12 +28,12 @@ MAX_INPUTS = 2048
 _SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Input = Annotated[
     Union[
-        Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], _SOME, Tag("<texts>")],
-        Annotated[Tokens, Tag("<tokens>")],
-        Annotated[list[Tokens], _SOME, Tag("<token lists>")],
+        Annotated[shared.NonEmpty, Tag("<text>")],
+        Annotated[list[shared.NonEmpty], _SOME, Tag("<texts>")],
+        Annotated[shared.Tokens, Tag("<tokens>")],
+        Annotated[list[shared.Tokens], _SOME, Tag("<token lists>")],
     ],
-    PROMPT_KIND,
+    shared.PROMPT_KIND,
 ]
 
 
@@ -77,16 +65,16 @@ class PoolingBody(Body):
     model: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    service_tier: Tier | None = None
+    service_tier: shared.Tier | None = None
 
     # Ours.
     truncate: Truncate | None = None
-    truncate_prompt_tokens: LastTokens | None = None
+    truncate_prompt_tokens: shared.LastTokens | None = None
     """vLLM's limit, with control tokens; -1 for the model's."""
     truncation_side: Side | None = None
     """vLLM's side of the cut, by default the end."""
     priority: str | None = None
-    timeout: Seconds | None = None
+    timeout: shared.Seconds | None = None
 
     @property
     def cut(self) -> Cut | None:
@@ -110,26 +98,26 @@ class EmbeddingBody(PoolingBody):
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: PositiveCount | None = None
+    dimensions: shared.PositiveCount | None = None
 
 
 class LlamaEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    content: Prompts | None = None
+    content: shared.Prompts | None = None
     """Text, list of token ids and texts, object with `prompt_string`, or list of these."""
-    input: Prompts | None = None
+    input: shared.Prompts | None = None
     embd_normalize: Literal[-1, 2] | None = None
     """-1 for the model's own length, 2 or absent for length 1."""
 
 
-class TextDocument(OpenBody):
+class TextDocument(shared.OpenBody):
     text: str
 
 
 Document = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], DOCUMENT_KIND
+    Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], shared.DOCUMENT_KIND
 ]
 
 
@@ -137,9 +125,9 @@ class RerankBody(PoolingBody):
     hints: ClassVar[ignored_params.Hints] = ignored_params.RERANK_HINTS
     refusals: ClassVar[ignored_params.Refusals] = ignored_params.RERANK_REFUSALS
 
-    query: NonEmpty
+    query: shared.NonEmpty
     documents: Annotated[list[Document], _SOME] | None = None
-    top_n: PositiveCount | None = None
+    top_n: shared.PositiveCount | None = None
     return_documents: bool | None = None
     """True by default, as in vLLM and Jina."""
     use_activation: bool | None = None
@@ -163,7 +151,8 @@ class RerankBody(PoolingBody):
 
 
 TextOrTexts = Annotated[
-    Union[Annotated[NonEmpty, Tag("<text>")], Annotated[list[NonEmpty], _SOME, Tag("<list>")]], TEXT_OR_LIST
+    Union[Annotated[shared.NonEmpty, Tag("<text>")], Annotated[list[shared.NonEmpty], _SOME, Tag("<list>")]],
+    shared.TEXT_OR_LIST,
 ]
 
 
@@ -196,12 +185,12 @@ class OllamaEmbedBody(PoolingBody):
     input: Annotated[
         Union[
             Annotated[str, Tag("<text>")],
-            Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
+            Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
         ],
-        TEXT_OR_LIST,
+        shared.TEXT_OR_LIST,
     ]
     """An empty text or list has no vector, as in Ollama."""
-    dimensions: PositiveCount | None = None
+    dimensions: shared.PositiveCount | None = None
 
 
 class OllamaOldEmbedBody(PoolingBody):

@@ -9,14 +9,7 @@ from typing import Any, Union, get_args
 
 import msgspec
 
-from openai_cpu_server.api.generation.params import (
-    AUTO_DETAIL,
-    UPLOAD,
-    AttachmentKind,
-    AttachmentSource,
-    EarlierAnswer,
-    attachment_source,
-)
+from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.renderer import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
@@ -39,16 +32,16 @@ class InputImage(_Typed, frozen=True, omit_defaults=True, tag="input_image"):
     detail: str = ""
 
     @classmethod
-    def of(cls, picture: AttachmentSource) -> InputImage:
+    def of(cls, picture: params.AttachmentSource) -> InputImage:
         source, detail = picture.url, picture.label
-        if source.startswith(UPLOAD):
-            return cls(file_id=source.removeprefix(UPLOAD), detail=detail)
+        if source.startswith(params.UPLOAD):
+            return cls(file_id=source.removeprefix(params.UPLOAD), detail=detail)
         return cls(image_url=source, detail=detail)
 
     @property
-    def source(self) -> AttachmentSource:
-        url = self.image_url or f"{UPLOAD}{self.file_id}"
-        return AttachmentSource(AttachmentKind.PICTURE, url, self.detail or AUTO_DETAIL)
+    def source(self) -> params.AttachmentSource:
+        url = self.image_url or f"{params.UPLOAD}{self.file_id}"
+        return params.AttachmentSource(params.AttachmentKind.PICTURE, url, self.detail or params.AUTO_DETAIL)
 
 
 class InputAudio(_Typed, frozen=True, tag="input_audio"):
@@ -56,13 +49,13 @@ class InputAudio(_Typed, frozen=True, tag="input_audio"):
     """Client's own object: `data` in base64 and its `format`, or a `url`."""
 
     @classmethod
-    def of(cls, sound: AttachmentSource, content: object) -> InputAudio:
+    def of(cls, sound: params.AttachmentSource, content: object) -> InputAudio:
         fields = content if isinstance(content, dict) else {"url": sound.url}
         return cls({name: value for name, value in fields.items() if isinstance(value, str)})
 
     @property
-    def source(self) -> AttachmentSource:
-        found = attachment_source("input_audio", {"input_audio": self.input_audio})
+    def source(self) -> params.AttachmentSource:
+        found = params.attachment_source("input_audio", {"input_audio": self.input_audio})
         assert found is not None, "it was looked at before it was kept"
         return found
 
@@ -74,18 +67,18 @@ class InputFile(_Typed, frozen=True, omit_defaults=True, tag="input_file"):
     file_url: Union[str, None] = None
 
     @classmethod
-    def of(cls, document: AttachmentSource) -> InputFile:
+    def of(cls, document: params.AttachmentSource) -> InputFile:
         source, title = document.url, document.label
-        if source.startswith(UPLOAD):
-            return cls(title, file_id=source.removeprefix(UPLOAD))
+        if source.startswith(params.UPLOAD):
+            return cls(title, file_id=source.removeprefix(params.UPLOAD))
         if source[:5].lower() == "data:":
             return cls(title, file_data=source)
         return cls(title, file_url=source)
 
     @property
-    def source(self) -> AttachmentSource:
-        source = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
-        return AttachmentSource(AttachmentKind.DOCUMENT, source, self.filename)
+    def source(self) -> params.AttachmentSource:
+        source = self.file_data or self.file_url or f"{params.UPLOAD}{self.file_id}"
+        return params.AttachmentSource(params.AttachmentKind.DOCUMENT, source, self.filename)
 
 
 class OutputText(_Typed, frozen=True, tag="output_text"):
@@ -239,5 +232,5 @@ def decoded_item(content: bytes) -> Item:
 class ItemWithSource(msgspec.Struct, frozen=True):
     item: Item
     param: str
-    answer: EarlierAnswer | None = None
+    answer: params.EarlierAnswer | None = None
     """Earlier answer that contains the item."""

@@ -46,13 +46,7 @@ from openai_cpu_server.http.errors import (
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
-from openai_cpu_server.jobs.records import (
-    ConversationItem,
-    ItemRecord,
-    PageQuery,
-    ResponseRecord,
-    ResponseStatus,
-)
+from openai_cpu_server.jobs import records
 from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.models.registry import Ability, choose_able, ensure_served
 from openai_cpu_server.observe.ended import RequestOrigin
@@ -215,14 +209,14 @@ class ResponsesRoutes:
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise errors.wrong("Cannot cancel a response that was not created with 'background'.", "id")
-        if record.status is ResponseStatus.CANCELLED:  # repeating this is allowed
+        if record.status is records.ResponseStatus.CANCELLED:  # repeating this is allowed
             return _json(record.response)
         if record.status.has_ended:
             raise _has_ended(record.status)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
-            status = ResponseStatus(live.response.status)
-            if status is not ResponseStatus.CANCELLED:  # its own end was faster
+            status = records.ResponseStatus(live.response.status)
+            if status is not records.ResponseStatus.CANCELLED:  # its own end was faster
                 raise _has_ended(status)
             return _json(encoded(live.response))
         ended = objects.cancelled(_object(record), _object(record).output)
@@ -251,7 +245,7 @@ class ResponsesRoutes:
         context = RequestContext(request_log, outer.caller, outer.reservation)
         disconnect_guard = partial(while_connected, request.receive)
         running = await self._maker.begin(
-            params, context, status=ResponseStatus.QUEUED, disconnect_guard=disconnect_guard
+            params, context, status=records.ResponseStatus.QUEUED, disconnect_guard=disconnect_guard
         )
         live = LiveResponse(running, request_log, outer.reservation)
         headers, first = dict(running.call.call.headers), encoded(running.response)
@@ -273,12 +267,12 @@ class ResponsesRoutes:
 
     async def _shown(self, owner: str, response_id: str) -> bytes:
         if (live := self._live(owner, response_id)) is not None:
-            if not ResponseStatus(live.response.status).has_ended:
+            if not records.ResponseStatus(live.response.status).has_ended:
                 return encoded(live.response)
             await live.log.ended()  # a client that sees the end may continue it, so it must be stored
         return (await self._record(owner, response_id)).response
 
-    async def _record(self, owner: str, response_id: str) -> ResponseRecord:
+    async def _record(self, owner: str, response_id: str) -> records.ResponseRecord:
         """A response whose server has died has failed."""
         repository = self._require_repository()
         record = await repository.get(owner, response_id)
@@ -298,7 +292,7 @@ class ResponsesRoutes:
             )
         return self._replayed(record, first)
 
-    async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
+    async def _replayed(self, record: records.ResponseRecord, first: int) -> AsyncIterator[bytes]:
         """A response of another server is replayed once it has ended."""
         repository = self._require_repository()
         while not record.status.has_ended:
@@ -316,13 +310,13 @@ def owner_and_id(request: Request) -> tuple[str, str]:
     return context_of(request.scope).owner, request.path_params["id"]
 
 
-def item_page(request: Request) -> PageQuery:
+def item_page(request: Request) -> records.PageQuery:
     fields = frozenset({"limit", "after", "order", "include", "include[]"})
     return page_of(request.query_params, names=fields, default=_LISTED, most=_MAX_LISTED)
 
 
 async def listed_items(
-    items: Sequence[ItemRecord | ConversationItem],
+    items: Sequence[records.ItemRecord | records.ConversationItem],
     headers: Mapping[str, str] = MappingProxyType({}),
     *,
     has_more: bool,
@@ -340,16 +334,16 @@ def _json(body: bytes) -> Response:
 _response_decoder = msgspec.json.Decoder(objects.ResponseObject)
 
 
-def _object(record: ResponseRecord) -> objects.ResponseObject:
+def _object(record: records.ResponseRecord) -> objects.ResponseObject:
     return _response_decoder.decode(record.response)
 
 
-def _with(record: ResponseRecord, response: objects.ResponseObject) -> ResponseRecord:
-    status = ResponseStatus(response.status)
+def _with(record: records.ResponseRecord, response: objects.ResponseObject) -> records.ResponseRecord:
+    status = records.ResponseStatus(response.status)
     return msgspec.structs.replace(record, status=status, response=encoded(response))
 
 
-def _has_ended(status: ResponseStatus) -> errors.InvalidRequest:
+def _has_ended(status: records.ResponseStatus) -> errors.InvalidRequest:
     return errors.wrong(f"Cannot cancel a response that is {status.value}.", "id")
 
 

@@ -7,15 +7,7 @@ from contextlib import closing
 
 import msgspec
 
-from openai_cpu_server.cli.tune.search import (
-    FEW,
-    MANY,
-    SHORT_PROMPT,
-    TuneFailure,
-    TuneTimings,
-    TuneTrial,
-    WorkloadPart,
-)
+from openai_cpu_server.cli.tune import search
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -29,18 +21,18 @@ _RESERVE = 512
 
 
 def main() -> None:
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=TuneTrial)
-    answer: TuneTimings | TuneFailure
+    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=search.TuneTrial)
+    answer: search.TuneTimings | search.TuneFailure
     try:
         loaded = closing(LlamaBackend.load(trial.options, lambda fraction: None))
         with loaded as backend, Probe(backend) as probe:
             answer = _timings(trial, backend.info, probe)
     except StartupError as error:
-        answer = TuneFailure(str(error))
+        answer = search.TuneFailure(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
-def _timings(trial: TuneTrial, info: ModelInfo, probe: Probe) -> TuneTimings:
+def _timings(trial: search.TuneTrial, info: ModelInfo, probe: Probe) -> search.TuneTimings:
     """Slot 0 holds the long prompt, the last slot gets the short one, the others decode."""
     context = min(trial.context, info.kv_tokens - _RESERVE)
     prefill_ms = _fill(probe, context, trial.options.prefill_tokens)
@@ -48,15 +40,15 @@ def _timings(trial: TuneTrial, info: ModelInfo, probe: Probe) -> TuneTimings:
         probe.close()
         prefill_ms = min(prefill_ms, _fill(probe, context, trial.options.prefill_tokens))
     timings: dict[str, float] = {}
-    if WorkloadPart.PREFILL in trial.parts:
-        short_ms = min(probe.compute({info.max_seqs - 1: SHORT_PROMPT}) for _ in range(_REPEATS))
+    if search.WorkloadPart.PREFILL in trial.parts:
+        short_ms = min(probe.compute({info.max_seqs - 1: search.SHORT_PROMPT}) for _ in range(_REPEATS))
         timings |= {"prefill_ms": prefill_ms, "short_prompt_ms": short_ms}
-    if WorkloadPart.DECODE_ONE in trial.parts:
+    if search.WorkloadPart.DECODE_ONE in trial.parts:
         timings["decode_one_ms"] = min(probe.compute({0: 1}) for _ in range(4 * _REPEATS))
-    if WorkloadPart.DECODE_MANY in trial.parts:
-        timings["decode_few_ms"] = _decode(probe, info, FEW)
-        timings["decode_many_ms"] = _decode(probe, info, MANY)
-    return TuneTimings(context=context, **timings)
+    if search.WorkloadPart.DECODE_MANY in trial.parts:
+        timings["decode_few_ms"] = _decode(probe, info, search.FEW)
+        timings["decode_many_ms"] = _decode(probe, info, search.MANY)
+    return search.TuneTimings(context=context, **timings)
 
 
 def _fill(probe: Probe, context: int, chunk: int) -> float:

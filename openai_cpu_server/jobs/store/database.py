@@ -29,15 +29,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable, MissingExtra, StartupError
-from openai_cpu_server.jobs.records import (
-    BatchRecord,
-    ConversationItem,
-    ConversationRecord,
-    FileRecord,
-    ItemRecord,
-    PageQuery,
-    ResponseRecord,
-)
+from openai_cpu_server.jobs import records
 from openai_cpu_server.storage.database import (
     Database,
     DatabaseThreads,
@@ -94,14 +86,14 @@ def _columns(record: type[msgspec.Struct]) -> Iterator[sa.Column[Any]]:
         yield sa.Column(field.name, sql_type, nullable=NoneType in kinds)
 
 
-files = _table("files", FileRecord)
+files = _table("files", records.FileRecord)
 parts = sa.Table(
     "parts", metadata, *_numbered("file_id"), sa.Column("content", sa.LargeBinary, nullable=False)
 )
 """Parts of a file, in the order of the numbers. Content lives in the database, so that it and its record
 are one transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output
 file has a part per row, numbered by the input's line, so it is complete and in order without copying."""
-batches = _table("batches", BatchRecord, sa.Index("batches_by_status", "status"))
+batches = _table("batches", records.BatchRecord, sa.Index("batches_by_status", "status"))
 results = sa.Table(
     "results",
     metadata,
@@ -109,12 +101,12 @@ results = sa.Table(
     sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
 )
 """Finished rows of running batches. The key prevents a second result of a row."""
-responses = _table("responses", ResponseRecord, sa.Index("responses_by_expiry", "expires_at"))
+responses = _table("responses", records.ResponseRecord, sa.Index("responses_by_expiry", "expires_at"))
 response_items = sa.Table(
     "response_items",
     metadata,
     *_numbered("response_id"),
-    *_columns(ItemRecord),
+    *_columns(records.ItemRecord),
     sa.Index("response_items_by_id", "id"),
 )
 response_events = sa.Table(
@@ -123,12 +115,14 @@ response_events = sa.Table(
     sa.Column("response_id", sa.Text, primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-conversations = _table("conversations", ConversationRecord, sa.Index("conversations_by_expiry", "expires_at"))
+conversations = _table(
+    "conversations", records.ConversationRecord, sa.Index("conversations_by_expiry", "expires_at")
+)
 conversation_items = sa.Table(
     "conversation_items",
     metadata,
     *_numbered("conversation_id"),
-    *_columns(ConversationItem),
+    *_columns(records.ConversationItem),
     sa.Index("conversation_items_by_id", "id"),
 )
 """Copies, because a conversation outlives responses."""
@@ -230,7 +224,7 @@ class RecordTable(Generic[R]):
     def page_of(
         self,
         connection: sa.Connection,
-        page: PageQuery,
+        page: records.PageQuery,
         own: ColumnElement[bool],
         missing: Callable[[str], JobObjectNotFound],
         *filters: ColumnElement[bool],
@@ -279,7 +273,7 @@ class OwnedTable(RecordTable[R]):
         return found
 
     def page(
-        self, connection: sa.Connection, owner: str, page: PageQuery, *filters: ColumnElement[bool]
+        self, connection: sa.Connection, owner: str, page: records.PageQuery, *filters: ColumnElement[bool]
     ) -> tuple[list[R], bool]:
         """Return a page of the owner's objects, and True if there are more. Raises JobObjectNotFound."""
         own, missing = self.table.c.owner == owner, partial(self.not_found, param="after")

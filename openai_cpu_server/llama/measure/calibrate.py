@@ -9,14 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from openai_cpu_server.contract import model_info
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import (
-    TILE_TOKENS,
-    CostCurve,
-    ModelInfo,
-    WeightLayout,
-    attended_pairs,
-)
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import Measured, MeasurementKey
@@ -52,7 +46,7 @@ class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     threads: int
     threads_batch: int | None
     kv_type: str
-    weights: WeightLayout
+    weights: model_info.WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
     """Instruction set of each kernel, or None if ggml computes."""
@@ -64,7 +58,7 @@ class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     """Split, or None for the CPU alone."""
 
     @classmethod
-    def of(cls, info: ModelInfo, options: EngineOptions) -> CurveKey:
+    def of(cls, info: model_info.ModelInfo, options: EngineOptions) -> CurveKey:
         split, placement = None, info.placement
         if placement is not None and placement.device is not None and placement.split is not None:
             patterns = "".join(f", {pattern}={to}" for pattern, to in options.offload.tensor_place)
@@ -91,7 +85,7 @@ def cost_curve(
     cache_dir: Path,
     on_progress: Callable[[float], None] = lambda fraction: None,
     neighbours: OtherProcesses | None = None,
-) -> CostCurve:
+) -> model_info.CostCurve:
     """Return the curve stored in `cache_dir`, or measure it."""
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
     curve = calibrator.known() or calibrator.measure()
@@ -138,10 +132,10 @@ class Calibrator:
         """Sizes still to be timed in this round."""
         self._rounds_left = _ROUNDS - 1
 
-    def known(self) -> CostCurve | None:
+    def known(self) -> model_info.CostCurve | None:
         return self._curves.get(self._key)
 
-    def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> CostCurve | None:
+    def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> model_info.CostCurve | None:
         """Return the curve, or None if other work came up; another call continues.
 
         The backend must have no open slot. Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
@@ -193,20 +187,20 @@ class Calibrator:
                 self._pending.extend(self._best)
                 self._rounds_left -= 1
 
-    def _curve(self) -> CostCurve:
+    def _curve(self) -> model_info.CostCurve:
         assert self._attended_ms is not None
         assert self._state_ms is not None
         points = {}
         for size, ms in self._best.items():
-            own_ms = self._attended_ms * attended_pairs(0, self._shape(size)[0]) + self._state_ms
+            own_ms = self._attended_ms * model_info.attended_pairs(0, self._shape(size)[0]) + self._state_ms
             points[size] = max(ms - own_ms, 0.5 * ms)
-        return CostCurve(
+        return model_info.CostCurve(
             step_ms=_without_peaks(points), attended_ms=self._attended_ms, state_ms=self._state_ms
         )
 
     def _price_attention(self, probe: Probe) -> float:
         """Attempts halve in length, because this piece is the longest."""
-        chunk = max(*self._best, TILE_TOKENS)
+        chunk = max(*self._best, model_info.TILE_TOKENS)
         context = self._context
         self._context = max(context // 2, min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk))
         return attention_price_ms(probe, self._info, self._watch, chunk=chunk, context=context)
@@ -246,11 +240,11 @@ class Calibrator:
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
 
-def curves(folder: Path) -> Measured[CurveKey, CostCurve]:
-    return Measured(folder, CurveKey, CostCurve, is_sane)
+def curves(folder: Path) -> Measured[CurveKey, model_info.CostCurve]:
+    return Measured(folder, CurveKey, model_info.CostCurve, is_sane)
 
 
-def is_sane(curve: CostCurve) -> bool:
+def is_sane(curve: model_info.CostCurve) -> bool:
     """Return True if a curve from a file is possible."""
     sizes = [n for n, _ in curve.step_ms]
     return (
@@ -263,7 +257,7 @@ def is_sane(curve: CostCurve) -> bool:
     )
 
 
-def _budget_s(info: ModelInfo) -> float:
+def _budget_s(info: model_info.ModelInfo) -> float:
     return min(1.0 + 9.0 * info.num_parameters / 10**9, 40.0)
 
 

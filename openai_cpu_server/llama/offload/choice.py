@@ -17,14 +17,7 @@ from openai_cpu_server.contract.offload import CPU, ON_CPU, Device, DevicePlacem
 from openai_cpu_server.errors import DeviceFailed, StartupError
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
-from openai_cpu_server.llama.model.kv_size import (
-    DRAFT_KV_TYPE,
-    DeviceMemory,
-    HostMemory,
-    KVType,
-    encoder_memory,
-    planned_drafts,
-)
+from openai_cpu_server.llama.model import kv_size
 from openai_cpu_server.llama.offload.split import ModelSizes, Split, SplitPlanner, StepSizes
 
 logger = logging.getLogger(__name__)
@@ -158,8 +151,8 @@ class Places(NamedTuple):
         return self.split is not None and bool(self.split.offload.kv_on_gpu)
 
     @property
-    def device_memory(self) -> DeviceMemory:
-        return DeviceMemory() if self.split is None else self.split.device_memory
+    def device_memory(self) -> kv_size.DeviceMemory:
+        return kv_size.DeviceMemory() if self.split is None else self.split.device_memory
 
     def most_cells(self, cells: int) -> int:
         """Limit the cells to those planned on the device."""
@@ -217,7 +210,7 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
         projector_path=None,
         offload=options.draft_offload,
         draft_offload=ON_CPU,
-        kv_type=DRAFT_KV_TYPE.label,
+        kv_type=kv_size.DRAFT_KV_TYPE.label,
     )
 
 
@@ -229,14 +222,14 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
     offload = msgspec.structs.replace(options.offload, tensor_place=named)
     header = GgufHeader(Path(options.model_path))
     if model_kind(header) is not ModelKind.GENERATES:
-        sizes = ModelSizes.of(header, KVType.F16, offload, device.name)
+        sizes = ModelSizes.of(header, kv_size.KVType.F16, offload, device.name)
         beside = max(0, free_bytes - total_bytes(model_files(header)))
         step = StepSizes.of_embeddings(header, sizes, options, beside)
         return SplitPlanner(sizes, step, offload, device)
-    kv_type = KVType.named(options.kv_type)
-    draft, _ = planned_drafts(header, options)
+    kv_type = kv_size.KVType.named(options.kv_type)
+    draft, _ = kv_size.planned_drafts(header, options)
     both = free_bytes + (device.free_bytes if device.kind == "gpu" else 0)
-    host_memory = HostMemory.of(header, draft, kv_type, both, encoder=encoder_memory(options))
+    host_memory = kv_size.HostMemory.of(header, draft, kv_type, both, encoder=kv_size.encoder_memory(options))
     sizes = ModelSizes.of(header, kv_type, offload, device.name)
     cells = host_memory.pool_cells(options.kv_tokens)
     step = StepSizes.of(sizes, options, cells, host_memory.free_bytes, drafts=draft is not None)

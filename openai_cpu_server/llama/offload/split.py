@@ -20,16 +20,7 @@ from openai_cpu_server.contract.offload import ALL_LAYERS, CPU, Device, Offload
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import ENCODERS, GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
-from openai_cpu_server.llama.model.kv_size import (
-    SLOTS_MAX,
-    DeviceMemory,
-    KVType,
-    SequencePlan,
-    batch_tokens,
-    cell_bytes_by_layer,
-    embedding_tokens,
-    longest_input,
-)
+from openai_cpu_server.llama.model import kv_size
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -73,7 +64,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     has_windows: bool
 
     @classmethod
-    def of(cls, header: GgufHeader, kv_type: KVType, offload: Offload, device: str) -> ModelSizes:
+    def of(cls, header: GgufHeader, kv_type: kv_size.KVType, offload: Offload, device: str) -> ModelSizes:
         """Read the sizes. Raises `StartupError` for a damaged file or an invalid pattern."""
         tensors, patterns = model_tensors(header), placing(offload)
         by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
@@ -92,7 +83,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
             outputs += [tensor for tensor in by_layer[None] if tensor.name == _EMBEDDINGS]
         embeddings = next((tensor for tensor in tensors if tensor.name == _EMBEDDINGS), None)
         return cls(
-            layers=tuple(_layers(header, by_layer, cell_bytes_by_layer(header, kv_type))),
+            layers=tuple(_layers(header, by_layer, kv_size.cell_bytes_by_layer(header, kv_type))),
             output_bytes=_total(outputs),
             pattern_bytes=by_device[device],
             other_devices_bytes=sum(size for name, size in by_device.items() if name not in (device, CPU)),
@@ -197,13 +188,15 @@ class StepSizes(NamedTuple):
         `free_bytes`: beside the weights.
         """
         trained = header.arch_int("context_length") or 0
-        tokens = embedding_tokens(longest_input(options, trained, sizes.vocab_size, free_bytes))
+        tokens = kv_size.embedding_tokens(
+            kv_size.longest_input(options, trained, sizes.vocab_size, free_bytes)
+        )
         return cls(
             cells=tokens,
             tokens=tokens,
             outputs=0 if header.architecture in ENCODERS else tokens,
-            sequences=SLOTS_MAX,
-            states=SLOTS_MAX if sizes.state_bytes else 0,
+            sequences=kv_size.SLOTS_MAX,
+            states=kv_size.SLOTS_MAX if sizes.state_bytes else 0,
             flash_attention=options.flash_attention,
             pools=True,
         )
@@ -213,12 +206,12 @@ class StepSizes(NamedTuple):
         cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int, *, drafts: bool
     ) -> StepSizes:
         """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
-        plan = SequencePlan.of(
+        plan = kv_size.SequencePlan.of(
             options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows, drafts=drafts
         )
         return cls(
             cells=cells,
-            tokens=batch_tokens(options),
+            tokens=kv_size.batch_tokens(options),
             outputs=plan.num_outputs,
             sequences=plan.num_sequences,
             states=plan.num_states if sizes.state_bytes else 0,
@@ -249,7 +242,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: DeviceBytes
     cells: int
     """Cells of the whole pool."""
-    device_memory: DeviceMemory
+    device_memory: kv_size.DeviceMemory
     other_devices_bytes: int = 0
     """Weights on other devices, whose further needs are not counted."""
     why: str | None = None
@@ -398,12 +391,12 @@ class SplitPlanner:
     def _split(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> Split:
         kv_on_gpu = kv_on_gpu and gpu_layers > 0
         device_bytes = self._device_bytes(gpu_layers, cpu_moe, kv_on_gpu=kv_on_gpu)
-        device_memory = DeviceMemory()
+        device_memory = kv_size.DeviceMemory()
         if self._device.kind == "gpu":
             # Embeddings that are also the output are in both memories.
             weights = min(device_bytes.weights, self._sizes.total_bytes)
             cell = device_bytes.cells // max(1, self._step.cells)
-            device_memory = DeviceMemory(weights, cell, device_bytes.states)
+            device_memory = kv_size.DeviceMemory(weights, cell, device_bytes.states)
         layers = self._on_device(gpu_layers)
         return Split(
             offload=msgspec.structs.replace(

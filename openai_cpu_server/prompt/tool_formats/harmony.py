@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from openai_cpu_server.contract.request import overlap
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats import patterns
 from openai_cpu_server.prompt.tool_formats.form import ToolFormat
 from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, JsonSchema
-from openai_cpu_server.prompt.tool_formats.patterns import (
-    CallArguments,
-    CallBegin,
-    JsonValue,
-    Spelling,
-    merged_parts,
-)
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     Content,
@@ -37,14 +31,14 @@ class HarmonyFormat(ToolFormat, frozen=True):
     def recognises(self, template: str) -> bool:
         return _CHANNEL in template and "<|start|>" in template and _MESSAGE in template
 
-    def announces(self, spelling: Spelling) -> bool:
+    def announces(self, spelling: patterns.Spelling) -> bool:
         return True
 
-    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
+    def behind_marker(self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool) -> str:
         return self.whole(callees, spelling, several=several, answer=None)
 
     def whole(
-        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
+        self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool, answer: str | None
     ) -> str:
         endings = ["call"] if callees else []
         endings += ["final"] if answer is not None else []
@@ -71,7 +65,7 @@ class HarmonyFormat(ToolFormat, frozen=True):
         return HarmonyReader()
 
 
-def _thoughts(spelling: Spelling) -> list[str]:
+def _thoughts(spelling: patterns.Spelling) -> list[str]:
     """A model without these marks in its vocabulary begins at once."""
     if spelling.control_token(_CHANNEL) is None:
         return ['thoughts ::= ""']
@@ -82,7 +76,7 @@ def _thoughts(spelling: Spelling) -> list[str]:
     ]
 
 
-def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
+def _call(index: int, callee: Callee, spelling: patterns.Spelling) -> list[str]:
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)
     to = spelling.literal(_TO + callee.name)
     kind = f'((" " | " "? {spelling.literal("<|constrain|>")}) "json")?'
@@ -101,8 +95,8 @@ class HarmonyReader:
         self._header: str | None = ""
         """Header so far, or None while its text is read."""
         self._waiting = ""
-        self._kind: type[ThinkingText] | type[Content] | type[CallArguments] = Content
-        self._arguments = JsonValue()
+        self._kind: type[ThinkingText] | type[Content] | type[patterns.CallArguments] = Content
+        self._arguments = patterns.JsonValue()
         self.is_cut = False
         self.has_calls = False
 
@@ -112,9 +106,9 @@ class HarmonyReader:
         while (found := self._in_text() if self._header is None else self._in_header()) is not None:
             parts += found
         for part in parts:
-            if isinstance(part, CallArguments) and self._arguments.end_in(part.text) is not None:
+            if isinstance(part, patterns.CallArguments) and self._arguments.end_in(part.text) is not None:
                 self.is_cut = False
-        return merged_parts(parts)
+        return patterns.merged_parts(parts)
 
     def finish(self) -> list[Part]:
         rest, self._waiting = self._waiting, ""
@@ -132,8 +126,8 @@ class HarmonyReader:
         self._waiting, self._header = rest, None
         function = _FUNCTION.search(header)
         if function is not None:
-            self._kind, self.has_calls, self.is_cut = CallArguments, True, True
-            return [CallBegin(function[1])]
+            self._kind, self.has_calls, self.is_cut = patterns.CallArguments, True, True
+            return [patterns.CallBegin(function[1])]
         self._kind = ThinkingText if _THOUGHT.search(header) else Content
         return []
 

@@ -12,26 +12,19 @@ from typing import Protocol, Union
 import msgspec
 
 from openai_cpu_server.contract.request import overlap
-from openai_cpu_server.prompt.tool_formats.patterns import (
-    CallArguments,
-    CallBegin,
-    CallScanner,
-    OutputPiece,
-    Pattern,
-    PatternSlot,
-)
+from openai_cpu_server.prompt.tool_formats import patterns
 
 
-class Content(OutputPiece, frozen=True): ...
+class Content(patterns.OutputPiece, frozen=True): ...
 
 
-class ThinkingText(OutputPiece, frozen=True): ...
+class ThinkingText(patterns.OutputPiece, frozen=True): ...
 
 
-class CallText(OutputPiece, frozen=True): ...
+class CallText(patterns.OutputPiece, frozen=True): ...
 
 
-Part = Union[ThinkingText, Content, CallBegin, CallArguments, CallText]
+Part = Union[ThinkingText, Content, patterns.CallBegin, patterns.CallArguments, CallText]
 
 
 class OutputReader(Protocol):
@@ -84,7 +77,7 @@ class MarkerGate:
 class HeadGate:
     """Decides by the beginning: an output that begins with a call consists of calls."""
 
-    def __init__(self, ways: Sequence[Pattern], names: Sequence[str]) -> None:
+    def __init__(self, ways: Sequence[patterns.Pattern], names: Sequence[str]) -> None:
         """`ways`: beginnings of calls. `names`: () for any function."""
         self._ways = ways
         self._names = names
@@ -112,15 +105,15 @@ class _Fit(enum.Enum):
     WHOLE = 2
 
 
-def _fit(pattern: Pattern, text: str, names: Sequence[str]) -> _Fit:
+def _fit(pattern: patterns.Pattern, text: str, names: Sequence[str]) -> _Fit:
     for index, part in enumerate(pattern):
-        if part is PatternSlot.NAME:
+        if part is patterns.PatternSlot.NAME:
             rest = pattern[index + 1 :]
             any_name = _NAME.match(text)
             possible = names or (any_name[0] if any_name else "?",)
             found = [_fit((name, *rest), text, ()) for name in possible]
             return max(found, key=lambda fit: fit.value)
-        if isinstance(part, PatternSlot):
+        if isinstance(part, patterns.PatternSlot):
             text = text.lstrip()
         elif not text.startswith(part):
             return _Fit.BEGUN if part.startswith(text) else _Fit.NOT
@@ -135,7 +128,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 class ToolReader:
     """Independent of how the text was cut."""
 
-    def __init__(self, gate: MarkerGate | HeadGate, scanner: CallScanner) -> None:
+    def __init__(self, gate: MarkerGate | HeadGate, scanner: patterns.CallScanner) -> None:
         self._gate = gate
         self._scanner = scanner
         self.has_calls = False
@@ -191,9 +184,9 @@ class WrittenCall(msgspec.Struct, frozen=True):
 
 
 INPUT = "input"
-_BLANK = PatternSlot.BLANK
-OBJECT_HEAD: Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
-OBJECT_TAIL: Pattern = (_BLANK, "}")
+_BLANK = patterns.PatternSlot.BLANK
+OBJECT_HEAD: patterns.Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
+OBJECT_TAIL: patterns.Pattern = (_BLANK, "}")
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _WHOLE = re.compile(
     r"(?:[^\"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*"
@@ -212,11 +205,11 @@ class TextCallReader:
         return [found for part in parts for found in self._read(part)] if self._names else list(parts)
 
     def _read(self, part: Part) -> list[Part]:
-        if isinstance(part, CallBegin):
+        if isinstance(part, patterns.CallBegin):
             is_custom = part.name in self._names
             self._waiting, self._is_begun = ("" if is_custom else None), False
-            return [CallBegin(part.name, takes_text=True)] if is_custom else [part]
-        if not isinstance(part, CallArguments) or self._waiting is None:
+            return [patterns.CallBegin(part.name, takes_text=True)] if is_custom else [part]
+        if not isinstance(part, patterns.CallArguments) or self._waiting is None:
             return [part]
         self._waiting += part.text
         if not self._is_begun:
