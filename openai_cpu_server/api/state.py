@@ -60,9 +60,11 @@ async def chosen_model(models: ModelRegistry, request: Request, name: str | None
     return models.choose(name, allowed)
 
 
-async def read_body(schema: type[B], request: Request, *, lenient: bool) -> tuple[B, Ignored, int]:
+async def read_body(
+    schema: type[B], request: Request, read: Callable[[Request], Awaitable[bytes]] = streamed_body
+) -> tuple[B, Ignored, int]:
     """Return the body, its ignored fields, and its size in bytes."""
-    data = await streamed_body(request)
+    data, lenient = await read(request), context_of(request.scope).lenient
     body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=lenient))
     return body, ignored, len(data)
 

@@ -256,6 +256,8 @@ class RequestContext:
     """Credentials accepted by the gate, or None for a message or row."""
     timeout_s: float | None = None
     """Limit for a call, waiting included, or None."""
+    lenient: bool = False
+    """True if unknown fields of bodies are ignored."""
 
     @property
     def identity(self) -> Identity:

@@ -286,6 +286,7 @@ class AuthMiddleware:
             else self._limits.reservation(identity.key, takes_place=access.metering is not Metering.REQUESTS),
             body=BodyQuota(self._bodies, most_bytes),
             timeout_s=self._options.request_timeout_s,
+            lenient=self._options.lenient,
         )
 
     def _max_bytes(self, access: Access) -> int:

@@ -10,15 +10,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.state import AppState, chosen_model, response_of
+from openai_cpu_server.api.state import AppState, chosen_model, read_body, response_of
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
-from openai_cpu_server.http.body import in_thread, off_loop, small_body
+from openai_cpu_server.http.body import in_thread, small_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
-from openai_cpu_server.http.parse import Body, parse
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -76,7 +76,6 @@ class AdapterRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = state.models
         self._find = state.find_adapter
-        self._lenient = state.options.lenient
 
     @_route("POST", "/v1/adapters", body=AdapterBody, answer=AdapterCard, errors=(404,))
     async def load(self, request: Request) -> Response:
@@ -84,8 +83,7 @@ class AdapterRoutes:
 
         Until the answer, requests get the previous one.
         """
-        data = await small_body(request)
-        body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
+        body, ignored, _ = await read_body(AdapterBody, request, small_body)
         model = await self._model(body.model, request)
         model.loaded()
         adapter = await in_thread(partial(self._find, _source(body)), is_slow=True)

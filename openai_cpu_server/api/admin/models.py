@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.renderer import Chunk, events
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
-from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, response_of
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read_body, response_of
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.request import Sampling
@@ -26,7 +26,7 @@ from openai_cpu_server.http.context import context_of, request_log_of
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
-from openai_cpu_server.http.parse import Body, parse
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter
 from openai_cpu_server.models.defaults import with_values
 from openai_cpu_server.models.registry import AvailableModel, ChosenModel, Preset, available_models
@@ -229,7 +229,7 @@ class ModelRoutes:
     )
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
-        body, ignored = parse(PullBody, await small_body(request), lenient=self._options.lenient)
+        body, ignored, _ = await read_body(PullBody, request, small_body)
         store = store_for(self._store, body.model, request)
         if body.stream:
             progress = _pull_events(store, body.model, request)

@@ -25,13 +25,12 @@ from openai_cpu_server.api.generation.resumable_streams import (
 )
 from openai_cpu_server.api.generation.route import resumable_response
 from openai_cpu_server.api.generation.running import OpenCall
-from openai_cpu_server.api.state import AppState, check_query_names, response_of
+from openai_cpu_server.api.state import AppState, check_query_names, read_body, response_of
 from openai_cpu_server.contract.engine import LiveRequest
-from openai_cpu_server.http.body import streamed_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import INFERENCE, Client, Identity
-from openai_cpu_server.http.parse import Body, parse
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 
 
@@ -139,7 +138,7 @@ class RequestRoutes:
         self._calls = state.generation.calls
         self._streams = state.generation.streams
         self._metrics = state.telemetry.metrics
-        self._keep_alive_s, self._lenient = state.options.keep_alive_s, state.options.lenient
+        self._keep_alive_s = state.options.keep_alive_s
 
     @_route("GET", "/v1/requests", answer=RequestList)
     async def list(self, request: Request) -> Response:
@@ -161,7 +160,7 @@ class RequestRoutes:
     @_route("POST", "/v1/chat/completions/{id}/control", body=ControlBody, answer=Controlled, errors=(409,))
     async def control(self, request: Request) -> Response:
         """End a running answer, or only its reasoning."""
-        body, ignored = parse(ControlBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(ControlBody, request)
         name: str = request.path_params["id"]
         body.action.on(self._calls.find(name, context_of(request.scope).identity))
         return json_response(Controlled(name, body.action.value), headers=ignored.headers)
@@ -169,7 +168,7 @@ class RequestRoutes:
     @_route("POST", "/v1/chat/completions/control", body=LlamaControlBody, answer=LlamaControlled)
     async def control_as_llama_server(self, request: Request) -> Response:
         """End a running answer or its reasoning, in llama-server's format."""
-        body, ignored = parse(LlamaControlBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(LlamaControlBody, request)
         answer = LlamaControlled(success=True)
         try:
             body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
@@ -232,7 +231,7 @@ class RequestRoutes:
     @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
     async def look_up(self, request: Request) -> Response:
         """List the resumable streams among these conversations."""
-        body, ignored = parse(LookupBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(LookupBody, request)
         states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
         return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
 

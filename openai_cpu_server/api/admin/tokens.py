@@ -134,12 +134,11 @@ class TokenRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = state.models
         self._attachments = state.generation.attachments
-        self._lenient = state.options.lenient
 
     @_route("POST", "/tokenize", body=TokenizeBody, answer=Tokenized)
     async def tokenize(self, request: Request) -> Response:
         """Convert a text or messages to tokens."""
-        body, ignored, size = await read_body(TokenizeBody, request, lenient=self._lenient)
+        body, ignored, size = await read_body(TokenizeBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
         limit = model.engine.info.context_limit if model.engine.info else None
         params = None
@@ -159,7 +158,7 @@ class TokenRoutes:
     @_route("POST", "/detokenize", body=DetokenizeBody, answer=Detokenized)
     async def detokenize(self, request: Request) -> Response:
         """Convert tokens to text."""
-        body, ignored, size = await read_body(DetokenizeBody, request, lenient=self._lenient)
+        body, ignored, size = await read_body(DetokenizeBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
         answer = await off_loop(size, partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
@@ -167,7 +166,7 @@ class TokenRoutes:
     @_route("POST", "/apply-template", body=ApplyTemplateBody, answer=AppliedTemplate)
     async def apply_template(self, request: Request) -> Response:
         """Render a conversation as the text of its prompt."""
-        body, ignored, size = await read_body(ApplyTemplateBody, request, lenient=self._lenient)
+        body, ignored, size = await read_body(ApplyTemplateBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
         params = chat_params(body.model_copy(update={"add_generation_prompt": None}))
         params = await self._attachments.resolve(params, model, context_of(request.scope).owner)

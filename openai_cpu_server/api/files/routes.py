@@ -21,9 +21,9 @@ from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server import errors
 from openai_cpu_server.api.generation.schema import Notes
-from openai_cpu_server.api.state import AppState, ListPage, page_ends, response_of
+from openai_cpu_server.api.state import AppState, ListPage, page_ends, read_body, response_of
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.http.body import form_of, off_loop, small_body
+from openai_cpu_server.http.body import form_of, small_body
 from openai_cpu_server.http.context import (
     Caller,
     RequestContext,
@@ -35,7 +35,7 @@ from openai_cpu_server.http.context import (
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, error_object, failure_of, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS, VISITOR, Identity, KeyRing, works_for
 from openai_cpu_server.http.limits import RateLimits
-from openai_cpu_server.http.parse import Body, parse, parse_fields
+from openai_cpu_server.http.parse import Body, parse_fields
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, BatchHandler, JsonSchema
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import (
@@ -318,7 +318,6 @@ class BatchRoutes:
         assert state.jobs is not None, "not served without"
         self._jobs = state.jobs
         self._models = state.models
-        self._lenient = state.options.lenient
 
     @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, **_FILE, errors=(400,))
     async def create_file(self, request: Request) -> Response:
@@ -425,8 +424,8 @@ class BatchRoutes:
     async def create(self, request: Request) -> Response:
         """Run the requests of a file while nothing else needs the machine."""
         self._models.check_not_ending()
-        data, context = await small_body(request), context_of(request.scope)
-        body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
+        body, ignored, _ = await read_body(BatchBody, request, small_body)
+        context = context_of(request.scope)
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(
             context.owner,

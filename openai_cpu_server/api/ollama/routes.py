@@ -15,14 +15,14 @@ from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
 from openai_cpu_server.api.ollama import models, render, schema, to_params
-from openai_cpu_server.api.state import AppState, ModelStore, chosen_model
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read_body
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
-from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
+from openai_cpu_server.http.body import in_thread, off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
-from openai_cpu_server.http.parse import Ignored, parse
+from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Preset, available_models
 
@@ -47,11 +47,7 @@ class OllamaGeneration(Generic[B]):
         self._route = GenerationRoute(family, state.generation)
 
     async def create(self, request: Request) -> ASGIApp:
-        data = await streamed_body(request)
-        num_bytes = len(data)
-        reading = partial(parse, self._reader.schema, data, lenient=self._state.options.lenient)
-        body, ignored = await off_loop(num_bytes, reading)
-        del data, reading  # the call may wait for long
+        body, ignored, num_bytes = await read_body(self._reader.schema, request)
         if not getattr(body, self._field):
             return await self._load_or_unload(body, request)
         return await self._answer(request, body, ignored, num_bytes)
@@ -121,7 +117,6 @@ class OllamaRoutes:
         self._generate = OllamaGeneration(OLLAMA_GENERATE, _GENERATE, "prompt", state)
         self._models = state.models
         self._store = state.store
-        self._lenient = state.options.lenient
 
     @_generation(f"{render.OLLAMA}/chat", body=schema.OllamaChatBody)
     async def chat(self, request: Request) -> ASGIApp:
@@ -161,7 +156,7 @@ class OllamaRoutes:
     )
     async def show(self, request: Request) -> Response:
         """Describe a model and its capabilities."""
-        body, ignored = parse(schema.OllamaShowBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(schema.OllamaShowBody, request)
         name = body.model or body.name
         if name is None:
             raise missing("model")
@@ -176,7 +171,7 @@ class OllamaRoutes:
     @_streamed(f"{render.OLLAMA}/pull", body=schema.OllamaPullBody, errors=(404, 503))
     async def pull(self, request: Request) -> ASGIApp:
         """Download a model from the hub and serve it, under `--allow-pull`."""
-        body, ignored = parse(schema.OllamaPullBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(schema.OllamaPullBody, request)
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
             return render.JsonLines(_pull_lines(store, body.model_name), ignored.headers)
@@ -186,7 +181,7 @@ class OllamaRoutes:
     @_streamed(f"{render.OLLAMA}/create", body=schema.OllamaCreateBody, errors=(404,))
     async def create(self, request: Request) -> Response:
         """Create a name for a model with a system prompt, parameters and messages."""
-        body, ignored = parse(schema.OllamaCreateBody, await streamed_body(request), lenient=self._lenient)
+        body, ignored, _ = await read_body(schema.OllamaCreateBody, request)
         preset = to_params.preset_of(body)
         await self._derive(request, body.model_name, preset)
         if body.stream is False:
@@ -198,14 +193,14 @@ class OllamaRoutes:
     @_admin_route("POST", f"{render.OLLAMA}/copy", body=schema.OllamaCopyBody, errors=(404,))
     async def copy(self, request: Request) -> Response:
         """Give a model another name."""
-        body, _ = parse(schema.OllamaCopyBody, await streamed_body(request), lenient=self._lenient)
+        body, *_ = await read_body(schema.OllamaCopyBody, request)
         await self._derive(request, body.destination, Preset(base=body.source))
         return Response()
 
     @_admin_route("DELETE", f"{render.OLLAMA}/delete", body=schema.OllamaNamed, errors=(404, 409))
     async def delete(self, request: Request) -> Response:
         """Remove a downloaded model and its files, or remove a name."""
-        body, _ = parse(schema.OllamaNamed, await streamed_body(request), lenient=self._lenient)
+        body, *_ = await read_body(schema.OllamaNamed, request)
         await store_for(self._store, body.model_name, request).remove(body.model_name)
         return Response()
 

@@ -154,7 +154,7 @@ class ResponsesRoutes:
     )
     async def input_tokens(self, request: Request) -> Response:
         """Count the prompt tokens of a response."""
-        counted_body, ignored, size = await read_body(InputTokensBody, request, lenient=self._options.lenient)
+        counted_body, ignored, size = await read_body(InputTokensBody, request)
         body, context = counted_body.as_response(), context_of(request.scope)
         params = await self._reader.of_body(body, ignored, context.owner, size=size)
         allowed = context.identity.allowed_models

@@ -70,7 +70,6 @@ _route = partial(ApiRoute, access=REQUESTS, tag="Responses")
 
 class ConversationRoutes:
     def __init__(self, state: AppState) -> None:
-        self._lenient = state.options.lenient
         self._repository = state.jobs.responses if state.jobs else None
         self._reader = ResponseReader(self._repository, state.options)
 
@@ -85,7 +84,7 @@ class ConversationRoutes:
     async def create(self, request: Request) -> Response:
         """Create a stored conversation, with or without items."""
         repository, context = self._require_repository(), context_of(request.scope)
-        body, ignored, size = await read_body(ConversationBody, request, lenient=self._lenient)
+        body, ignored, size = await read_body(ConversationBody, request)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items or (), context.owner, size)
         await repository.purge()
@@ -103,7 +102,7 @@ class ConversationRoutes:
     async def change(self, request: Request) -> Response:
         """Replace the metadata of a conversation."""
         repository = self._require_repository()
-        body, ignored, _ = await read_body(ConversationChange, request, lenient=self._lenient)
+        body, ignored, _ = await read_body(ConversationChange, request)
         record = await repository.conversations.change(*owner_and_id(request), body.metadata or {})
         return json_response(response_of(ConversationObject, record), headers=ignored.headers)
 
@@ -138,7 +137,7 @@ class ConversationRoutes:
         """Add items to a conversation."""
         repository, context = self._require_repository(), context_of(request.scope)
         check_query_names(request, *_INCLUDES)
-        body, ignored, size = await read_body(NewItemsBody, request, lenient=self._lenient)
+        body, ignored, size = await read_body(NewItemsBody, request)
         await _check_room(repository, context, size)
         items, names = await self._items(body.items, context.owner, size)
         owner, conversation_id = owner_and_id(request)
