@@ -54,9 +54,12 @@ ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$"
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class SentMessageItem(EchoedBody):
-    type: Literal["message"] | None = None
+class SentItem(EchoedBody):
     id: ItemId | None = None
+
+
+class SentMessageItem(SentItem):
+    type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
@@ -64,36 +67,33 @@ class SentMessageItem(EchoedBody):
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class SentFunctionCall(EchoedBody):
-    type: Literal["function_call"]
-    id: ItemId | None = None
+class SentCallItem(SentItem):
     call_id: CallId
     name: ToolName
     namespace: ToolName | None = None
+
+
+class SentOutputItem(SentItem):
+    call_id: CallId
+    output: Content
+
+
+class SentFunctionCall(SentCallItem):
+    type: Literal["function_call"]
     arguments: str
 
 
-class SentFunctionOutput(EchoedBody):
+class SentFunctionOutput(SentOutputItem):
     type: Literal["function_call_output"]
-    id: ItemId | None = None
-    call_id: CallId
-    output: Content
 
 
-class SentCustomCall(EchoedBody):
+class SentCustomCall(SentCallItem):
     type: Literal["custom_tool_call"]
-    id: ItemId | None = None
-    call_id: CallId
-    name: ToolName
-    namespace: ToolName | None = None
     input: str
 
 
-class SentCustomOutput(EchoedBody):
+class SentCustomOutput(SentOutputItem):
     type: Literal["custom_tool_call_output"]
-    id: ItemId | None = None
-    call_id: CallId
-    output: Content
 
 
 class ReasoningPart(EchoedBody):
@@ -101,20 +101,18 @@ class ReasoningPart(EchoedBody):
     text: str
 
 
-class SentReasoning(EchoedBody):
+class SentReasoning(SentItem):
     type: Literal["reasoning"]
-    id: ItemId | None = None
     summary: shared.ListOf[ReasoningPart] | None = None
     content: shared.ListOf[ReasoningPart] | None = None
     encrypted_content: str | None = None
     """Thoughts of other servers, which are unreadable here."""
 
 
-class SentCompaction(EchoedBody):
+class SentCompaction(SentItem):
     """Summary by this server. Those of other services are unreadable here."""
 
     type: Literal["compaction"]
-    id: ItemId | None = None
     encrypted_content: str
 
 
@@ -129,17 +127,15 @@ class ItemReference(EchoedBody):
     id: ItemId
 
 
-class SentMcpList(EchoedBody):
+class SentMcpList(SentItem):
     type: Literal["mcp_list_tools"]
-    id: ItemId | None = None
     server_label: str = ""
     tools: shared.ListOf[shared.JsonObject] | None = None
     error: JsonValue = None
 
 
-class SentMcpCall(EchoedBody):
+class SentMcpCall(SentItem):
     type: Literal["mcp_call"]
-    id: ItemId | None = None
     server_label: str = ""
     name: ToolName
     arguments: str
@@ -156,9 +152,8 @@ class SentApprovalRequest(EchoedBody):
     arguments: str
 
 
-class SentApproval(EchoedBody):
+class SentApproval(SentItem):
     type: Literal["mcp_approval_response"]
-    id: ItemId | None = None
     approval_request_id: ItemId
     approve: bool
     reason: str | None = None

@@ -227,7 +227,6 @@ def _function(tool: schema.FunctionTool | schema.TextTool, path: str, stem: str)
 
 _CALL, _OUTPUT = "_call", "_call_output"
 _CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
-_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
 
 
 def new_items(
@@ -247,7 +246,7 @@ def new_items(
 def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
     names: list[str] = []
     for index, one in enumerate(() if sent is None or isinstance(sent, str) else sent):
-        field = "output" if isinstance(one, _OUTPUTS) else "content"
+        field = "output" if isinstance(one, schema.SentOutputItem) else "content"
         content = getattr(one, field, None)
         parts = content if isinstance(content, list) else ()
         kinds = [
@@ -320,9 +319,9 @@ def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) ->
         case schema.SentMessageItem():
             content = [sent.content] if isinstance(sent.content, str) else sent.content
             fields["content"] = _parts(content, is_output=sent.role == "assistant")
-        case schema.SentFunctionCall() | schema.SentCustomCall():
+        case schema.SentCallItem():
             fields["namespace"] = sent.namespace or UNSET
-        case schema.SentFunctionOutput() | schema.SentCustomOutput() if not isinstance(sent.output, str):
+        case schema.SentOutputItem() if not isinstance(sent.output, str):
             fields["output"] = _parts(sent.output, is_output=False)
         case schema.SentReasoning():
             fields["summary"] = tuple(SummaryText(part.text) for part in sent.summary or ())
