@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -92,14 +92,8 @@ def _once(source: Fetched, url: str, until_s: float) -> bytes | str:
 def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
     if not source.domains and not source.hosts:
         raise InvalidRequest("the server fetches no URLs, because --allowed-media-domain names no domain")
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, _ = (parts.hostname or "").lower(), parts.port
-    except ValueError:
-        raise InvalidRequest("this is not a URL") from None
-    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise InvalidRequest("this is not a URL that can be fetched")
-    if not _is_own(source, parts) and not any(is_below(host, domain.lower()) for domain in source.domains):
+    parts = web_url(url, "this is not a URL that can be fetched")
+    if not _is_own(source, parts) and not is_below(parts, source.domains):
         raise InvalidRequest("its domain is not one that --allowed-media-domain names")
     return parts
 
@@ -114,10 +108,21 @@ def _is_own(source: Fetched, parts: urllib.parse.SplitResult) -> bool:
     return False
 
 
-def is_below(host: str, domain: str) -> bool:
-    if domain.startswith("*."):
-        return host.endswith(domain[1:])
-    return domain in ("*", host)
+def web_url(url: str, otherwise: str) -> urllib.parse.SplitResult:
+    """Parse a URL of HTTP. Raises InvalidRequest, with the clause `otherwise` for other URLs."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise InvalidRequest("this is not a URL") from None
+    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+        raise InvalidRequest(otherwise)
+    return parts
+
+
+def is_below(url: urllib.parse.SplitResult, domains: Iterable[str]) -> bool:
+    host, names = (url.hostname or "").lower(), [domain.lower() for domain in domains]
+    return any(host.endswith(one[1:]) if one.startswith("*.") else one in ("*", host) for one in names)
 
 
 def _connected(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from openai_cpu_server import __version__
 from openai_cpu_server.contract.mcp import McpServerOptions
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.fetching import is_below, is_public
+from openai_cpu_server.http.fetching import is_below, is_public, web_url
 from openai_cpu_server.mcp_servers.escapes import PairedEscapes
 from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, num_marks
 
@@ -27,14 +26,7 @@ _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connec
 
 def checked_url(url: str, hosts: Sequence[str]) -> str:
     """Return the URL. Raises InvalidRequest with a clause for the client."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, _ = (parts.hostname or "").lower(), parts.port
-    except ValueError:
-        raise InvalidRequest("this is not a URL") from None
-    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise InvalidRequest("this is not a URL of an MCP server")
-    if not any(is_below(host, allowed.lower()) for allowed in hosts):
+    if not is_below(web_url(url, "this is not a URL of an MCP server"), hosts):
         raise InvalidRequest("its host is not one that --mcp-allow-url names")
     return url
 
