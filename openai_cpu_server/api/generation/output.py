@@ -137,12 +137,6 @@ class _Text(msgspec.Struct, frozen=True):
     others: frozenset[str] = frozenset()
 
 
-def _parameter(name: str, rule: str, schema: object, joined: JoinedSchema, *, is_required: bool) -> Parameter:
-    text = _text_of(schema, joined)
-    found = text or _Text()
-    return Parameter(name, is_required, rule, text is not None, found.choices, found.others)
-
-
 def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
     """Return None if the schema is not a text, or if a choice may look like another scalar."""
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
@@ -337,8 +331,10 @@ class ToolOutputs:
                 pointer=pointer,
                 values=self._form.value_spelling(self._spelling),
             )
-            own = joined.at(pointer) if pointer else {}
-            parameters.append(_parameter(name, part, own, joined, is_required=name in joined.required))
+            text = _text_of(joined.at(pointer) if pointer else {}, joined)
+            found, is_required = text or _Text(), name in joined.required
+            written = Parameter(name, is_required, part, text is not None, found.choices, found.others)
+            parameters.append(written)
             parts[part] = grammar.rules
             unenforced += grammar.unenforced
             share += grammar.share
