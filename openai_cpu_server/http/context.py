@@ -250,7 +250,7 @@ class RequestContext:
 
     request_log: RequestLog
     caller: Caller
-    reservation: Reservation | None = None
+    reservation: Reservation
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
     credentials: Credentials | None = None
     """Credentials accepted by the gate, or None for a message or row."""
@@ -270,25 +270,20 @@ class RequestContext:
 
     @property
     def limit_headers(self) -> dict[str, str]:
-        return {} if self.reservation is None else self.reservation.headers
+        return self.reservation.headers
 
     def identity_now(self, keys: KeyRing) -> Identity:
         """Return the connection's identity by the current keys. Raises Unauthorized, Forbidden."""
         assert self.credentials is not None, "it has come through the gate"
         return self.credentials.identity(keys)
 
-    async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Reserve tokens, if the call has a reservation. Raises TokensLimited."""
-        if self.reservation is not None:
-            await self.reservation.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-
-    async def settle(self) -> None:
-        if self.reservation is not None:
-            await self.reservation.settle()
-
-    async def refund(self) -> None:
-        if self.reservation is not None:
-            await self.reservation.refund()
+    def inner(
+        self, origin: ended.RequestOrigin, *, id: str | None = None, path: str | None = None
+    ) -> RequestContext:
+        """Return the context of a call within this request, with a log entry of its own."""
+        request_log = self.request_log.inner(origin, id=id, path=path)
+        request_log.client = self.request_log.client
+        return RequestContext(request_log, self.caller, self.reservation, timeout_s=self.timeout_s)
 
 
 def put_context(scope: Scope, context: RequestContext) -> None:
@@ -314,8 +309,7 @@ class ServedRequest:
 
     async def hold(self, context: RequestContext) -> None:
         """Apply the key's limits until the request ends. Raises RequestsLimited."""
-        if context.reservation is not None:
-            await self.reservations.enter_async_context(context.reservation)
+        await self.reservations.enter_async_context(context.reservation)
 
 
 @asynccontextmanager

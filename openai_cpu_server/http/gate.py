@@ -3,7 +3,6 @@ this machine (DNS rebinding), and only the `Host` reveals this. Other pages send
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -262,7 +261,7 @@ class AuthMiddleware:
         max_bytes = self._max_bytes(access)
         await check_announced(scope, receive, max_bytes)
         body = inflated(scope, paced(receive, self._options.read_timeout_s))
-        async with context.reservation or contextlib.nullcontext():
+        async with context.reservation:
             try:
                 await handle(scope, self._counted(body, context.body, max_bytes), send)
             finally:
@@ -277,13 +276,13 @@ class AuthMiddleware:
         identity = credentials.identity(self._keys)
         request_log.client = identity.holder
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
+        key = None if access.metering is Metering.NONE else identity.key
+        takes_place = access.metering in (Metering.WORK, Metering.CALLS)
         return RequestContext(
             request_log,
             Caller.of(identity, Headers(scope=scope), self._options.default_priority),
+            self._limits.reservation(key, takes_place=takes_place),
             credentials=credentials,
-            reservation=None
-            if access.metering is Metering.NONE
-            else self._limits.reservation(identity.key, takes_place=access.metering is not Metering.REQUESTS),
             body=BodyQuota(self._bodies, most_bytes),
             timeout_s=self._options.request_timeout_s,
             lenient=self._options.lenient,

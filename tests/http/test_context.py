@@ -98,9 +98,9 @@ async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
 
 
 async def test_a_row_or_a_message_has_a_context_that_costs_nothing() -> None:
-    context = RequestContext(one()[0], Caller())
-    await context.reserve(prompt_tokens=10, output_tokens=10)
-    await context.refund()
+    context = RequestContext(one()[0], Caller(), RateLimits(Meter.open(None)).reservation(None))
+    await context.reservation.reserve(prompt_tokens=10, output_tokens=10)
+    await context.reservation.refund()
     context.body.has_grown(1_000_000)
     context.body.release()
     assert (context.limit_headers, context.owner) == ({}, "")

@@ -211,7 +211,7 @@ class _GenerationPipeline:
         first = await self._attempted(target, routed, routed.cascade, attempt)
         if isinstance(first, RunningCall):
             return first
-        await self.context.refund()
+        await self.context.reservation.refund()
         larger = routed.after(first, choose_able(self.service.models, routed.larger, None, Ability.GENERATE))
         self._note_route(larger)
         return await self._submitted(RequestedModel(larger.chosen, larger))
@@ -275,11 +275,13 @@ class _GenerationPipeline:
         if cached.held is not None:
             return running(generation=cached.held)
         refusals.check(call, model.name)
-        await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
+        await context.reservation.reserve(
+            prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens
+        )
         try:
             generation = model.engine.generate(call.requests)
         except errors.ServerError:
-            await context.refund()
+            await context.reservation.refund()
             if not self.service.models.is_current(model):
                 return None
             raise

@@ -108,7 +108,7 @@ class ResumableStream:
     owner: str
     running: RunningCall
     renderer: Renderer
-    reservation: Reservation | None
+    reservation: Reservation
     log: EventLog = field(default_factory=lambda: EventLog(_MOST_BYTES))
     started_at: int = field(default_factory=lambda: int(time.time()))
     ended_at: int = 0
@@ -201,8 +201,7 @@ class ResumableStreams:
             self.forget(ended[0])
         self._streams[owner, conversation] = stream
         self._forget_later(stream)
-        if stream.reservation is not None:
-            stream.reservation.keep()
+        stream.reservation.keep()
         task = asyncio.create_task(self._see_through(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -264,8 +263,7 @@ class ResumableStreams:
         try:
             await stream.run()
         finally:
-            if stream.reservation is not None:
-                await stream.reservation.end()
+            await stream.reservation.end()
             self._history.end(stream.running.request_log)
             stream.ended_at = int(time.time())
             stream.log.end()

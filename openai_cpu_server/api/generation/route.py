@@ -255,9 +255,7 @@ class GenerationRoute:
         """Begin a stream that outlives this request, with a log entry of its own."""
         streams, identity = self.service.streams, outer.identity
         streams.check(conversation, identity)
-        request_log = outer.request_log.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)
-        request_log.client = outer.request_log.client
-        context = RequestContext(request_log, outer.caller, outer.reservation, timeout_s=outer.timeout_s)
+        context = outer.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)
         running = await self.service.begin(params, context)
         outer.body.release()
         owner, renderer = stream_owner(identity), self.renderer(running)

@@ -88,11 +88,11 @@ class PoolingRoute(Generic[B]):
         """A model may be replaced between choosing and submitting, so it is chosen again."""
         while True:
             call, chosen = await self._resolved(data, context.caller)
-            await context.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
+            await context.reservation.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
             try:
                 return call, schema.submit(call, chosen.model.engine), chosen
             except ServerError:
-                await context.refund()
+                await context.reservation.refund()
                 if self.state.models.is_current(chosen.model):
                     raise
 

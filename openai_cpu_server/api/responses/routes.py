@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -238,16 +239,12 @@ class ResponsesRoutes:
     async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
         """The response outlives this request, except while approved calls are made: a client that leaves
         then does not know its id. The server's limit of time does not apply."""
-        outer = context_of(request.scope)
-        request_log = outer.request_log.inner(RequestOrigin.BACKGROUND)
-        request_log.client = outer.request_log.client
-        assert outer.reservation is not None, "its route is metered"
-        context = RequestContext(request_log, outer.caller, outer.reservation)
+        context = replace(context_of(request.scope).inner(RequestOrigin.BACKGROUND), timeout_s=None)
         disconnect_guard = partial(while_connected, request.receive)
         running = await self._maker.begin(
             params, context, status=records.ResponseStatus.QUEUED, disconnect_guard=disconnect_guard
         )
-        live = LiveResponse(running, request_log, outer.reservation)
+        live = LiveResponse(running, context.request_log, context.reservation)
         headers, first = dict(running.call.call.headers), encoded(running.response)
         await background.begin(live)
         if running.call.call.stream:

@@ -310,22 +310,18 @@ class ResponseMaker:
         counted = await self.service.prompt_tokens(params.generation(offered), chosen, context)
         if counted.num_tokens <= limit:
             return params
-        request_log = context.request_log.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
-        request_log.client = context.request_log.client
+        inner = context.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
         compacting = params.compacting()
         max_tokens = LimitParam(_MAX_SUMMARY_TOKENS, "context_management", is_ceiling=True)
         generation = msgspec.structs.replace(compacting.generation(offered), max_tokens=max_tokens)
-        async with served(request_log, self.history.end) as request:
-            inner = RequestContext(
-                request_log, context.caller, context.reservation, timeout_s=context.timeout_s
-            )
+        async with served(inner.request_log, self.history.end) as request:
             running = await self.service.begin(generation, inner)
             attempt.submitted(running)
             async with running:
                 held = await attempt.disconnect_guard(running.hold)
         if request.error is not None:
             raise request.error
-        await context.settle()
+        await context.reservation.settle()
         response = new_response(compacting.body, running.call, ResponseStatus.IN_PROGRESS, is_stored=False)
         stream = ResponseStream(running.call, running.model.pieces, response, is_compacting=True)
         for event, _ in held:

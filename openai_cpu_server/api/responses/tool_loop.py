@@ -290,7 +290,7 @@ class ToolLoop:
         stream.start_round(self.running.call, self.running.model.pieces)
 
     async def _begin(self, params: GenerationParams) -> None:
-        await self.context.settle()
+        await self.context.reservation.settle()
         self.running = await self.service.begin(params, self.context)
         self._params = params
         self._is_open = True
