@@ -69,7 +69,7 @@ def resolved(
     caller: Caller,
     info: ModelInfo = FAKE_INFO,
 ) -> ResolvedRequest:
-    ask = family.reader.read(json.dumps(fields).encode(), lenient=False)
+    ask = family.read(json.dumps(fields).encode(), lenient=False)
     chosen = ModelRegistry([model]).choose(ask.model, None)
     return resolve(ask, ResolveContext(chosen, info, caller, OPTIONS))
 

@@ -135,7 +135,7 @@ def test_words_of_a_prompt_make_nothing_slow() -> None:
 
 def asked(**fields: object) -> GenerationParams:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return CHAT.reader.read(json.dumps(body).encode(), lenient=False)
+    return CHAT.read(json.dumps(body).encode(), lenient=False)
 
 
 def test_structures_stand_in_free_text() -> None:

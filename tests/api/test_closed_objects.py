@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader
+from openai_cpu_server.api.generation.route import ApiAdapter
 from openai_cpu_server.api.llama_server.render import LlamaRenderer
 from openai_cpu_server.api.llama_server.schema import LlamaCompletionBody
 from openai_cpu_server.api.llama_server.to_params import llama_completion_params
@@ -30,7 +30,7 @@ OPEN = {**SCHEMA, "additionalProperties": True}
 GOOD = '{"name":"Ann","pet":{"name":"Rex"}}'
 INNER = '{"name":"Ann","pet":{"name":"Rex","age":3}}'
 OUTER = '{"name":"Ann","pet":{"name":"Rex"},"age":3}'
-LLAMA = ApiAdapter(BodyReader(LlamaCompletionBody, llama_completion_params), LlamaRenderer())
+LLAMA = ApiAdapter(LlamaCompletionBody, llama_completion_params, LlamaRenderer())
 TURNS = {"messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -43,7 +43,7 @@ BODIES: dict[str, Json] = {
 def test_what_all_say_alike_is_one_ask(family: Any) -> None:
     own = {CHAT: CHAT_PATH, COMPLETIONS: TEXT, GENERATE: OLD, MESSAGES_API: ANTHROPIC}
     body = {**BODIES[own[family]], "model": "m", "stream": True, "temperature": 0.5, "top_k": 3}
-    ask = family.reader.read(json.dumps(body).encode(), lenient=False)
+    ask = family.read(json.dumps(body).encode(), lenient=False)
     assert (ask.model, ask.stream) == ("m", True)
     assert ask.sampling == Sampling(seed=ask.sampling.seed, temperature=0.5, top_k=3)
 

@@ -41,7 +41,7 @@ def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
     """An answer to a similar turn may be told from the cache; of this one it is not asked."""
     sound, mark = Sound.of(bytes(4 * 16_000)), mark_of("a", AttachmentKind.SOUND)
     body = {"messages": [user(f"{mark}\nWhat is said?")]}
-    ask = CHAT.reader.read(json.dumps(body).encode(), lenient=False)
+    ask = CHAT.read(json.dumps(body).encode(), lenient=False)
     hearing = msgspec.structs.replace(FAKE_INFO, sound_rate=16_000)
     options = msgspec.structs.replace(OPTIONS, compares_turns=True)
     asking = ResolveContext(served(FakeEngine()).choose(None, None), hearing, Caller(), options)
@@ -314,7 +314,7 @@ def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:
 def test_a_shortened_conversation_has_boundaries_of_its_own() -> None:
     turns = [user("x" * CONTEXT), {"role": "assistant", "content": "y"}]
     said = [MessageParam(message) for message in [*turns, user("now")]]
-    ask = CHAT.reader.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
+    ask = CHAT.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
     forgetful = msgspec.structs.replace(ask, prompt=ConversationParam(said, "messages", may_forget=True))
     chosen = served(FakeEngine()).choose(None, None)
     call = resolve(forgetful, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))

@@ -19,7 +19,7 @@ from openai_cpu_server.http.keys import CALLS, INFERENCE, SUBPROTOCOL, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
 from openai_cpu_server.http.sockets import SocketServer
 
-CHAT = route.ApiAdapter(route.BodyReader(ChatBody, chat_params), ChatRenderer())
+CHAT = route.ApiAdapter(ChatBody, chat_params, ChatRenderer())
 
 
 class ChatRoutes:
@@ -61,7 +61,7 @@ class ChatRoutes:
     )
     async def count(self, request: Request) -> Response:
         """Count the prompt tokens of a conversation."""
-        return await route.count_tokens(request, CHAT.reader, self.route.service)
+        return await route.count_tokens(request, CHAT, self.route.service)
 
 
 ROUTER = ApiRouter[AppState](ChatRoutes)

@@ -13,7 +13,7 @@ import msgspec
 
 from openai_cpu_server import errors
 from openai_cpu_server.api.generation.generation import CascadeAttempt
-from openai_cpu_server.api.generation.route import BufferedBody, GenerationRoute
+from openai_cpu_server.api.generation.route import BufferedBody, GenerationRoute, whole_answer
 from openai_cpu_server.api.generation.running import RunningCall
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.http.body import BodyQuota, off_loop
@@ -191,7 +191,8 @@ class ChatExchange:
         request.body.release()
         request.submitted(running)
         if not running.call.stream:
-            await self._socket.send(with_request_id(name, await self._route.whole(running)))
+            whole = await whole_answer(running, self._route.family.renderer)
+            await self._socket.send(with_request_id(name, whole))
             return running.call.headers
         async with running:
             async for item in running.emit(self._route.renderer(running)):

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
+from openai_cpu_server.api.generation.route import ApiAdapter, GenerationRoute
 from openai_cpu_server.api.generation.sampling import ignored_samplers
 from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
 from openai_cpu_server.api.state import AppState
@@ -66,7 +66,7 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Unio
     return [item for item in prompt if not isinstance(item, int)]
 
 
-COMPLETIONS = ApiAdapter(BodyReader(CompletionBody, completion_params), CompletionRenderer())
+COMPLETIONS = ApiAdapter(CompletionBody, completion_params, CompletionRenderer())
 
 
 class CompletionRoutes:

@@ -106,7 +106,7 @@ class PromptBatch(NamedTuple):
         if fields.get("stream") is True:
             raise route.not_in_batches("stream")
         size = self.shared_size + len(str(self.items[index].get("prompt", "")))
-        return GENERATE.reader.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+        return GENERATE.convert(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
 @dataclass
@@ -114,7 +114,6 @@ class _RunningBatch:
     """Live batch, cancelled with all its requests when its client leaves. Each request has its own limits
     and its own end."""
 
-    one: route.GenerationRoute
     state: AppState
     outer: RequestContext
     batch: PromptBatch
@@ -151,7 +150,8 @@ class _RunningBatch:
             await request.hold(context)
             reading = partial(self.batch.params, index, lenient=self.state.options.lenient)
             params = await off_loop(self.batch.size, reading)
-            answer = await self.one.whole(await self.state.generation.begin(params, context))
+            running = await self.state.generation.begin(params, context)
+            answer = await route.whole_answer(running, GENERATE.renderer)
         if request.error is None:
             return render.item_success(answer)
         self.num_failed += 1
@@ -178,7 +178,7 @@ def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     return PromptBatch(shared, items, ignored, len(data), shared_size)
 
 
-GENERATE = route.ApiAdapter(route.BodyReader(GenerateBody, generate_params), render.GenerateRenderer())
+GENERATE = route.ApiAdapter(GenerateBody, generate_params, render.GenerateRenderer())
 
 
 class GenerateRoutes:
@@ -217,7 +217,7 @@ class GenerateRoutes:
         data = await streamed_body(request)
         batch = await off_loop(len(data), partial(_batch, data, self._state.options))
         del data
-        work = _RunningBatch(self.route, self._state, context_of(request.scope), batch)
+        work = _RunningBatch(self._state, context_of(request.scope), batch)
         await route.while_connected(request.receive, work.run)
         body = render.batch_bytes(work.results, work.num_failed)
         return Response(body, media_type="application/json", headers=batch.ignored.headers)

@@ -214,10 +214,9 @@ class BodyReader(msgspec.Struct, Generic[B], frozen=True):
         return msgspec.structs.replace(params, num_bytes=num_bytes, ignored=all_ignored)
 
 
-class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
+class ApiAdapter(BodyReader[B], frozen=True):
     """Distinguishing parts of a family: body to `GenerationParams`, events to bytes."""
 
-    reader: BodyReader[B]
     renderer: AnswerRenderer
 
 
@@ -248,7 +247,7 @@ class GenerationRoute:
             return EventStream(
                 running, self.renderer(running), keep_alive_s=self.service.options.keep_alive_s
             )
-        body = await self.whole(running, disconnect_guard)
+        body = await whole_answer(running, self.family.renderer, disconnect_guard)
         return Response(body, media_type="application/json", headers=dict(running.headers))
 
     async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
@@ -273,14 +272,6 @@ class GenerationRoute:
     def renderer(self, running: RunningCall) -> Renderer:
         return self.family.renderer.stream(running.call, running.model.pieces)
 
-    async def whole(
-        self,
-        running: RunningCall,
-        disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
-    ) -> bytes:
-        """`disconnect_guard`: runs the work while the client waits for the answer."""
-        return await whole_answer(running, self.family.renderer, disconnect_guard)
-
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answer a body without a request of its own, such as a row of a batch job."""
         params = await self._read(data)
@@ -288,21 +279,22 @@ class GenerationRoute:
             raise not_in_batches("stream")
         running = await self.service.begin(params, context)
         try:
-            return await self.whole(running)
+            return await whole_answer(running, self.family.renderer)
         except GenerationFailed:
             running.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
 
     async def _read(self, data: bytes) -> GenerationParams:
-        reading = partial(self.family.reader.read, data, lenient=self.service.options.lenient)
+        reading = partial(self.family.read, data, lenient=self.service.options.lenient)
         return await off_loop(len(data), reading)
 
 
 async def whole_answer(
     running: RunningCall,
     renderer: AnswerRenderer,
-    disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]],
+    disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
 ) -> bytes:
+    """`disconnect_guard`: runs the work while the client waits for the answer."""
     async with running:
         answers = await disconnect_guard(running.gather)
     gathered = GatheredCall(running.call, running.model.pieces, answers, running.figures)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute
+from openai_cpu_server.api.generation.route import ApiAdapter, GenerationRoute
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer, settings
 from openai_cpu_server.api.llama_server.schema import ANY_SEED, DEFAULTS, LlamaCompletionBody, LlamaInfillBody
 from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
@@ -88,8 +88,8 @@ class HealthWord(msgspec.Struct, frozen=True):
 
 
 _RENDERER = LlamaRenderer()
-_COMPLETION = ApiAdapter(BodyReader(LlamaCompletionBody, llama_completion_params), _RENDERER)
-_INFILL = ApiAdapter(BodyReader(LlamaInfillBody, llama_infill_params), _RENDERER)
+_COMPLETION = ApiAdapter(LlamaCompletionBody, llama_completion_params, _RENDERER)
+_INFILL = ApiAdapter(LlamaInfillBody, llama_infill_params, _RENDERER)
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
     ApiRoute,

@@ -15,7 +15,7 @@ from openai_cpu_server.api.state import AppState
 from openai_cpu_server.http.keys import CALLS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 
-MESSAGES_API = ApiAdapter(BodyReader(MessagesBody, messages_params), render.MessagesRenderer())
+MESSAGES_API = ApiAdapter(MessagesBody, messages_params, render.MessagesRenderer())
 COUNTED = BodyReader(CountBody, count_params)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, while_connected
+from openai_cpu_server.api.generation.route import ApiAdapter, while_connected, whole_answer
 from openai_cpu_server.api.ollama import models, render, schema, to_params
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read_body
 from openai_cpu_server.contract.engine import EngineState, unavailable
@@ -22,7 +23,6 @@ from openai_cpu_server.http.body import in_thread, off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
-from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
 from openai_cpu_server.models.registry import Preset, available_models
 
@@ -35,56 +35,47 @@ async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
             yield msgspec.json.encode(progress) + b"\n"
 
 
+@dataclass(frozen=True)
 class OllamaGeneration(Generic[B]):
-    def __init__(
-        self, family: ApiAdapter[B], renderer: render.OllamaRenderer, field: str, state: AppState
-    ) -> None:
-        """`field`: field that has the conversation or prompt."""
-        self._reader = family.reader
-        self._renderer = renderer
-        self._field = field
-        self._state = state
-        self._route = GenerationRoute(family, state.generation)
+    family: ApiAdapter[B]
+    renderer: render.OllamaRenderer
+    field: str
+    """Field that has the conversation or prompt."""
+    state: AppState
 
     async def create(self, request: Request) -> ASGIApp:
-        body, ignored, num_bytes = await read_body(self._reader.schema, request)
-        if not getattr(body, self._field):
+        body, ignored, num_bytes = await read_body(self.family.schema, request)
+        if not getattr(body, self.field):
             return await self._load_or_unload(body, request)
-        return await self._answer(request, body, ignored, num_bytes)
-
-    async def _answer(self, request: Request, body: B, ignored: Ignored, num_bytes: int) -> ASGIApp:
-        context = context_of(request.scope)
-        params = await off_loop(num_bytes, partial(self._reader.convert, body, ignored, num_bytes=num_bytes))
-        disconnect_guard = partial(while_connected, request.receive)
-        call = await self._state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
+        context, disconnect_guard = context_of(request.scope), partial(while_connected, request.receive)
+        params = await off_loop(num_bytes, partial(self.family.convert, body, ignored, num_bytes=num_bytes))
+        call = await self.state.generation.begin(params, context, CascadeAttempt(disconnect_guard))
         context.body.release()
         if call.call.stream:
-            lines = render.lines_of(call, self._route.renderer(call))
+            lines = render.lines_of(call, self.renderer.stream(call.call, call.model.pieces))
             return render.JsonLines(lines, call.call.headers, call)
-        whole = await self._route.whole(call, disconnect_guard)
+        whole = await whole_answer(call, self.renderer, disconnect_guard)
         return Response(whole, media_type="application/json", headers=dict(call.headers))
 
     async def _load_or_unload(self, body: B, request: Request) -> Response:
         """Load or unload the model. Unloading needs the scope admin, as everywhere."""
         identity = context_of(request.scope).identity
-        chosen = await chosen_model(self._state.models, request, body.model)
+        chosen = await chosen_model(self.state.models, request, body.model)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
                 raise Forbidden(Scope.ADMIN.value)
-            await self._state.keeping.unload(chosen.model)
+            await self.state.keeping.unload(chosen.model)
         else:
             if chosen.model.engine.state is EngineState.FAILED and not chosen.model.may_retry():
                 raise unavailable(chosen.model.engine.status())
-            await self._state.keeping.load(chosen.model, replace=False)
-        return json_response(self._renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
+            await self.state.keeping.load(chosen.model, replace=False)
+        return json_response(self.renderer.unasked(chosen.name, "unload" if body.unloads else "load"))
 
 
 _CHAT = render.OllamaRenderer(is_chat=True)
 _GENERATE = render.OllamaRenderer(is_chat=False)
-OLLAMA_CHAT = ApiAdapter(BodyReader(schema.OllamaChatBody, to_params.ollama_chat_params), _CHAT)
-OLLAMA_GENERATE = ApiAdapter(
-    BodyReader(schema.OllamaGenerateBody, to_params.ollama_generate_params), _GENERATE
-)
+OLLAMA_CHAT = ApiAdapter(schema.OllamaChatBody, to_params.ollama_chat_params, _CHAT)
+OLLAMA_GENERATE = ApiAdapter(schema.OllamaGenerateBody, to_params.ollama_generate_params, _GENERATE)
 
 
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=render.OllamaError)
