@@ -94,7 +94,7 @@ HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": re
 def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
     data = json.dumps(body).encode()
     if family != "responses":
-        reader = (CHAT if family == "chat" else MESSAGES_API).reader
+        reader = CHAT if family == "chat" else MESSAGES_API
         return without_unsupported(reader.read(data, lenient=False))
     parsed, _ = parse(ResponsesBody, data, lenient=False)
     messages = with_instructions(to_messages(new_items(parsed.input, {})), parsed.instructions)

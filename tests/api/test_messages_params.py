@@ -52,7 +52,7 @@ def assistant(*blocks: object) -> Json:
 def read(**fields: object) -> GenerationParams:
     """As it is for a model without eyes."""
     body = {"max_tokens": 9, "messages": [HI], **fields}
-    return without_unsupported(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
+    return without_unsupported(MESSAGES.read(json.dumps(body).encode(), lenient=False))
 
 
 def ignored(**fields: object) -> str | None:
