@@ -139,8 +139,8 @@ REFUSED_BY = {
     **dict.fromkeys(["product of anyOf", "product of oneOf", "many patterns at once"], "branches"),
     "exponential oneOf": "unfolded",
     "huge contains": "rules",
-    "many patterns": "regex_work",
-    **dict.fromkeys(["many multiples", "exponential automaton", "negated automaton"], "regex_states"),
+    **dict.fromkeys(["nested counts", "many patterns"], "regex_work"),
+    **dict.fromkeys(["many multiples", "negated automaton"], "regex_states"),
 }  # the limit that each of them meets; all others are compiled, or say something that is not supported
 SMALL = Options(
     limits=Limits(**{name: limit // 10 for name, limit in msgspec.structs.asdict(Limits()).items()})
