@@ -318,7 +318,7 @@ def test_what_is_learned_of_a_draft_that_says_nothing_ends_early_or_reads_first(
     """To read is no wrong guess; a draft that ends early was wrong about its next token."""
     _, silent = drafting(20, *[Drafted(num_known=20, num_thought=1)] * 30)
     assert silent.chances[0] < 0.1
-    assert silent.token_ms == 3.0
+    assert silent.token_ms == pytest.approx(3.0, rel=0.05)
     for drafted, expected in ((Drafted(1, 1, 20, 2), 0.0), (Drafted(2, 2, 20, 2), 1.0)):
         found = drafting(20, *[drafted] * 200)[1].chances
         assert found[:2] == (pytest.approx(1.0, abs=0.1), pytest.approx(expected, abs=0.1))
@@ -333,9 +333,19 @@ def test_the_price_of_a_draft_model_is_learned_where_it_need_not_read_first() ->
     assert reading.first_ms > 0
     drafter.learn_price(outcomes, 400.0)
     assert drafter.draft(sequence, 8, 20.0).token_ms == reading.token_ms
-    drafter.learn_price(outcomes, 12.0)
-    assert drafter.draft(sequence, 8, 20.0).token_ms == 3.0
+    for _ in range(30):
+        drafter.learn_price(outcomes, 12.0)
+    assert drafter.draft(sequence, 8, 20.0).token_ms == pytest.approx(3.0, rel=0.05)
     assert drafter.draft(sequence, 8, 20.0).first_ms == 0
+
+
+def test_a_disturbed_call_does_not_end_drafts() -> None:
+    """Its time would stay the price, because nothing is learned without drafts."""
+    drafter, sequence = ModelDrafter(0.1, reads_along=True), decoding("a", 20)
+    drafter.draft(sequence, 8, 20.0)
+    for ms, most_ms in ((60.0, 3.0), (2.0, 2.7)):
+        drafter.learn_price({sequence: Drafted(1, 1, num_thought=1)}, ms)
+        assert 2.0 < drafter.draft(sequence, 8, 20.0).token_ms <= most_ms
 
 
 def test_the_price_of_a_call_for_several_sequences_is_learned() -> None:
@@ -363,7 +373,7 @@ def test_calls_for_many_sequences_say_nothing_about_those_for_one() -> None:
         drafter.learn_price(dict.fromkeys(sequences[:count], Drafted(1, 0, num_thought=1)), ms)
     first_ms, many_ms, more_ms = (drafter.draft(sequences[0], 8, 20.0, 5.0, n).token_ms for n in (1, 4, 8))
     assert (first_ms, more_ms) == (2.0, many_ms)
-    assert many_ms > 20.0
+    assert many_ms > 3.5
     drafter.doubt(3)
     assert drafter.draft(sequences[0], 8, 20.0, 5.0, 4).token_ms == 2.0
 

@@ -195,7 +195,10 @@ _MUCH_UNREAD = 4 * _MOST_OF_MODEL
 _PAID_IN_STEPS = 8
 """Steps over which the draft model's prefill must pay, because it serves many drafts. Set by reasoning."""
 _PRICE_RATE = 0.1
-"""Weight of a new measurement, so that about ten of them count."""
+"""Weight of a new measurement, so that about ten of them count. The first ones count more."""
+_FURTHEST = 2.0
+"""Maximum factor between a measured time and the price so far. A disturbed call must not end all drafts, without
+which no price is learned."""
 _ASSUMED = (0.2, 0.3, 0.5, 0.7, 0.85, 0.9)
 """Initial probability that a quotation continues, by the number of equal tokens before it: 2, 3, 4 to 7, 8
 to 15, 16 to 31, and more. Long matches are quotations, short ones often chance."""
@@ -235,6 +238,21 @@ class Drafter(Protocol):
     def forget(self, sequence: Sequence) -> None: ...
 
 
+class _CallPrice(NamedTuple):
+    """Times of a draft model's call."""
+
+    token_ms: float
+    shared_ms: float
+    """Additional time for the token of another sequence."""
+    num_measured: int = 0
+
+    def learned(self, num_calls: int, num_tokens: int, ms: float) -> _CallPrice:
+        expected_ms = num_calls * self.token_ms + (num_tokens - num_calls) * self.shared_ms
+        ratio = min(max(ms / max(expected_ms, 1e-9), 1 / _FURTHEST), _FURTHEST)
+        factor = 1 + max(_PRICE_RATE, 1 / (self.num_measured + 2)) * (ratio - 1)
+        return _CallPrice(factor * self.token_ms, factor * self.shared_ms, self.num_measured + 1)
+
+
 class ModelDrafter:
     """Predictor of the draft model's accuracy and time. The backend generates the tokens during the step."""
 
@@ -244,12 +262,12 @@ class ModelDrafter:
         self._draft_cost = draft_cost
         self.reads_along = reads_along
         self._most = min(most or _MOST_OF_MODEL, _MOST_OF_HEAD if reads_along else _MOST_OF_MODEL)
-        self._prices: dict[int, tuple[float, float]] = {}
+        self._prices: dict[int, _CallPrice] = {}
         """Measured prices of a token, and of one of a further sequence in a shared call, by the number of
         sequences in powers of two (its bit length). Those of many say little about those of one."""
         self._read_ms: float | None = None
-        self._assumed_ms = 0.0, 0.0
-        """Prices in use."""
+        self._assumed = _CallPrice(0.0, 0.0)
+        """Price in use."""
         assumed = _ASSUMED_OF_HEAD if reads_along else _ASSUMED_OF_MODEL
         self.experience = GuessRates((assumed, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}
@@ -273,8 +291,8 @@ class ModelDrafter:
             self._own[sequence] = self.experience.for_one_sequence()
         self.experience.fade(_FADE)
         self._own[sequence].fade(_FADE_OWN)
-        token_ms, shared_ms = self._prices_of(num_sequences.bit_length(), model_ms, row_ms)
-        self._assumed_ms = token_ms, shared_ms
+        token_ms, shared_ms, _ = price = self._price_of(num_sequences.bit_length(), model_ms, row_ms)
+        self._assumed = price
         read_ms = _READING * token_ms if self._read_ms is None else self._read_ms
         num_unread = max(0, self._unread(sequence) - _MOST_OF_MODEL)
         return SequenceDraft(
@@ -302,28 +320,25 @@ class ModelDrafter:
         self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
         size = len(outcomes).bit_length()
-        token_ms, shared_ms = self._prices.get(size, self._assumed_ms)
+        price = self._prices.get(size, self._assumed._replace(num_measured=0))
         if not has_read and num_tokens:
             # All sequences draft in the same calls.
             num_calls = max(drafted.num_thought for drafted in outcomes.values())
-            ratio = drafting_ms / max(num_calls * token_ms + (num_tokens - num_calls) * shared_ms, 1e-9)
-            if size in self._prices:
-                ratio = 1 + _PRICE_RATE * (ratio - 1)
-            self._prices[size] = ratio * token_ms, ratio * shared_ms
+            self._prices[size] = price.learned(num_calls, num_tokens, drafting_ms)
         elif has_read and num_known - num_tokens > _MUCH_UNREAD:
-            reading_ms = max(0.0, drafting_ms - num_tokens * token_ms)
+            reading_ms = max(0.0, drafting_ms - num_tokens * price.token_ms)
             read_ms = reading_ms / (num_known - num_tokens)
             old_ms = read_ms if self._read_ms is None else self._read_ms
             self._read_ms = old_ms + _PRICE_RATE * (read_ms - old_ms)
 
-    def _prices_of(self, size: int, model_ms: float, row_ms: float | None) -> tuple[float, float]:
+    def _price_of(self, size: int, model_ms: float, row_ms: float | None) -> _CallPrice:
         if size in self._prices:
             return self._prices[size]
         fewer = max((other for other in self._prices if other < size), default=None)
-        token_ms = self._draft_cost * model_ms if fewer is None else self._prices[fewer][0]
+        token_ms = self._draft_cost * model_ms if fewer is None else self._prices[fewer].token_ms
         if row_ms is None:
-            return token_ms, token_ms
-        return token_ms, token_ms * min(1.0, row_ms / max(model_ms, 1e-9))
+            return _CallPrice(token_ms, token_ms)
+        return _CallPrice(token_ms, token_ms * min(1.0, row_ms / max(model_ms, 1e-9)))
 
     def doubt(self, size: int) -> None:
         """Forget half of the experience, and what calls for so many sequences cost: it may have been bad
