@@ -366,6 +366,18 @@ def test_the_price_of_a_call_for_several_sequences_is_learned() -> None:
         assert len(made.chosen(drafts)) == num_drafting
 
 
+@pytest.mark.parametrize("row_ms", [-3.0, 0.0])
+def test_no_further_sequence_makes_a_call_shorter(row_ms: float) -> None:
+    """Not even where two rows were faster than one when they were measured."""
+    drafter, sequences = ModelDrafter(0.1, reads_along=True), [decoding(str(n), 20) for n in range(16)]
+    for _ in range(30):
+        drafter.draft(sequences[0], 8, 20.0, row_ms, 16)
+        drafter.learn_price(dict.fromkeys(sequences, Drafted(2, 1, num_thought=2)), 14.0)
+    draft = drafter.draft(sequences[0], 8, 20.0, row_ms, 16)
+    assert draft.shared_ms > 0
+    assert draft.token_ms + 15 * draft.shared_ms == pytest.approx(7.0, rel=0.05)
+
+
 def test_calls_for_many_sequences_say_nothing_about_those_for_one() -> None:
     drafter, sequences = ModelDrafter(0.1, reads_along=True), [decoding(name, 20) for name in "abcd"]
     for count, ms in ((4, 100.0), (1, 2.0), (4, 100.0)):

@@ -196,9 +196,12 @@ _PAID_IN_STEPS = 8
 """Steps over which the draft model's prefill must pay, because it serves many drafts. Set by reasoning."""
 _PRICE_RATE = 0.1
 """Weight of a new measurement, so that about ten of them count. The first ones count more."""
+_LEAST_SHARE = 0.05
+"""Minimum assumed time of a further sequence in a call, relative to that of the first. The cost model may
+predict that a step of two rows takes less time than one of one row."""
 _FURTHEST = 2.0
-"""Maximum factor between a measured time and the price so far. A disturbed call must not end all drafts, without
-which no price is learned."""
+"""Maximum factor between a measured time and the price so far. A disturbed call must not end all drafts,
+without which no price is learned."""
 _ASSUMED = (0.2, 0.3, 0.5, 0.7, 0.85, 0.9)
 """Initial probability that a quotation continues, by the number of equal tokens before it: 2, 3, 4 to 7, 8
 to 15, 16 to 31, and more. Long matches are quotations, short ones often chance."""
@@ -338,7 +341,8 @@ class ModelDrafter:
         token_ms = self._draft_cost * model_ms if fewer is None else self._prices[fewer].token_ms
         if row_ms is None:
             return _CallPrice(token_ms, token_ms)
-        return _CallPrice(token_ms, token_ms * min(1.0, row_ms / max(model_ms, 1e-9)))
+        share = row_ms / max(model_ms, 1e-9)
+        return _CallPrice(token_ms, token_ms * min(max(_LEAST_SHARE, share), 1.0))
 
     def doubt(self, size: int) -> None:
         """Forget half of the experience, and what calls for so many sequences cost: it may have been bad
