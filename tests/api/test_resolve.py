@@ -70,7 +70,7 @@ class _CountingTokenizer(FakeTokenizer):
 
 
 def test_many_texts_of_a_request_are_one_piece_of_work() -> None:
-    params = CHAT.reader.read(json.dumps({"messages": [user("a")]}).encode(), lenient=False)
+    params = CHAT.read(json.dumps({"messages": [user("a")]}).encode(), lenient=False)
     tokenizer = _CountingTokenizer()
     biases = (LogitBiasParam("a", 1.0), LogitBiasParam(7, 2.0), LogitBiasParam("b", None))
     sampling = for_model(

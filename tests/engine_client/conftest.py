@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.engine_client import child, deaths
 from tests.gates import Gate
-
-
-@pytest.fixture
-def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor looks at its engine, and starts the next one, ten times as soon."""
-    monkeypatch.setattr(child, "TICK_S", 0.05)
-    monkeypatch.setattr(deaths, "_FIRST_BACKOFF_S", 0.01)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.gates import Gate, suspended
 from tests.scheduler.driver import alone, request
 from tests.waiting import DEADLINE_S, eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.thorough, pytest.mark.usefixtures("looks_soon")]
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 _OF_SUPERVISOR = {"hang_limits", "memory_killer", "clock", "partner", "begins_asleep", "foretold"}
@@ -278,7 +278,7 @@ async def test_a_start_tells_how_far_it_is_while_costs_are_measured_and_accepts_
 async def test_an_engine_that_cannot_start_says_why(flag: str, said: str) -> None:
     hangs = flag.startswith("load_s")
     with pytest.raises(StartupError, match=said):
-        await client(flag, hang_limits=HangLimits(load_s=0.05), clock=Ticks(1.0 * hangs)).run()
+        await client(flag, hang_limits=HangLimits(load_s=1), clock=Ticks(1.0 * hangs)).run()
 
 
 async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
@@ -338,7 +338,7 @@ async def test_signals_to_the_whole_group_do_not_end_the_engine() -> None:
 async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on(gate: Gate) -> None:
     requests = [request(f"r{i}", output=60) for i in range(3)]
     ticks = Ticks()
-    async with running(client(gate.steps, hang_limits=HangLimits(step_s=0.05), clock=ticks)) as engine:
+    async with running(client(gate.steps, hang_limits=HangLimits(step_s=1), clock=ticks)) as engine:
         streams = begun(engine, *requests)
         await advanced(engine, gate, 3)
         with suspended(engine.engine_pid):
@@ -353,7 +353,7 @@ async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on(gate: Gate) -> N
 async def test_a_long_step_and_an_idle_engine_are_no_hangs(gate: Gate) -> None:
     """The step is said to take 5 s: it may take 300 times that."""
     ticks = Ticks(1.0)
-    limits = HangLimits(step_s=0.05)
+    limits = HangLimits(step_s=1)
     async with running(client("slow_curve=1", gate.steps, hang_limits=limits, clock=ticks)) as engine:
         await ticks.pass_looks(4)
         gate.close()
@@ -367,7 +367,7 @@ async def test_a_long_step_and_an_idle_engine_are_no_hangs(gate: Gate) -> None:
 
 async def test_an_engine_that_hangs_while_it_loads_again_is_started_anew(door: Gate) -> None:
     ticks = Ticks()
-    async with running(client(door.loads, hang_limits=HangLimits(load_s=0.05), clock=ticks)) as engine:
+    async with running(client(door.loads, hang_limits=HangLimits(load_s=1), clock=ticks)) as engine:
         door.close()
         kill_engine(engine)
         ticks.pace_s = 1.0

@@ -35,7 +35,7 @@ from tests.gates import Gate, suspended
 from tests.scheduler.driver import request
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.thorough, pytest.mark.usefixtures("looks_soon")]
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 LOADING = EngineWants(work=BATCH, is_loading=True)
@@ -137,7 +137,7 @@ async def test_a_long_step_of_batch_work_is_thrown_away_for_another_models_newco
 
 async def test_who_waits_for_the_turn_can_be_cancelled_hears_of_the_queue_and_does_not_hang() -> None:
     shared, ticks = Shared(batch_floor=0.0), Ticks()
-    a, b = shared.engine("a"), shared.engine("b", hang_limits=HangLimits(step_s=0.05), clock=ticks)
+    a, b = shared.engine("a"), shared.engine("b", hang_limits=HangLimits(step_s=1), clock=ticks)
     async with both(shared, a, b):
         async with endless(a, "x"):
             await eventually(lambda: shared.is_holding("a"))
@@ -156,7 +156,7 @@ async def test_who_waits_for_the_turn_can_be_cancelled_hears_of_the_queue_and_do
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_holder_that_dies_or_hangs_frees_the_turn_for_who_waits(hangs: bool, gate: Gate) -> None:
     shared, ticks = Shared(), Ticks()
-    a = shared.engine("a", gate.steps, hang_limits=HangLimits(step_s=0.05), clock=ticks)
+    a = shared.engine("a", gate.steps, hang_limits=HangLimits(step_s=1), clock=ticks)
     b = shared.engine("b")
     held, waiting = request("x", output=30), request("y", output=20)
     gate.close()

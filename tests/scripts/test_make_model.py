@@ -109,7 +109,7 @@ def test_text_survives_each_tokenizer(tmp_path: Path) -> None:
                 assert model.detokenize(model.tokenize(text.encode(), add_bos=False)).decode() == text
             assert model.tokenize(b"<|im_end|>", add_bos=False, special=True) == [model.token_eos()]
             has_fim = llama_cpp.llama_vocab_fim_pre(llama_cpp.llama_model_get_vocab(model.model)) != -1
-            assert has_fim == ("-fim-" in path.name)
+            assert has_fim == ("fim" in path.name)
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"])
