@@ -61,6 +61,13 @@ class WorkFor(msgspec.Struct, Generic[R], frozen=True):
         return False
 
 
+class FileWork(WorkFor[R], Generic[R], frozen=True):
+    """Work on a client's file. `data` follows in a message of its own, because encoding 20 MB would hold the
+    interpreter's lock for tens of milliseconds."""
+
+    data: bytes
+
+
 class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
     """Open a model. Raises StartupError."""
 
@@ -115,20 +122,20 @@ class MakeGrammar(WorkFor[GrammarAnswer], frozen=True, tag=True):
     order: GrammarOrder
 
 
-class OpenPicture(WorkFor[Picture], frozen=True, tag=True):
+class OpenPicture(FileWork[Picture], frozen=True, tag=True):
     """Decode a picture. Raises InvalidRequest."""
 
-    data: bytes
     most_pixels: int
     most_side: int
     """Longest side in pixels to scale down to, or 0 for no limit."""
 
 
-class OpenSound(WorkFor["Union[SoundOpened, None]"], frozen=True, tag=True):
-    """Decode a sound, or return None if the process needs the data. Raises InvalidRequest."""
+class OpenSound(FileWork["Union[SoundOpened, None]"], frozen=True, tag=True):
+    """Decode a sound, or return None if the process needs the data. Raises InvalidRequest.
 
-    data: bytes
-    """Empty for a process that has opened the sound."""
+    `data`: empty for a process that has opened the sound.
+    """
+
     digest: bytes
     rate: int
     """Samples per second of the result."""
@@ -147,19 +154,17 @@ class OpenSound(WorkFor["Union[SoundOpened, None]"], frozen=True, tag=True):
         return self.first > 0
 
 
-class ReadDocument(WorkFor["DocumentRead"], frozen=True, tag=True):
+class ReadDocument(FileWork["DocumentRead"], frozen=True, tag=True):
     """Extract the text of a document. Raises InvalidRequest."""
 
-    data: bytes
     most_chars: int
     charset: str = ""
     """Encoding of plain text that its client names, or "" to find it."""
 
 
-class RenderPage(WorkFor[Picture], frozen=True, tag=True):
+class RenderPage(FileWork[Picture], frozen=True, tag=True):
     """Show a page of a PDF as a picture. Raises InvalidRequest."""
 
-    data: bytes
     number: int
     most_pixels: int
 

@@ -93,7 +93,7 @@ class _Reader:
         child.send(_encoder.encode(start))
 
     def do(self, work: wire.WorkFor[R]) -> wire.WorkReply:
-        self.child.send(_encoder.encode(work))
+        self.child.send(*_frames(work))
         try:
             return _replies.decode(self.child.receive())
         except msgspec.DecodeError:
@@ -388,8 +388,17 @@ class ReaderPool:
         return place.reader
 
 
+def _frames(work: wire.WorkFor[R]) -> list[bytes]:
+    if isinstance(work, wire.FileWork):
+        return [_encoder.encode(msgspec.structs.replace(work, data=b"")), work.data]
+    return [_encoder.encode(work)]
+
+
 def _digest(work: wire.WorkFor[R]) -> bytes:
-    return hashlib.sha256(_encoder.encode(work.identity)).digest()
+    digest = hashlib.sha256()
+    for frame in _frames(work.identity):
+        digest.update(frame)
+    return digest.digest()
 
 
 def _is_settled(causes: Sequence[str], seconds: float) -> bool:

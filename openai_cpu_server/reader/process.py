@@ -347,6 +347,10 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
     worker = ReaderWorker()
     while (payload := read_frame(stream)) is not None:
         work = _works.decode(payload)
+        if isinstance(work, wire.FileWork):
+            if (data := read_frame(stream)) is None:
+                return
+            work = msgspec.structs.replace(work, data=data)
         result = _contained(worker, work, bounds)
         if isinstance(work, wire.OpenModel):
             gc.freeze()

@@ -42,7 +42,7 @@ def user(content: object) -> dict[str, object]:
 
 def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
     """An answer to a similar turn may be told from the cache; of this one it is not asked."""
-    sound, mark = Sound.of(bytes(4 * 16_000)), mark_of("a", AttachmentKind.SOUND)
+    sound, mark = Sound.of(bytes(4 * 16_000)), mark_of(AttachmentKind.SOUND, "a")
     body = {"messages": [user(f"{mark}\nWhat is said?")]}
     ask = CHAT.read(json.dumps(body).encode(), lenient=False)
     hearing = msgspec.structs.replace(FAKE_INFO, sound_rate=16_000)

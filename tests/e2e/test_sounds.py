@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -80,6 +81,19 @@ def test_what_is_heard_decides_the_answer_and_not_how_it_is_sent(server: ServerP
         {"type": "input_audio", "input_audio": {"data": f"data:audio/x-wav;base64,{data}", "format": "wav"}},
     ):
         assert answer(server, [{"role": "user", "content": [part, said]}]) == low, part
+
+
+def test_base64_may_have_line_ends_escapes_and_any_length(server: ServerProcess) -> None:
+    sound = wav(tone(3))
+    whole = answer(server, played(sound))
+    for data in (
+        base64.encodebytes(sound).decode(),
+        base64.urlsafe_b64encode(sound).decode().rstrip("="),
+        f"data:audio/wav;base64,{quote(base64.encodebytes(sound))}",
+    ):
+        part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        said = {"type": "text", "text": "What is it?"}
+        assert answer(server, [{"role": "user", "content": [part, said]}]) == whole
 
 
 def test_a_model_that_hears_is_shown_no_pictures(server: ServerProcess) -> None:

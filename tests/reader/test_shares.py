@@ -154,7 +154,7 @@ def test_a_process_that_computes_is_not_taken_for_silent() -> None:
     child = ReaderChild(patience_s=1.0)
     try:
         child.send(msgspec.msgpack.encode(ReaderStart(None, opens_media=True, share_s=2.0)))
-        child.send(msgspec.msgpack.encode(ReadDocument(SLOW, 10_000_000)))
+        child.send(msgspec.msgpack.encode(ReadDocument(b"", 10_000_000)), SLOW)
         reply = msgspec.msgpack.decode(child.receive(), type=WorkReply)
     finally:
         child.kill()

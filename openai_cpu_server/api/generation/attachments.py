@@ -228,7 +228,7 @@ class AttachmentFinder:
             _check_size(AttachmentKind.SOUND, recording.data, self._options)
             pieces = await self._sounds(recording.data, model, recording.piece_s)
             shapes = await model.engine.shapes([piece.size for piece in pieces])
-        marks = [mark_of(piece.digest, AttachmentKind.SOUND) for piece in pieces]
+        marks = [mark_of(AttachmentKind.SOUND, piece.digest) for piece in pieces]
         messages = params.prompt.messages
         if len(messages) == 1:  # else a preset has the say
             messages = recording.trained.get(model.loaded().architecture, messages)
@@ -326,6 +326,8 @@ class AttachmentFinder:
 
     async def _fetched(self, source: AttachmentSource, owner: str) -> bytes:
         url, options, most_bytes = source.url, self._options, _most_bytes(source.kind, self._options)
+        if source.is_base64:
+            return await off_loop(len(url), partial(_of_base64, url))
         if url.startswith(UPLOAD):
             if self._upload is None:
                 raise InvalidRequest(
@@ -479,13 +481,17 @@ def _of_data_uri(source: str) -> bytes:
     at = source.find(",")
     if at < 0 or not source[:at].lower().replace(" ", "").endswith(";base64"):
         raise InvalidRequest("a data URI must be in base64: 'data:image/png;base64,...'")
+    return _of_base64(source, at + 1)
+
+
+def _of_base64(source: str, first: int = 0) -> bytes:
     if "%" in source:
         for escape, char in _ESCAPES.items():
             source = source.replace(escape, char).replace(escape.lower(), char)
-        at = source.find(",")
+        first = source.find(",") + 1 if first else 0
     data, rest = BytesIO(), ""
     try:
-        for start in range(at + 1, len(source), _CHARS_AT_ONCE):
+        for start in range(first, len(source), _CHARS_AT_ONCE):
             piece = rest + source[start : start + _CHARS_AT_ONCE].translate(_AS_STANDARD)
             num_whole = len(piece) // 4 * 4
             data.write(base64.b64decode(piece[:num_whole], validate=True))
@@ -506,7 +512,7 @@ def _charset_of(url: str) -> str:
 
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
 """Characters that encoders escape in base64. `unquote` takes 1.1 GB for 15 MB of escapes."""
-_CHARS_AT_ONCE = 2**20
+_CHARS_AT_ONCE = 64 * 1024
 """Decoding holds the interpreter's lock, and other threads wait for it."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
 """Translation of the URL-safe alphabet, without line ends and padding."""

@@ -138,7 +138,7 @@ class RecordingBody(SharedBody):
 def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
     """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
-    mark = mark_of(f"{len(data)} {body.file}", AttachmentKind.SOUND)
+    mark = mark_of(AttachmentKind.SOUND, body.file, str(len(data)))
     languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
     hints = [
         *([f"Language: {languages}."] if languages else ()),
