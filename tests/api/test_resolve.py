@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -38,6 +39,30 @@ from tests.reading import model_read_here
 
 def user(content: object) -> dict[str, object]:
     return {"role": "user", "content": content}
+
+
+LARGE = "QUJD" * 2**20
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": LARGE, "format": "wav"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LARGE}"}},
+        {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{LARGE}"}},
+    ],
+    ids=lambda part: part["type"],
+)
+def test_a_large_attachment_is_read_without_further_copies(part: dict[str, object]) -> None:
+    """Each copy would hold the interpreter's lock, for which the event loop waits."""
+    body = json.dumps({"messages": [user([part])]}).encode()
+    tracemalloc.start()
+    try:
+        CHAT.read(body, lenient=False)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 1.5 * len(body)
 
 
 def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:

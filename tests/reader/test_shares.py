@@ -7,6 +7,7 @@ import contextvars
 import json
 import os
 import signal
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -161,6 +162,19 @@ def test_a_process_that_computes_is_not_taken_for_silent() -> None:
         child.close()
     assert isinstance(reply.result, WorkRefused)
     assert "takes more than 2 seconds" in reply.result.message
+
+
+def test_a_file_is_sent_without_a_copy(model: ReadModel) -> None:
+    """A copy would hold the interpreter's lock, for which the event loop waits."""
+    data = b"no sound" * 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            next(model.sound(data, RATE, RATE, 0))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < len(data) / 2
 
 
 def test_work_of_one_kind_waits_for_no_other_kind(

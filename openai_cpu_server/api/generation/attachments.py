@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from openai_cpu_server.api.generation.params import (
+    CHARS_AT_ONCE,
     MARK,
     UPLOAD,
     Attachment,
@@ -486,13 +487,13 @@ def _of_data_uri(source: str) -> bytes:
 
 def _of_base64(source: str, first: int = 0) -> bytes:
     if "%" in source:
+        source, first = source[first:], 0
         for escape, char in _ESCAPES.items():
             source = source.replace(escape, char).replace(escape.lower(), char)
-        first = source.find(",") + 1 if first else 0
     data, rest = BytesIO(), ""
     try:
-        for start in range(first, len(source), _CHARS_AT_ONCE):
-            piece = rest + source[start : start + _CHARS_AT_ONCE].translate(_AS_STANDARD)
+        for start in range(first, len(source), CHARS_AT_ONCE):
+            piece = rest + source[start : start + CHARS_AT_ONCE].translate(_AS_STANDARD)
             num_whole = len(piece) // 4 * 4
             data.write(base64.b64decode(piece[:num_whole], validate=True))
             rest = piece[num_whole:]
@@ -512,8 +513,6 @@ def _charset_of(url: str) -> str:
 
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
 """Characters that encoders escape in base64. `unquote` takes 1.1 GB for 15 MB of escapes."""
-_CHARS_AT_ONCE = 64 * 1024
-"""Decoding holds the interpreter's lock, and other threads wait for it."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
 """Translation of the URL-safe alphabet, without line ends and padding."""
 

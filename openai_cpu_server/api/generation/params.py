@@ -169,7 +169,7 @@ class AttachmentSource(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def mark(self) -> str:
         """Cached, because hashing a data URI of 20 MB takes 40 ms."""
-        return mark_of(self.kind, self.label, self.url)
+        return mark_of(self.kind, self.label, str(self.is_base64), self.url)
 
 
 class Attachment(msgspec.Struct, frozen=True):
@@ -339,8 +339,8 @@ _MARK_KEY = secrets.token_bytes(32)
 MARK = re.compile(rf"{MEDIA_MARK.pattern}|document[0-9a-f]{{30}}")
 
 
-_CHARS_AT_ONCE = 64 * 1024
-"""Encoding 20 MB at once would hold the interpreter's lock for tens of milliseconds."""
+CHARS_AT_ONCE = 64 * 1024
+"""Encoding or decoding 20 MB at once would hold the interpreter's lock for tens of milliseconds."""
 
 
 def mark_of(kind: AttachmentKind, *texts: str) -> str:
@@ -348,8 +348,8 @@ def mark_of(kind: AttachmentKind, *texts: str) -> str:
     digest = hashlib.blake2b(key=_MARK_KEY, digest_size=15)
     for text in texts:
         digest.update(b"%d " % len(text))
-        for start in range(0, len(text), _CHARS_AT_ONCE):
-            digest.update(text[start : start + _CHARS_AT_ONCE].encode(errors="surrogatepass"))
+        for start in range(0, len(text), CHARS_AT_ONCE):
+            digest.update(text[start : start + CHARS_AT_ONCE].encode(errors="surrogatepass"))
     return f"{kind.value}{digest.hexdigest()}"
 
 
