@@ -11,6 +11,15 @@ import msgspec
 BYTES_AND_END = 257
 """Size of the vocabulary for checking grammars: 256 bytes and an end token. Control tokens follow, in the
 order in which a grammar names them."""
+FIRST_ITEM, OTHER_ITEM = "=first", "=other"
+"""Ends of the names of rules for items of a list that must differ. `=` is in no other rule's name."""
+CAPTURE = 'capture="__LIST_APPEND:'
+"""Beginning of the attribute by which llguidance keeps all texts of a rule. Without that prefix it leaves out
+a text that is equal to the last one of the same name."""
+
+
+def is_list_item(rule: str) -> bool:
+    return rule.endswith((FIRST_ITEM, OTHER_ITEM))
 
 
 class GrammarSource(enum.Enum):

@@ -54,7 +54,7 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
     Whitespace,
 )
-from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
+from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER, UNCOUNTED
 from openai_cpu_server.structured.scalars.regex import full_language, rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, without_unevaluated
@@ -82,6 +82,8 @@ from openai_cpu_server.structured.writing.notations import value_writing
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""
+_ENDLESS = {INTEGER: UNCOUNTED[0], NUMBER: UNCOUNTED[1]}
+"""Numbers with any number of digits in place of those with a usual number."""
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
@@ -156,7 +158,8 @@ class _Compiler:
         self._lexemes = ScalarLexemes(self._grammar, self._strings, writing.texts)
         names = ScalarLexemes(self._grammar, self._strings, writing.names)
         self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
-        self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals)
+        self._is_json = options.values.notation is Notation.JSON
+        self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._endless, self._goals)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
@@ -254,6 +257,19 @@ class _Compiler:
         if kind is JsonKind.ARRAY:
             return array_shape(branch, self._goals) is not None
         return bool(self._shapes.shapes(branch))
+
+    def _endless(self, goal: Goal, hint: str) -> Expr | None:
+        """Return an expression of the values if each is a JSON string or each a number, and what has been
+        written of one can always become infinitely many. Else return None."""
+        kinds = [kind for kind in JsonKind if self._goals.satisfiable(goal, kind)]
+        if self._is_json and kinds == [JsonKind.STRING]:
+            is_endless = self._strings.plain.is_endless(self._strings.of_goal(goal))
+            return self._value(goal, hint) if is_endless else None
+        if self._is_json and kinds == [JsonKind.NUMBER]:
+            branches = self._goals.branches(goal, JsonKind.NUMBER)
+            found = _ENDLESS.get(alt(*map(self._numbers.language, branches)))
+            return None if found is None else self._number(found, hint)
+        return None
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
         found: dict[object, Expr] = {}

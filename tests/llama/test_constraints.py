@@ -128,6 +128,43 @@ def test_an_output_is_resumed(roomy: LlamaBackend, sampling: Sampling, constrain
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
 
+UNIQUE = {
+    "type": "array",
+    "items": {"type": "array", "items": {"type": "string", "pattern": "^[ab]+$"},
+              "minItems": 5, "maxItems": 5, "uniqueItems": True},
+    "minItems": 2,
+    "maxItems": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_strings_of_a_list_differ_also_in_an_output_that_is_resumed(roomy: LlamaBackend, seed: int) -> None:
+    sampling = Sampling(seed=seed, temperature=1.5)
+    one = asked("unique", schema_to_lark(UNIQUE), sampling)
+    whole = run(roomy, one)
+    assert whole.finish.reason is FinishReason.STOP
+    jsonschema.validate(json.loads(whole.text), UNIQUE)
+    for end in range(0, len(whole.tokens) + 1, 5):
+        assert whole.tokens[:end] + run(roomy, one, told=whole.tokens[:end]).tokens == whole.tokens
+
+
+def test_a_token_that_repeats_a_string_of_a_list_is_not_taken(words: ModelTokens) -> None:
+    grammar = schema_to_lark(UNIQUE)
+    output = ConstrainedOutput(Constraint(grammar=grammar), compile_grammar(grammar, words.tokenizer), words)
+    taken = []
+    for text in ['[["', "a", '"', ',"', "b", '"', ',"', "a", '"']:
+        for token in words.spell(text.encode()) or ():
+            if not output.is_forced:
+                taken.append(output.takes(token))
+                if taken[-1]:
+                    output.accept(token)
+            else:
+                assert output.take_one_forced() == token
+    assert taken.pop() is False
+    assert all(taken)
+    assert output.allowed().any()
+
+
 def test_the_grammar_begins_behind_the_trigger(roomy: LlamaBackend) -> None:
     free = run(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())

@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER, GrammarCheck
+from openai_cpu_server.contract.grammar import CAPTURE
+from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER, GrammarCheck, ListItems
 from openai_cpu_server.structured.options import Options
 from tests.structured.making import check_schema
 
@@ -29,19 +30,22 @@ def accepts(schema: Any, text: str, options: Options | None = None) -> bool:
 
 class Sampler:
     def __init__(self, lark: str) -> None:
-        self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
-        assert not self._matcher.is_error(), self._matcher.get_error()
+        self._start = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
+        assert not self._start.is_error(), self._start.get_error()
+        self._has_list_items = CAPTURE in lark
 
     def draw(self, rng: random.Random, longest: int = 400) -> bytes | None:
-        self._matcher.reset()
-        text = bytearray()
+        matcher, text = self._start.deep_copy(), bytearray()
         while len(text) < longest:
-            allowed = _allowed(bytes(self._matcher.compute_bitmask()))
+            allowed = _allowed(bytes(matcher.compute_bitmask()))
             if allowed.may_end and (not allowed.all or rng.random() < 0.3):
                 return bytes(text)
             byte = allowed.pick(rng)
-            text.append(byte)
-            assert self._matcher.consume_token(byte), self._matcher.get_error()
+            tried = matcher.deep_copy() if self._has_list_items else matcher
+            assert tried.consume_token(byte), tried.get_error()
+            if ListItems().read(tried.get_captures()):
+                matcher = tried
+                text.append(byte)
         return None
 
 

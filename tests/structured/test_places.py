@@ -14,6 +14,7 @@ from tests.structured.oracle import compact
 pytestmark = pytest.mark.thorough
 
 LENIENT = Options(strict=False)
+NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}, "uniqueItems": True}
 TEXTS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 LISTED = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
 PRIME = 10**18 + 9
@@ -23,15 +24,16 @@ COUNTED = {"type": "object", "minProperties": 2, "additionalProperties": {"type"
 
 LEAVES = [
     # schema, keywords that are not enforced, a valid value, one that only these keywords forbid
-    (TEXTS, {("", "uniqueItems")}, ["a"], ["a", "a"]),
-    ({**TEXTS, "minItems": 1}, {("", "uniqueItems")}, ["a"], ["a", "a"]),
-    ({"allOf": [TEXTS, {"maxItems": 2}]}, {("/allOf/0", "uniqueItems")}, [], ["a", "a"]),
-    ({"allOf": [TEXTS, {"maxItems": 1}]}, set(), ["a"], ["a", "a"]),
-    ({"allOf": [TEXTS, {"uniqueItems": True}]}, {("/allOf/0", "uniqueItems"), ("/allOf/1", "uniqueItems")},
-     ["a"], ["a", "a"]),
+    (NUMBERS, {("", "uniqueItems")}, [1], [1, 1]),
+    (TEXTS, set(), ["a", "b"], ["a", "a"]),
+    ({**NUMBERS, "minItems": 1}, {("", "uniqueItems")}, [1], [1, 1]),
+    ({"allOf": [NUMBERS, {"maxItems": 2}]}, {("/allOf/0", "uniqueItems")}, [], [1, 1]),
+    ({"allOf": [NUMBERS, {"maxItems": 1}]}, set(), [1], [1, 1]),
+    ({"allOf": [NUMBERS, {"uniqueItems": True}]}, {("/allOf/0", "uniqueItems"), ("/allOf/1", "uniqueItems")},
+     [1], [1, 1]),
     (LISTED, set(), ["a", "b"], ["a", "a"]),
     ({**LISTED, "minItems": 1}, set(), ["a"], ["a", "a"]),
-    ({**TEXTS, "contains": {"const": "c"}}, {("", "uniqueItems")}, ["c"], ["c", "c"]),
+    ({**NUMBERS, "contains": {"const": 3}}, {("", "uniqueItems")}, [3], [3, 3]),
     (MULTIPLE, {("", "multipleOf")}, PRIME, 1),
     ({**MULTIPLE, "minimum": 0}, {("", "multipleOf")}, PRIME, 1),
     ({**MULTIPLE, "minimum": 0, "maximum": 4}, set(), 0, 1),
@@ -41,9 +43,9 @@ LEAVES = [
     ({**COUNTED, "minProperties": 1}, set(), {"a": 1}, {}),
     ({"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False, "minProperties": 2},
      set(), {"a": 1, "b": 1}, {"a": 1}),
-    ({"anyOf": [TEXTS, {**TEXTS, "minItems": 2}]},
-     {("/anyOf/0", "uniqueItems"), ("/anyOf/1", "uniqueItems")}, ["a"], ["a", "a"]),
-    ({"anyOf": [{"type": "array", "items": {"type": "string"}}, TEXTS]}, set(), ["a", "a"], [1]),
+    ({"anyOf": [NUMBERS, {**NUMBERS, "minItems": 2}]},
+     {("/anyOf/0", "uniqueItems"), ("/anyOf/1", "uniqueItems")}, [1], [1, 1]),
+    ({"anyOf": [{**NUMBERS, "uniqueItems": False}, NUMBERS]}, set(), [1, 1], ["a"]),
 ]  # fmt: skip
 WRAPPERS = [
     # schema and value around those of a leaf, and its pointer there
@@ -93,10 +95,10 @@ def test_every_place_that_is_not_enforced_is_named_and_no_other(drawn):
 
 
 def test_a_definition_is_named_once_though_some_of_its_uses_are_enforced():
-    short = {"allOf": [{"$ref": "#/$defs/texts"}], "maxItems": 1}
-    schema = {"properties": {"a": {"$ref": "#/$defs/texts"}, "b": short}, "$defs": {"texts": TEXTS}}
+    short = {"allOf": [{"$ref": "#/$defs/numbers"}], "maxItems": 1}
+    schema = {"properties": {"a": {"$ref": "#/$defs/numbers"}, "b": short}, "$defs": {"numbers": NUMBERS}}
     (found,) = compile_schema(schema, LENIENT).unenforced
-    assert (found.path, found.keyword) == ("/$defs/texts", "uniqueItems")
+    assert (found.path, found.keyword) == ("/$defs/numbers", "uniqueItems")
     assert compile_schema({**schema, "properties": {"b": short}}).unenforced == ()
 
 

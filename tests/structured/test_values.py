@@ -54,6 +54,15 @@ test_nullable_is_of_openapi_and_adds_null = table({
 }, check_ours)  # fmt: skip
 
 
+TREE = {
+    "properties": {
+        "names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "inner": {"type": "array", "items": {"$ref": "#"}},
+    },
+    "required": ["names"],
+}
+
+
 test_values = table({
     "enum of all kinds": [
         ({"enum": ["red", 'a"b', "é", 1, -2.5, True, None, [1, "x"], {"a": 1, "b": [None]}, {}]},
@@ -154,6 +163,27 @@ test_arrays = table({
          [[], ["a", 1], ["a", 1, None]], [["a", "a"], [1]])],
     "one item is always unique": [
         (array(items=STR, uniqueItems=True, maxItems=1), [[], ["a"]], [["a", "b"]])],
+    "unique strings that could always be longer": [
+        (array(items=STR, uniqueItems=True), [[], [""], ["a", ""], ["a", "ab", "b"], ["é", "e", '"']],
+         [["a", "a"], ["", ""], ["a", "b", "a"], ["é", "é"], ['"', '"']]),
+        (array(items={"type": "string", "pattern": "^[a-z]+(-[0-9]+)?$"}, uniqueItems=True),
+         [["ab", "a"], ["a-1", "a-12"]], [["a-1", "b", "a-1"], ["A"]]),
+        (array(items=STR, uniqueItems=True, minItems=2, maxItems=3), [["a", "b"], ["c", "b", "a"]],
+         [["a"], ["a", "a"], ["a", "b", "a"], ["a", "b", "c", "d"]])],
+    "unique numbers that could always be longer": [
+        (array(items=INT, uniqueItems=True), [[], [0], [1, 12, 0, 10, -1], [5]],
+         [[0, 0], [1, 1], [12, 1, 12]]),
+        (array(items={"type": "number"}, uniqueItems=True), [[0, 0.5, 1, 1.5]],
+         [[0.5, 0.5], [1, 1.0], [0, 0]])],
+    "each list of unique strings is one of its own": [
+        (array(items=array(items=STR, uniqueItems=True)),
+         [[["a", "b"], ["a", "c"], ["b", "a"], [], ["a"], ["a", "b"]]],
+         [[["a"], ["b", "b"]], [["a", "b"], ["a", "c", "c"]]]),
+        (TREE, [{"names": ["a"], "inner": [{"names": ["a", "b"]}, {"names": ["b"]}]}],
+         [{"names": ["a"], "inner": [{"names": ["a"]}, {"names": ["b", "b"]}]}]),
+        ({"anyOf": [array(items={"type": "string", "pattern": "^a"}, uniqueItems=True),
+                    array(items={"type": "string", "pattern": "z$"}, uniqueItems=True)]},
+         [["a", "ab"], ["az", "bz"], ["az", "aaz"]], [["a", "a"], ["az", "az"], ["bz", "az", "bz"]])],
     "unique items may be off": [(array(items=INT, uniqueItems=False), [[1, 1]], [])],
 })  # fmt: skip
 
@@ -166,6 +196,17 @@ def test_values_that_several_alternatives_spell_are_one_value():
     check_texts(grammar, ["[2.0]", "[2,1]", "[1,2.0]"], ["[2.0,2]", "[2,2.0]", "[2.0,2.0]", "[2,2]"])
     texts = array(items={"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^[ab]$"}]})
     check({**texts, "uniqueItems": True}, [["a", "b"], ["b", "a"]], [["a", "a"], ["b", "a", "b"]])
+
+
+def test_equal_strings_may_be_spelt_in_two_ways():
+    grammar = check_schema(array(items=STR, uniqueItems=True))
+    check_texts(grammar, ['["a","\\u0062"]'], ['["a","\\u0061"]', '["😀","\\ud83d\\ude00"]', '["/","\\/"]'])
+
+
+def test_unique_numbers_may_have_thousands_of_digits():
+    long, longer = "1" * 5_000, "1" * 5_001
+    grammar = check_schema(array(items=INT, uniqueItems=True))
+    check_texts(grammar, [f"[{long},{longer}]"], [f"[{long},{long}]"])
 
 
 @pytest.mark.parametrize("counts", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 1, "maxItems": 200}])

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +18,12 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
+from openai_cpu_server.contract.grammar import CAPTURE
 from openai_cpu_server.contract.request import Constraint, ReasoningTracker
 from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar, grammar_tokenizer
+from openai_cpu_server.llama.grammar.grammar_check import ENDS_OF_ITEMS, ListItems
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -100,6 +102,8 @@ class ConstrainedOutput:
         self._constraint = constraint
         self._thoughts = _thoughts(constraint)
         """Parser of thoughts; None once the answer has begun."""
+        self._items = ListItems() if CAPTURE in (constraint.grammar or "") else None
+        """Read lists whose items must differ, or None if the grammar has none."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
@@ -148,9 +152,11 @@ class ConstrainedOutput:
 
     def takes(self, token: int) -> bool:
         """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
-        or ends the output before a required answer."""
-        if self._matcher is None or self._active_matcher is not None:
+        ends the output before a required answer, or ends an item that is in its list already."""
+        if self._matcher is None:
             return True
+        if self._active_matcher is not None:
+            return self._items is None or self._keeps_items_apart(self._matcher, self._items, token)
         if token in self._tokens.ends:
             return self._search is not None
         answer: bytes | None = self._tokens.text_of(token)
@@ -165,6 +171,14 @@ class ConstrainedOutput:
             return True
         spelling = self._tokens.spell(rest)
         return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
+
+    def _keeps_items_apart(self, matcher: LLMatcher, items: ListItems, token: int) -> bool:
+        if ENDS_OF_ITEMS.isdisjoint(self._tokens.text_of(token)):
+            return True
+        with self._charged():
+            items.read(matcher.get_captures())
+            trial = matcher.deep_copy()
+            return not trial.consume_token(token) or deepcopy(items).read(trial.get_captures())
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens may come next. In free text all may, because a token that ends a
@@ -181,9 +195,12 @@ class ConstrainedOutput:
             return must + num_valid
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft behind the output, or None in free text and where they take too long."""
+        """Return masks for a draft behind the output, or None in free text and where they take too long. A
+        matcher that was taken back keeps its captures, so there are none where items must differ."""
         matcher = self._active_matcher
-        return None if matcher is None or self._forced or self.is_slow else MaskedDraft(self, matcher)
+        if matcher is None or self._forced or self.is_slow or self._items is not None:
+            return None
+        return MaskedDraft(self, matcher)
 
     def mask_of(self, matcher: LLMatcher) -> Allowed:
         """Return the mask of a draft's next token. Raises `ConstraintFailed`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Sequence
+from decimal import Decimal
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from openai_cpu_server.contract.grammar import BYTES_AND_END
+from openai_cpu_server.contract.grammar import BYTES_AND_END, CAPTURE, FIRST_ITEM
 from openai_cpu_server.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -30,6 +33,32 @@ class _Bytes:
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
+
+
+ENDS_OF_ITEMS = frozenset(b'"0,] \t\r\n')
+"""Bytes at which a string or a number can end: nothing follows a zero that stands alone."""
+
+
+class ListItems:
+    """Strings and numbers of the lists whose items must differ, from captures of a matcher that is never
+    taken back."""
+
+    def __init__(self) -> None:
+        self._num_read = 0
+        self._lists: dict[str, set[str | Decimal]] = {}
+
+    def read(self, captures: Sequence[tuple[str, bytes]]) -> bool:
+        """Read what is new. Return False if an item is in its list already."""
+        do_differ = True
+        for name, text in captures[self._num_read :]:
+            items = self._lists.setdefault(name.rpartition("=")[0], set())
+            if name.endswith(FIRST_ITEM):
+                items.clear()
+            item = json.loads(text, parse_int=Decimal, parse_float=Decimal)
+            do_differ = do_differ and item not in items
+            items.add(item)
+        self._num_read = len(captures)
+        return do_differ
 
 
 class TextFit(msgspec.Struct, frozen=True):
@@ -68,17 +97,29 @@ class GrammarCheck:
         """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest if it is
         too large."""
         grammar = LLMatcher.grammar_from_lark(lark)
-        self._matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
+        self._start = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
+        self._matcher = self._start.deep_copy()
+        self._has_list_items = CAPTURE in lark
         if self._matcher.is_error():
             raise self._too_complex("The grammar is too large, or too deeply nested, to be used.")
 
     def check(self, text: str | bytes) -> TextFit:
-        self._matcher.reset()
+        self._matcher = self._start.deep_copy()
         tokens = list(text.encode() if isinstance(text, str) else text)
-        accepted = self._matcher.try_consume_tokens(tokens)
+        accepted = self._num_accepted(tokens)
         if self._matcher.is_error():
             raise self._too_complex(f"The grammar is too complex after {accepted} bytes of the text.")
         return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
+
+    def _num_accepted(self, tokens: list[int]) -> int:
+        if not self._has_list_items:
+            return int(self._matcher.try_consume_tokens(tokens))
+        items = ListItems()
+        for number, token in enumerate(tokens):
+            is_accepted = self._matcher.try_consume_tokens([token])
+            if not is_accepted or (token in ENDS_OF_ITEMS and not items.read(self._matcher.get_captures())):
+                return number
+        return len(tokens)
 
     def _too_complex(self, message: str) -> InvalidRequest:
         """Return an error without the native text, which has paths and backtraces."""

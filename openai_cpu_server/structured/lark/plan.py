@@ -11,6 +11,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
+from openai_cpu_server.contract.grammar import is_list_item
 from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -99,7 +100,7 @@ class RegularRules:
         """Return None if it is not regular or too deep. Raises InvalidGrammar."""
         self._num_put_in = 0
         for name in bottom_up(rules):
-            found = self.of(rules[name])
+            found = None if is_list_item(name) else self.of(rules[name])
             if found is not None:
                 self.inlined[name] = found
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 
+from openai_cpu_server.contract.grammar import CAPTURE, is_list_item
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -163,6 +164,9 @@ class _Writer:
     def name(self, rule: str) -> str:
         return self._names[rule]
 
+    def head(self, rule: str) -> str:
+        return self._names[rule] + (f'[{CAPTURE}{rule}"]' if is_list_item(rule) else "")
+
     def terminals(self) -> list[tuple[str, Expr]]:
         inline = (Text, Token, Multiples)
         return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
@@ -222,7 +226,7 @@ class Translation:
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
         """`renumbered`: maps control tokens to the reader's vocabulary."""
         writer = _Writer(self._plan, renumbered)
-        lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in self._plan.rules.items()]
+        lines = [f"{writer.head(name)}: {writer.shown(expr)}" for name, expr in self._plan.rules.items()]
         lines += _Terminals(writer.terminals()).lines()
         if self._first:
             # The root names them in an alternative that no text can take, because they are compiled first.

@@ -83,8 +83,8 @@ _MOST_SUBSETS = 260
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
-    "can be enforced only where few items are possible: list up to 400 with 'enum', give a short range or "
-    "pattern, or allow one item ('maxItems': 1)"
+    "can be enforced only on numbers and strings without a greatest length, and where few items are "
+    "possible: list up to 400 with 'enum', give a short range or pattern, or allow one item ('maxItems': 1)"
 )
 
 
@@ -95,6 +95,8 @@ class ArrayRules:
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
     """Returns None if they are many."""
+    endless: Callable[[Goal, str], Expr | None]
+    """Returns None if what has been written of a value could only become some values."""
     goals: Goals
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
@@ -102,7 +104,7 @@ class ArrayRules:
 
     def _content(self, shape: ArrayShape, hint: str) -> Expr:
         if shape.unique:
-            content = self._set(shape, hint)
+            content = self._set(shape, hint) or self._distinct(shape, hint)
             if content is not None:
                 return content
             self.goals.refuse(shape.unique, _NOT_UNIQUE)
@@ -182,6 +184,17 @@ class ArrayRules:
         if sum(math.comb(len(values), n) for n in range(most + 1)) > _MOST_SUBSETS:
             return self._in_given_order(values, shape.low, most, hint)
         return self._in_any_order(values, shape.low, most, hint)
+
+    def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
+        """Name the items for the engine, which forbids the end of one that is in the list already. Return
+        None if an item could come to where only its end is possible."""
+        item = None if shape.prefix or shape.needs else self.endless(shape.rest, hint)
+        if item is None:
+            return None
+        first, other = self.grammar.list_items(hint, item)
+        high = None if shape.high is None else shape.high - 1
+        some = seq(first, repeat(seq(self.marks.comma, other), max(shape.low - 1, 0), high))
+        return some if shape.low else alt(EMPTY, some)
 
     def _differ(self, shape: ArrayShape) -> bool:
         """If no value fits two places, no list of values is needed."""

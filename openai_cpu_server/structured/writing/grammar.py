@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from openai_cpu_server.contract.grammar import FIRST_ITEM, OTHER_ITEM, is_list_item
 from openai_cpu_server.structured.gbnf.parser import MOST_TIMES, parse_gbnf
 from openai_cpu_server.structured.languages.automaton import Automaton, state_rules
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
@@ -116,6 +117,13 @@ class GrammarBuilder:
         if NEVER not in self._rules:
             self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
         return self.define(hint, alt(lexeme, Ref(NEVER)))
+
+    def list_items(self, hint: str, item: Expr) -> tuple[Expr, Expr]:
+        """Return the first item and another item of a list whose items differ."""
+        name = self.reserve(f"{hint}-set")
+        for mark in (FIRST_ITEM, OTHER_ITEM):
+            self.set(name + mark, item)
+        return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
         """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
@@ -239,9 +247,11 @@ def _merged(rules: Rules) -> Rules:
         first: dict[Expr, str] = {}
         names: dict[str, str] = {}
         for name, expr in rules.items():
-            if isinstance(expr, Ref) and name != ROOT and expr.name not in (name, *names):
+            if name == ROOT or is_list_item(name):
+                continue
+            if isinstance(expr, Ref) and expr.name not in (name, *names):
                 names[name] = expr.name
-            elif name != ROOT and first.setdefault(expr, name) != name:
+            elif first.setdefault(expr, name) != name:
                 names[name] = first[expr]
         names = {name: _last(name, names) for name in names}
         if not names:
