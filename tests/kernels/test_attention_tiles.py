@@ -28,6 +28,8 @@ def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, t
     [
         {},
         {"width": 80},
+        {"width": 72},
+        {"width": 40, "value_width": 24, "cell_type": GgmlType.BF16, "heads": 9, "kv_heads": 3},
         {"width": 128, "heads": 9, "kv_heads": 3},
         {"width": 256, "heads": 8, "cell_type": GgmlType.Q8_0},
         {"width": 96, "value_width": 64, "cell_type": GgmlType.BF16, "value_type": GgmlType.Q8_0},
@@ -47,12 +49,13 @@ def test_attention_is_the_definition_but_for_rounding(
         assert error(attention(library, graphs, case, threads), exact) < _ROUNDED
 
 
-@pytest.mark.parametrize("window", [None, 90])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("window", "width"), [(None, 64), (90, 64), (90, 72)])
 def test_a_row_does_not_depend_on_the_others(
-    library: KernelLibrary, graphs: GgmlGraphs, window: int | None
+    library: KernelLibrary, graphs: GgmlGraphs, window: int | None, width: int, seed: int
 ) -> None:
     """Chunks of a prompt beside another sequence, threads and unseen cells: the same, bit for bit."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     places = random.permutation(1200)
     mine, others = np.sort(places[:1000]), places[1000:]
     sees = np.zeros((80, 1200), np.bool_)
@@ -60,11 +63,11 @@ def test_a_row_does_not_depend_on_the_others(
         last = 950 + row
         sees[row, mine[0 if window is None else last - window : last + 1]] = True
         sees[40 + row, others[: 10 + row]] = True
-    case = attention_case(random, sees_to_mask(sees), heads=24, with_sinks=True)
+    case = attention_case(random, sees_to_mask(sees), heads=24, width=width, with_sinks=True)
     assert case.mask is not None
     expected = attention(library, graphs, case, threads=1)
     assert error(expected, exact_attention(graphs, case)) < _ROUNDED
-    for rows in (slice(0, 40), slice(0, 17), slice(17, 40), slice(35, 51)):
+    for rows in (slice(0, 40), slice(0, 17), slice(17, 40), slice(35, 51), slice(40, 60)):
         chunk = msgspec.structs.replace(case, q=case.q[rows], mask=case.mask[rows])
         for threads in (1, 3):
             assert (attention(library, graphs, chunk, threads) == expected[rows]).all()

@@ -172,9 +172,9 @@ struct Found {
 
 // Merges the parts of a block for one group, and writes the result.
 void finish(const Node& node, const Block& block, const int* rows, int group, int num_parts, const float* parts) {
-    const int width = node.value_width;
+    const int width = int(node.v.ne[0]);
     const size_t stride = part_floats(node, block);
-    for (int lane = 0; lane < block.count * node.group; ++lane, parts += width + 2) {
+    for (int lane = 0; lane < block.count * node.group; ++lane, parts += node.value_width + 2) {
         const int row = rows[lane / node.group], head = group * node.group + lane % node.group;
         Found found;
         found.output = node.result_of(row, head);
@@ -242,7 +242,7 @@ void compute_item(const Node& node, const Prepared& prepared, const Item& item, 
                   std::vector<Group>& groups) {
     const Block& block = prepared.plan.blocks[item.block];
     const size_t floats = part_floats(node, block), stride = item.num_parts * floats;
-    const bool has_many = has_many_lanes(block.count * node.group);
+    const bool has_many = has_many_lanes(node, block.count * node.group);
     float* results = partials + item.partials + item.first_group * stride;
     if (item.partials == WHOLE) {
         scratch.parts.resize(item.num_groups * stride);
@@ -270,7 +270,7 @@ void compute_by_lanes(const Node& node, const Prepared& prepared, const Item& it
 
 void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch) {
     const Block& block = prepared.plan.blocks[item.block];
-    if (!has_many_lanes(block.count * node.group))
+    if (!has_many_lanes(node, block.count * node.group))
         return compute_by_lanes(node, prepared, item, partials, scratch, scratch.few);
     if (!node.by_tiles) return compute_by_lanes(node, prepared, item, partials, scratch, scratch.many);
     std::vector<TileAttention> groups;  // one: an item of many lanes has no more
@@ -361,10 +361,14 @@ struct Shared {
     float* partials() { return reinterpret_cast<float*>(this + 1); }
 };
 
+bool is_computable(const ggml_compute_params& params, const ggml_tensor& node, bool by_tiles) {
+    return !params.use_ref && params.wsize >= sizeof(Shared) && is_known(node, by_tiles);
+}
+
 }  // namespace
 
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
-    return !params.use_ref && params.wsize >= sizeof(Shared) && is_known(node);
+    return is_computable(params, node, false);
 }
 
 void begin_graph() {
@@ -401,7 +405,7 @@ void compute(const ggml_compute_params& params, ggml_tensor& tensor) { compute(p
 
 // Steps of few rows stay exact: products do not use tiles there either.
 bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node) {
-    return can_do(params, node) && node.src[1]->type != GGML_TYPE_F32 && node.src[0]->ne[1] >= amx::TILE_ROWS;
+    return is_computable(params, node, true) && node.src[1]->type != GGML_TYPE_F32 && node.src[0]->ne[1] >= amx::TILE_ROWS;
 }
 
 void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& tensor) {

@@ -9,7 +9,7 @@ namespace attention {
 namespace {
 
 enum Parameter { SCALE, MAX_BIAS, SOFT_CAP };
-constexpr int WIDTH_UNIT = 16;     // so many numbers fill whole vectors
+constexpr int WIDTH_UNIT = 16, WIDTH_UNIT_BY_TILES = 8;  // widths are multiples; 16 numbers fill whole vectors
 // Lanes that are computed together, by the floats of queries and results that stay in the second cache.
 constexpr int FLOATS_MAX = 65536, LANES_MAX = 128;  // more would share unpacking with no gain
 // Tiles compute a cell so fast that unpacking it takes as long as 70 lanes.
@@ -29,9 +29,11 @@ bool is_known_mask(const ggml_tensor* mask, const ggml_tensor& q, const ggml_ten
            mask->ne[2] == 1 && mask->ne[3] == 1 && mask->nb[0] == sizeof(uint16_t);
 }
 
-bool is_known_width(const ggml_tensor& tensor) {
-    return tensor.ne[0] > 0 && tensor.ne[0] % WIDTH_UNIT == 0 && cell_unpacker(tensor.type);
+bool is_known_width(const ggml_tensor& tensor, int unit) {
+    return tensor.ne[0] > 0 && tensor.ne[0] % unit == 0 && cell_unpacker(tensor.type);
 }
+
+int rounded_up(int width) { return (width + WIDTH_UNIT - 1) / WIDTH_UNIT * WIDTH_UNIT; }
 
 bool lies_in(const ggml_tensor& k, const ggml_tensor& v) {
     return v.data == k.data && v.type == k.type && v.ne[0] <= k.ne[0] && v.nb[1] == k.nb[1] && v.nb[2] == k.nb[2];
@@ -46,9 +48,10 @@ int largest_part(int heads, int most) {
 
 }  // namespace
 
-bool is_known(const ggml_tensor& node) {
+bool is_known(const ggml_tensor& node, bool by_tiles) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
-    return q.type == GGML_TYPE_F32 && is_known_width(k) && is_known_width(v) && is_one_batch(q) &&
+    const int unit = by_tiles ? WIDTH_UNIT_BY_TILES : WIDTH_UNIT;
+    return q.type == GGML_TYPE_F32 && is_known_width(k, unit) && is_known_width(v, unit) && is_one_batch(q) &&
            is_one_batch(k) && is_one_batch(v) && k.ne[2] == v.ne[2] && q.ne[2] % k.ne[2] == 0 &&
            q.nb[0] == sizeof(float) && is_known_mask(node.src[3], q, k);
 }
@@ -64,7 +67,8 @@ Node::Node(const ggml_tensor& node, bool by_tiles_)
       cells(int(k.ne[1])),
       heads(int(q.ne[2])),
       key_width(int(k.ne[0])),
-      value_width(int(v.ne[0])),
+      value_width(by_tiles_ ? rounded_up(int(v.ne[0])) : int(v.ne[0])),
+      fills_vectors(key_width % WIDTH_UNIT == 0 && v.ne[0] % WIDTH_UNIT == 0),
       heads_of_kv(heads / int(k.ne[2])),
       by_tiles(by_tiles_),
       lanes_max(std::clamp((by_tiles ? FLOATS_MAX_BY_TILES : FLOATS_MAX) / (key_width + value_width), 1,

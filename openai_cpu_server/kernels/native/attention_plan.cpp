@@ -17,7 +17,7 @@ constexpr int PART_CELLS_MIN = 8 * TILE;
 
 long cost(const Node& node, long cells, int lanes) {
     if (!node.by_tiles) return cells * (UNPACKING + lanes);
-    return cells * (has_many_lanes(lanes) ? UNPACKING_FOR_TILES + lanes : SPEED_OF_TILES * (UNPACKING + lanes));
+    return cells * (has_many_lanes(node, lanes) ? UNPACKING_FOR_TILES + lanes : SPEED_OF_TILES * (UNPACKING + lanes));
 }
 
 int count(const uint64_t* bits, int words) {
@@ -144,7 +144,7 @@ long Plan::items_wanted(const Node& node, const Block& block, int threads) const
 Cut Plan::cut(const Node& node, const Block& block, int threads) const {
     const long wanted = items_wanted(node, block, threads);
     const long most = std::max(1, block.cells / PART_CELLS_MIN);
-    if (has_many_lanes(block.count * node.group)) {
+    if (has_many_lanes(node, block.count * node.group)) {
         const int parts = std::max(1, block.num_pool_parts());
         const long items = (wanted + node.num_groups() - 1) / node.num_groups();
         return {parts, int(std::min<long>({items, most, parts})), 1};
@@ -159,7 +159,7 @@ void Plan::form_items(const Node& node, int threads, size_t room) {
     items.clear();
     size_t used = 0;
     for (int number = 0; number < int(blocks.size()); ++number) {
-        const bool has_many = has_many_lanes(blocks[number].count * node.group);
+        const bool has_many = has_many_lanes(node, blocks[number].count * node.group);
         Cut how = cut(node, blocks[number], threads);
         const size_t floats = how.num_parts * node.num_groups() * part_floats(node, blocks[number]);
         if (used + floats > room) how = {has_many ? how.num_parts : 1, 1, how.groups};

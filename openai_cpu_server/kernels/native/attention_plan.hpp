@@ -11,8 +11,8 @@ namespace attention {
 
 constexpr int TILE = 32;  // cells that are computed together
 
-// Whether so many lanes fill vectors; else vectors go along the width.
-inline bool has_many_lanes(int lanes) { return lanes > simd::LANES / 2; }
+// Whether so many lanes fill vectors; else vectors go along the width, and have to fill it.
+inline bool has_many_lanes(const Node& node, int lanes) { return lanes > simd::LANES / 2 || !node.fills_vectors; }
 
 // Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
 class Sight {

@@ -80,11 +80,13 @@ public:
     void add(int begin, int end) {
         while (begin < end) {
             num_tiles_ = 0;
-            for (; begin < end && num_tiles_ < most_tiles_; ++num_tiles_) {
+            for (; begin < end; ++num_tiles_) {
                 const int* cells = &gathered_.cells()[0];
+                const int place = cells[begin] / (TILES_A_STEP * TILE);
+                if (num_tiles_ > most_tiles_ - TILES_A_STEP && place != tiles_[num_tiles_ - 1].place) break;
                 int next = std::min(begin + TILE, end);
                 while (cells[next - 1] / TILE != cells[begin] / TILE) --next;
-                tiles_[num_tiles_] = {begin, next - begin};
+                tiles_[num_tiles_] = {begin, next - begin, place};
                 store_cells(tiles_[num_tiles_], num_tiles_, end);
                 begin = next;
             }
@@ -122,6 +124,7 @@ private:
 
     struct TileOfCells {
         int first, count;  // gathered cells
+        int place;         // of its step in the pool
     };
     struct Step {
         int first_tile, num_tiles;
@@ -224,12 +227,14 @@ private:
         for (int pair = 0; pair < (parts_ + 1) / 2; ++pair) add_pair(unit, before, pair);
     }
 
-    // The next tiles behind a step of which the unit sees something; none: there are no more.
+    // The next tiles behind a step of which the unit sees something, as far as they lie in one place of the pool: where
+    // scores may become relative to another number must not depend on other lanes. None: there are no more.
     Step step_behind(int unit, const Step& step) const {
         int first = step.first_tile + step.num_tiles;
         while (first < num_tiles_ && !sees(unit, first)) ++first;
         int end = first;
-        while (end < num_tiles_ && end - first < TILES_A_STEP && sees(unit, end)) ++end;
+        for (int tile = first; tile < num_tiles_ && tiles_[tile].place == tiles_[first].place; ++tile)
+            if (sees(unit, tile)) end = tile + 1;
         return {first, end - first, 1 - step.buffer};
     }
 

@@ -25,7 +25,12 @@ struct Half {
     static size_t bytes(int width) { return sizeof(uint16_t) * width; }
     static void unpack(const char* from, float* to, int width) {
         const auto* values = reinterpret_cast<const uint16_t*>(from);
-        for (int i = 0; i < width; i += LANES) simd::store(to + i, LOAD(values + i));
+        int i = 0;
+        for (; i + LANES <= width; i += LANES) simd::store(to + i, LOAD(values + i));
+        if (i == width) return;
+        uint16_t last[LANES]{};
+        std::memcpy(last, values + i, bytes(width - i));
+        simd::store(to + i, LOAD(last));
     }
 };
 

@@ -45,10 +45,10 @@ private:
 struct CellRows {
     const char* first;
     size_t stride;
-    int width;  // values of a row: a multiple of 16
+    int width;  // values of a row
 };
 
-// Unpacks the rows of some cells, each `to_stride` floats behind the one before.
+// Unpacks the rows of some cells, each `to_stride` floats behind the one before. The last vector is filled with zeros.
 using UnpackCells = void (*)(const CellRows& rows, const int* cells, int count, CellsAhead& ahead, float* to,
                              int to_stride);
 
