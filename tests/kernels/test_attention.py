@@ -81,6 +81,14 @@ def test_types_and_sizes_of_heads(check: Check, shape: dict[str, Any]) -> None:
         check(random, pool, **shape)
 
 
+@pytest.mark.parametrize("cell_type", [F16, BF16, F32])
+def test_heads_of_encoders_may_have_other_widths(check: Check, cell_type: GgmlType) -> None:
+    random = np.random.default_rng(0)
+    for widths in ({"width": 72}, {"width": 8}, {"width": 88, "value_width": 40}):
+        for rows in (1, 37):
+            check(random, None, rows=rows, cells=70, cell_type=cell_type, **widths)
+
+
 def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     """And only that: shapes and masks change from layer to layer, and what a mask says from step to step."""
     random = np.random.default_rng(0)

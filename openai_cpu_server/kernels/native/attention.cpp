@@ -53,7 +53,8 @@ public:
           lanes_(lanes) {
         tile.resize(size_t(TILE) * tile_stride_);
         tile_ = tile.data();
-        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width, !rounds || node.k.type == GGML_TYPE_F32);
+        const bool is_exact = !rounds || node.k.type == GGML_TYPE_F32 || !node.fills_vectors;
+        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width, is_exact);
         for (int i = 0; i < num_rows_; ++i)
             for (int h = 0; h < node_.group; ++h)
                 lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);

@@ -9,7 +9,8 @@ namespace attention {
 namespace {
 
 enum Parameter { SCALE, MAX_BIAS, SOFT_CAP };
-constexpr int WIDTH_UNIT = 16, WIDTH_UNIT_BY_TILES = 8;  // widths are multiples; 16 numbers fill whole vectors
+constexpr int WIDTH_UNIT = 16;     // so many numbers fill whole vectors
+constexpr int LEAST_UNIT = 8;      // widths are multiples of this
 // Lanes that are computed together, by the floats of queries and results that stay in the second cache.
 constexpr int FLOATS_MAX = 65536, LANES_MAX = 128;  // more would share unpacking with no gain
 // Tiles compute a cell so fast that unpacking it takes as long as 70 lanes.
@@ -50,7 +51,9 @@ int largest_part(int heads, int most) {
 
 bool is_known(const ggml_tensor& node, bool by_tiles) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
-    const int unit = by_tiles ? WIDTH_UNIT_BY_TILES : WIDTH_UNIT;
+    // Without tiles other widths are only for encoders, which have many rows and no mask: a row or two would leave vectors
+    // empty, and what ggml computes for some steps and this for others would depend on the step.
+    const int unit = by_tiles || !node.src[3] ? LEAST_UNIT : WIDTH_UNIT;
     return q.type == GGML_TYPE_F32 && is_known_width(k, unit) && is_known_width(v, unit) && is_one_batch(q) &&
            is_one_batch(k) && is_one_batch(v) && k.ne[2] == v.ne[2] && q.ne[2] % k.ne[2] == 0 &&
            q.nb[0] == sizeof(float) && is_known_mask(node.src[3], q, k);
@@ -67,7 +70,7 @@ Node::Node(const ggml_tensor& node, bool by_tiles_)
       cells(int(k.ne[1])),
       heads(int(q.ne[2])),
       key_width(int(k.ne[0])),
-      value_width(by_tiles_ ? rounded_up(int(v.ne[0])) : int(v.ne[0])),
+      value_width(rounded_up(int(v.ne[0]))),
       fills_vectors(key_width % WIDTH_UNIT == 0 && v.ne[0] % WIDTH_UNIT == 0),
       heads_of_kv(heads / int(k.ne[2])),
       by_tiles(by_tiles_),

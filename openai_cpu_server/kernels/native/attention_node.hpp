@@ -12,7 +12,7 @@ struct Node {
     const float* sinks;       // a score for each head that belongs to no cell; null: none
     ggml_tensor& result;
     int rows, cells, heads;
-    int key_width, value_width;  // of values by tiles: rounded up to whole vectors
+    int key_width, value_width;  // of values: rounded up to whole vectors
     bool fills_vectors;          // whether both widths do so as they are
     int heads_of_kv;  // that share keys and values
     bool by_tiles;    // of AMX, where there are many lanes
