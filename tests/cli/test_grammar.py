@@ -55,6 +55,15 @@ def test_undeclared_properties_are_checked_as_the_standard_has_them(place, capsy
     assert status("silent.json", "--json-additional", "closed", "--check", "more.json") == 1
 
 
+def test_an_item_that_its_list_has_already_does_not_fit(place, capsys):
+    (place / "set.json").write_text('{"items": {"type": "string"}, "type": "array", "uniqueItems": true}')
+    (place / "twice.json").write_text('["a","a"]')
+    assert status("set.json", "--check", "twice.json") == 1
+    first, expected = capsys.readouterr().out.splitlines()
+    assert first == "twice.json:1:8: stops fitting at byte 7: '\"]'"
+    assert expected == r"  expected one of \x20-! #-\x7f characters beyond ASCII"
+
+
 def test_instances_fit_or_not(place, capsys):
     (place / "good.json").write_text('{"rating": 4, "text": "ü"}\n')
     (place / "bad.json").write_text('{\n  "rating": 6\n}\n')

@@ -121,6 +121,13 @@ class GrammarCheck:
                 return number
         return len(tokens)
 
+    def _keeps_items_apart(self, byte: int) -> bool:
+        if not self._has_list_items or byte not in ENDS_OF_ITEMS:
+            return True
+        trial = self._matcher.deep_copy()
+        trial.consume_token(byte)
+        return ListItems().read(trial.get_captures())
+
     def _too_complex(self, message: str) -> InvalidRequest:
         """Return an error without the native text, which has paths and backtraces."""
         logger.debug("llguidance: %s", self._matcher.get_error())
@@ -128,11 +135,11 @@ class GrammarCheck:
 
     def after(self, text: bytes) -> WhatMayFollow:
         """`text` must fit completely."""
-        self._matcher.reset()
+        self._matcher = self._start.deep_copy()
         accepted = self._matcher.try_consume_tokens(list(text))
         assert accepted == len(text), "the text does not fit"
         mask = self._matcher.compute_bitmask()
-        allowed = bytes(i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1)
+        allowed = bytes(i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1 and self._keeps_items_apart(i))
         return WhatMayFollow(self._matcher.compute_ff_bytes(), allowed, self._matcher.is_accepting())
 
 
