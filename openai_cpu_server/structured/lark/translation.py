@@ -263,7 +263,7 @@ def _plan(rules: Rules, work: Work) -> LexemePlan:
     regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
     items = {regular.of(rules[name]) for name in rules if is_list_item(name)}
     numbers = {x for x in items if x is not None and FirstBytes().mask(x) & lead_of_char("-")}
-    """Numbers of lists whose items differ. In parts, each beginning of such a number would count as an item."""
+    """Numbers of lists whose items differ. In parts, each beginning of one would count as an item."""
     broken: set[Expr] = set()
     for number in range(_ROUNDS):
         plan = LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
