@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from openai_cpu_server.structured.options import InvalidGrammar, Options, Whitespace
 from tests.structured.making import check_schema
 from tests.structured.oracle import accepts, check, check_ours, check_spelling, check_texts, compact, table
 
@@ -54,6 +55,7 @@ test_nullable_is_of_openapi_and_adds_null = table({
 }, check_ours)  # fmt: skip
 
 
+FLEXIBLE = Options(whitespace=Whitespace.FLEXIBLE)
 TREE = {
     "properties": {
         "names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
@@ -201,6 +203,16 @@ def test_values_that_several_alternatives_spell_are_one_value():
 def test_equal_strings_may_be_spelt_in_two_ways():
     grammar = check_schema(array(items=STR, uniqueItems=True))
     check_texts(grammar, ['["a","\\u0062"]'], ['["a","\\u0061"]', '["😀","\\ud83d\\ude00"]', '["/","\\/"]'])
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_beginnings_of_a_number_are_no_items_where_white_space_is_free(kind):
+    numbers = array(items={"type": kind})
+    unique = {**numbers, "uniqueItems": True}
+    grammar = check_schema(unique, FLEXIBLE)
+    check_texts(grammar, ["[1 ,11, 111,\n12]", "[ 11,1 ]"], ["[11, 11 ]", "[1,1]", "[12,1,12\n]"])
+    with pytest.raises(InvalidGrammar, match="too ambiguous with white space"):
+        check_schema({"anyOf": [unique, {**numbers, "minItems": 2}]}, FLEXIBLE)
 
 
 def test_unique_numbers_may_have_thousands_of_digits():

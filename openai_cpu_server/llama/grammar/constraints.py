@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -178,7 +178,7 @@ class ConstrainedOutput:
         with self._charged():
             items.read(matcher.get_captures())
             trial = matcher.deep_copy()
-            return not trial.consume_token(token) or deepcopy(items).read(trial.get_captures())
+            return not trial.consume_token(token) or copy(items).read(trial.get_captures())
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens may come next. In free text all may, because a token that ends a

@@ -45,18 +45,22 @@ class ListItems:
 
     def __init__(self) -> None:
         self._num_read = 0
-        self._lists: dict[str, set[str | Decimal]] = {}
+        self._lists: dict[str, frozenset[str | Decimal]] = {}
+
+    def __copy__(self) -> ListItems:
+        other = ListItems()
+        other._num_read, other._lists = self._num_read, self._lists.copy()
+        return other
 
     def read(self, captures: Sequence[tuple[str, bytes]]) -> bool:
         """Read what is new. Return False if an item is in its list already."""
         do_differ = True
         for name, text in captures[self._num_read :]:
-            items = self._lists.setdefault(name.rpartition("=")[0], set())
-            if name.endswith(FIRST_ITEM):
-                items.clear()
+            key = name.rpartition("=")[0]
+            items = frozenset() if name.endswith(FIRST_ITEM) else self._lists.get(key, frozenset())
             item = json.loads(text, parse_int=Decimal, parse_float=Decimal)
             do_differ = do_differ and item not in items
-            items.add(item)
+            self._lists[key] = items | {item}
         self._num_read = len(captures)
         return do_differ
 

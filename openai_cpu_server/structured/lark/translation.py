@@ -31,6 +31,7 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.rules import CYCLE_ADVICE, described, order, takes_long_texts
 from openai_cpu_server.structured.lark.conflicts import conflicting
 from openai_cpu_server.structured.lark.plan import (
+    FirstBytes,
     LexemePlan,
     RegularRules,
     Share,
@@ -38,6 +39,7 @@ from openai_cpu_server.structured.lark.plan import (
     check_symbols,
     is_character,
     is_lexeme,
+    lead_of_char,
 )
 from openai_cpu_server.structured.options import InvalidGrammar
 
@@ -259,13 +261,20 @@ def numbered_from(first: int) -> Callable[[int], int]:
 def _plan(rules: Rules, work: Work) -> LexemePlan:
     """Make lexemes as large as possible, and break those that conflict, at last into single characters."""
     regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
+    items = {regular.of(rules[name]) for name in rules if is_list_item(name)}
+    numbers = {x for x in items if x is not None and FirstBytes().mask(x) & lead_of_char("-")}
+    """Numbers of lists whose items differ. In parts, each beginning of one would count as an item."""
     broken: set[Expr] = set()
     for number in range(_ROUNDS):
-        plan = LexemePlan(rules, regular, lambda language: language not in broken, work)
+        plan = LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
             return plan
         if number >= _GENTLE_ROUNDS:
             found = [expr for expr in every_expression(found) if not is_character(expr)]
         broken.update(found)
-    return LexemePlan(rules, regular, is_character, work)
+    plan = LexemePlan(rules, regular, lambda x: is_character(x) or x in numbers, work)
+    if numbers and conflicting(plan, work, share):
+        message = "too ambiguous with white space: numbers that must differ stand beside others"
+        raise InvalidGrammar(1, 1, message)
+    return plan
