@@ -159,6 +159,7 @@ class _Compiler:
         names = ScalarLexemes(self._grammar, self._strings, writing.names)
         self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
         self._is_json = options.values.notation is Notation.JSON
+        self._is_compact = options.whitespace is Whitespace.COMPACT
         self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._endless, self._goals)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
@@ -265,7 +266,7 @@ class _Compiler:
         if self._is_json and kinds == [JsonKind.STRING]:
             is_endless = self._strings.plain.is_endless(self._strings.of_goal(goal))
             return self._value(goal, hint) if is_endless else None
-        if self._is_json and kinds == [JsonKind.NUMBER]:
+        if self._is_json and self._is_compact and kinds == [JsonKind.NUMBER]:
             branches = self._goals.branches(goal, JsonKind.NUMBER)
             found = _ENDLESS.get(alt(*map(self._numbers.language, branches)))
             return None if found is None else self._number(found, hint)
