@@ -266,13 +266,14 @@ def _plan(rules: Rules, work: Work) -> LexemePlan:
     """Numbers of lists whose items differ. In parts, each beginning of one would count as an item."""
     broken: set[Expr] = set()
     for number in range(_ROUNDS):
-        plan = LexemePlan(rules, regular, lambda language: language not in broken, work)
+        plan = LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
             return plan
         if number >= _GENTLE_ROUNDS:
             found = [expr for expr in every_expression(found) if not is_character(expr)]
         broken.update(found)
-        if not numbers.isdisjoint(broken):
-            raise InvalidGrammar(1, 1, "too ambiguous: numbers that must differ stand beside others")
-    return LexemePlan(rules, regular, lambda x: is_character(x) or x in numbers, work)
+    plan = LexemePlan(rules, regular, lambda x: is_character(x) or x in numbers, work)
+    if numbers and conflicting(plan, work, share):
+        raise InvalidGrammar(1, 1, "too ambiguous: numbers that must differ stand beside others")
+    return plan
