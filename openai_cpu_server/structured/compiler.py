@@ -260,8 +260,8 @@ class _Compiler:
         return bool(self._shapes.shapes(branch))
 
     def _endless(self, goal: Goal, hint: str) -> Expr | None:
-        """Return an expression of the values if each is a JSON string or each a number, and what has been
-        written of one can always become infinitely many. Else return None."""
+        """Return an expression of values that are all JSON strings or all numbers, if each beginning of one
+        is the beginning of infinitely many. Else return None."""
         kinds = [kind for kind in JsonKind if self._goals.satisfiable(goal, kind)]
         if self._is_json and kinds == [JsonKind.STRING]:
             is_endless = self._strings.plain.is_endless(self._strings.of_goal(goal))

@@ -216,7 +216,7 @@ def test_numbers_that_must_differ_are_never_read_in_parts(kind):
         check_schema(unique, FLEXIBLE)
     check({"anyOf": [unique, {"const": [12, 3]}]}, [[12, 3], [1, 12]], [[1, 1], [12, 3, 12]])
     rules = {ROOT: seq(Ref("list=first"), character("7")), "list=first": Ref("number"), "number": INTEGER}
-    with pytest.raises(InvalidGrammar, match="numbers that must differ"):
+    with pytest.raises(InvalidGrammar, match="numbers of a list with 'uniqueItems'"):
         Translation(rules)
 
 

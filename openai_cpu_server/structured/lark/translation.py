@@ -275,5 +275,7 @@ def _plan(rules: Rules, work: Work) -> LexemePlan:
         broken.update(found)
     plan = LexemePlan(rules, regular, lambda x: is_character(x) or x in numbers, work)
     if numbers and conflicting(plan, work, share):
-        raise InvalidGrammar(1, 1, "too ambiguous: numbers that must differ stand beside others")
+        raise InvalidGrammar(
+            1, 1, "too ambiguous: numbers of a list with 'uniqueItems' are beside other numbers"
+        )
     return plan

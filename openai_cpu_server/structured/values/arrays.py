@@ -83,8 +83,9 @@ _MOST_SUBSETS = 260
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
-    "can be enforced only on numbers and strings without a greatest length, and where few items are "
-    "possible: list up to 400 with 'enum', give a short range or pattern, or allow one item ('maxItems': 1)"
+    "can be enforced only on strings without a greatest length, on numbers without bounds, and where few "
+    "items are possible: list up to 400 with 'enum', give a short range or pattern, or allow one item "
+    "('maxItems': 1)"
 )
 
 
@@ -96,7 +97,7 @@ class ArrayRules:
     values: Callable[[Goal], list[Expr] | None]
     """Returns None if they are many."""
     endless: Callable[[Goal, str], Expr | None]
-    """Returns None if what has been written of a value could only become some values."""
+    """Returns None unless each beginning of a value is one of infinitely many values."""
     goals: Goals
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
@@ -186,8 +187,8 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Name the items for the engine, which forbids the end of one that is in the list already. Return
-        None if an item could come to where only its end is possible."""
+        """Write the items as rules by whose names the engine compares them: it forbids the end of an item
+        that the list has already. Return None if an item may reach a place where only its end is allowed."""
         item = None if shape.prefix or shape.needs else self.endless(shape.rest, hint)
         if item is None:
             return None
