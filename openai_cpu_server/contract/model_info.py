@@ -112,6 +112,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Products with many rows, by AMX."""
     attention_tiles: KernelState = KernelState.off("not asked for")
     """Attention of prompts, by AMX."""
+    recurrent_tiles: KernelState = KernelState.off("not asked for")
+    """Delta nets of prompts, by AMX."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:

@@ -28,6 +28,7 @@ class Kernel(enum.IntEnum):
     ELEMENTWISE = 3
     TILES = 4
     ATTENTION_TILES = 5
+    RECURRENT_TILES = 6
 
 
 class KernelLibrary:

@@ -30,10 +30,10 @@ from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
 """Share of the largest value, because ggml rounds queries and sums in f16."""
-_TOLERANCES = {Kernel.TILES: 2e-2, Kernel.ATTENTION_TILES: 2e-2}
+_BY_TILES = (Kernel.TILES, Kernel.ATTENTION_TILES, Kernel.RECURRENT_TILES)
+_TOLERANCES = dict.fromkeys(_BY_TILES, 2e-2)
 """Tiles round otherwise than ggml: to bf16, or weights to bytes too."""
 TILES = "amx"
-_BY_TILES = (Kernel.TILES, Kernel.ATTENTION_TILES)
 
 _found: dict[Kernel, KernelState] = {}
 """Results of the first model, which hold for the process."""
@@ -65,6 +65,7 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
         (Kernel.ELEMENTWISE, elementwise_proofs),
         (Kernel.TILES, tile_proofs),
         (Kernel.ATTENTION_TILES, partial(attention_proofs, PROMPTS)),
+        (Kernel.RECURRENT_TILES, delta_net_proofs),
     ):
         if kernel in states:
             continue
@@ -72,6 +73,8 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
             _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
             library.switch_off(kernel)  # the next is compared with ggml too
         states[kernel] = _found[kernel]
+    if not (recurrent := states[Kernel.RECURRENT]).is_on:  # which computes the last tokens of a prompt
+        states[Kernel.RECURRENT_TILES] = recurrent
     for kernel, state in states.items():
         if state.is_on:
             library.switch_on(kernel)
@@ -165,6 +168,22 @@ def tile_proofs() -> Iterator[Operation]:
     )
 
 
+def delta_net_proofs(tokens: Iterable[int] = (70,)) -> Iterator[Operation]:
+    random = np.random.default_rng(0)
+    for each in tokens:
+        shape = 3, each
+        case = DeltaNetCase(
+            states=random.standard_normal((4, 4 * 64 * 64), np.float32),
+            reads=(1, 0, 3),
+            queries=random.standard_normal((*shape, 2, 64), np.float32),
+            keys=random.standard_normal((*shape, 2, 64), np.float32) / np.float32(8),
+            values=random.standard_normal((*shape, 4, 64), np.float32),
+            gates=-np.abs(random.standard_normal((*shape, 4, 1), np.float32)),
+            betas=random.random((*shape, 4, 1), np.float32),
+        )
+        yield methodcaller("recurring", case)
+
+
 def recurrent_proofs() -> Iterator[Operation]:
     """Layers with one token and with a prompt; states that stay, have two readers, or are overwritten."""
     random = np.random.default_rng(0)
@@ -173,20 +192,9 @@ def recurrent_proofs() -> Iterator[Operation]:
         return random.standard_normal(shape, np.float32)
 
     reads = (1, 0, 3)
+    yield from delta_net_proofs(tokens=(1, 37))
     for tokens in (1, 37):
         shape = len(reads), tokens
-        yield methodcaller(
-            "recurring",
-            DeltaNetCase(
-                states=normal(4, 4 * 64 * 64),
-                reads=reads,
-                queries=normal(*shape, 2, 64),
-                keys=normal(*shape, 2, 64) / np.float32(8),
-                values=normal(*shape, 4, 64),
-                gates=-np.abs(normal(*shape, 4, 1)),
-                betas=random.random((*shape, 4, 1), np.float32),
-            ),
-        )
         yield methodcaller(
             "recurring",
             ConvolutionCase(

@@ -403,7 +403,7 @@ bool delta_net_agrees(int64_t tokens, int64_t gates, Room& room) {
     for (int i = 0; i < 6; i++) node.src[i] = &sources[i];
     node.op_params[0] = 1;
     if (!recurrent::is_known_delta_net(node)) return false;
-    recurrent::delta_net(node, recurrent::states_of_delta_net(node))->compute(room.params);
+    recurrent::delta_net(node, recurrent::states_of_delta_net(node), false)->compute(room.params);
     std::vector<double> exact(found.size());
     std::copy(state.begin(), state.end(), exact.begin() + q.size());
     for (int64_t token = 0; token < tokens; token++)

@@ -52,6 +52,20 @@ inline void store_bf16(uint16_t* to, const float* from, float factor = 1) {
 #endif
 }
 
+// Two rows of numbers as one of pairs of bf16.
+inline simd::ints bf16_pairs(simd::floats even, simd::floats odd) {
+#if defined(HAS_TILES)
+    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    return (simd::ints)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
+#else
+    simd::ints pairs;
+    for (int i = 0; i < simd::LANES; ++i) pairs[i] = int32_t(to_bf16(even[i]) | uint32_t{to_bf16(odd[i])} << 16);
+    return pairs;
+#endif
+}
+
 #if defined(HAS_TILES)
 
 struct alignas(64) Configuration {

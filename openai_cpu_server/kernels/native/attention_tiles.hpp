@@ -15,20 +15,6 @@
 
 namespace attention {
 
-// Two rows of numbers as one of pairs of bf16.
-inline ints bf16_pairs(floats even, floats odd) {
-#if defined(HAS_TILES)
-    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    return (ints)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
-#else
-    ints pairs;
-    for (int i = 0; i < LANES; ++i) pairs[i] = int32_t(amx::to_bf16(even[i]) | uint32_t{amx::to_bf16(odd[i])} << 16);
-    return pairs;
-#endif
-}
-
 // Lanes are computed in units, each of two halves.
 constexpr int SIDE = amx::TILE_ROWS, UNIT = 2 * SIDE, TILES_A_STEP = 4;
 
@@ -191,7 +177,7 @@ private:
             for (int i = 0; i < SIDE; ++i)
                 for (int d = 0; d < SIDE; d += LANES) {
                     const float* even = rows + 2 * i * unpacked_stride_ + part * SIDE + d;
-                    simd::store(pairs[i] + d, bf16_pairs(simd::load(even), simd::load(even + unpacked_stride_)));
+                    simd::store(pairs[i] + d, amx::bf16_pairs(simd::load(even), simd::load(even + unpacked_stride_)));
                 }
             tiles::transpose_16(reinterpret_cast<const uint32_t*>(pairs), SIDE,
                                 reinterpret_cast<uint32_t*>(value_tiles(number) + part * amx::TILE_BYTES));
@@ -352,7 +338,7 @@ private:
                     const floats odd = simd::exp2_short(simd::load(score + (cell + 1) * SIDE) - largest);
                     of_even += even;
                     of_odd += odd;
-                    simd::store(to + cell / 2 * SIDE, bf16_pairs(even, odd));
+                    simd::store(to + cell / 2 * SIDE, amx::bf16_pairs(even, odd));
                 }
                 simd::store(sums, of_even);
                 simd::store(sums + SIDE, of_odd);

@@ -1,11 +1,12 @@
 // The gated delta rule, token by token: a state S (keys x values) decays, gives what it has stored under a key, and
 // stores the difference to the value there; the query reads it. Columns of S are rows of ggml's state and do not
-// know of each other, so they are computed in any order and by any thread. A chunked form has no fewer multiplications
-// for keys of 128, and would make results depend on where a prompt is cut.
+// know of each other, so they are computed in any order and by any thread. Prompts are computed in chunks where there
+// are tiles; a chunked form by vectors has no fewer multiplications for keys of 128.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "delta_net_tiles.hpp"
 #include "recurrent.hpp"
 #include "simd.hpp"
 
@@ -18,12 +19,19 @@ enum Source { QUERIES, KEYS, VALUES, GATES, BETAS, STATE };
 constexpr int BLOCK = 32;             // rows of a state that are computed at a time: they stay in the nearest cache
 constexpr int TILE = 16;              // tokens that are looked at once for all rows
 constexpr int PIECES = 4;             // for each thread, if heads are many enough
+constexpr int GROUP = 4;              // chunks that are prepared at a time
 constexpr int PASS = REGISTERS / 8;   // rows that registers hold the sums of
 constexpr int WIDTH_MAX = 256;
 
 const float* at(const ggml_tensor& tensor, int64_t i1, int64_t i2, int64_t i3) {
     const size_t offset = i1 * tensor.nb[1] + i2 * tensor.nb[2] + i3 * tensor.nb[3];
     return reinterpret_cast<const float*>(static_cast<const char*>(tensor.data) + offset);
+}
+
+// The token behind the last chunk. A chunk of few tokens is not faster, and states between tokens of a chunk are not known.
+int64_t chunks_end(int64_t num_tokens, int64_t num_kept) {
+    const int64_t most = num_tokens - (num_kept > 1 ? num_kept : 0), rest = most % CHUNK;
+    return most < amx::TILE_ROWS ? 0 : rest < amx::TILE_ROWS ? most - rest : most;
 }
 
 // What all rows of a state need of a token.
@@ -78,8 +86,9 @@ void pass(const float* from, float* to, int width, const Token& stored, const To
 
 class DeltaNet : public Task {
 public:
-    DeltaNet(const ggml_tensor& node, States states)
-        : node_{node},
+    DeltaNet(const ggml_tensor& node, States states, bool by_tiles)
+        : Task{by_tiles},
+          node_{node},
           states_{std::move(states)},
           width_{static_cast<int>(node.src[VALUES]->ne[0])},
           heads_{node.src[VALUES]->ne[1]},
@@ -89,15 +98,19 @@ public:
     void compute(const ggml_compute_params& params) const override {
         const bool has_decays = node_.src[GATES]->ne[0] > 1;
         const int64_t heads = num_sequences_ * heads_, blocks = width_ / BLOCK;
-        const int64_t parts = std::clamp<int64_t>((PIECES * params.nth + heads - 1) / heads, 1, blocks);
+        const int64_t pieces = by_tiles ? params.nth : PIECES * params.nth;  // each prepares its chunks
+        const int64_t parts = std::clamp<int64_t>((pieces + heads - 1) / heads, 1, blocks);
         if (params.ith == 0) ggml().chunk_set(params.threadpool, params.nth);
         ggml().barrier(params.threadpool);
+        if (by_tiles) amx::configure();
         for (int64_t i = params.ith; i < heads * parts; i = ggml().chunk_add(params.threadpool, 1)) {
             const int64_t head = i / parts % heads_, sequence = i / parts / heads_, part = i % parts;
             const Piece piece{sequence, head, part * blocks / parts, (part + 1) * blocks / parts};
-            if (has_decays) compute_piece<true>(piece);
-            else compute_piece<false>(piece);
+            const int64_t first = by_tiles ? compute_chunks(piece) : 0;
+            if (has_decays) compute_tokens<true>(piece, first);
+            else compute_tokens<false>(piece, first);
         }
+        if (by_tiles) amx::release();
     }
 
 private:
@@ -105,19 +118,56 @@ private:
         int64_t sequence, head, first_block, end_block;
     };
 
+    // Returns the token behind them: the last ones whose states are kept, or that are few, are left.
+    int64_t compute_chunks(const Piece& piece) const {
+        static thread_local std::vector<Chunk> chunks(GROUP);
+        const int64_t last = chunks_end(num_tokens_, states_.num_kept);
+        for (int64_t start = 0; start < last; start += GROUP * CHUNK) {
+            int count = 0;
+            for (int64_t first = start; first < last && count < GROUP; first += CHUNK, ++count)
+                prepare(chunks[count], piece.sequence, piece.head, first, std::min(last - first, int64_t{CHUNK}));
+            for (int64_t block = piece.first_block; block < piece.end_block; ++block) {
+                const Place place = place_of(piece, block, start);
+                for (int i = 0; i < count; ++i) add(chunks[i], block * BLOCK, width_, i == 0 ? place.from : place.to, place.to);
+            }
+        }
+        return last;
+    }
+
     template <bool HAS_DECAYS>
-    void compute_piece(const Piece& piece) const {
+    void compute_tokens(const Piece& piece, int64_t first) const {
         Token tokens[TILE];
-        for (int64_t start = 0; start < num_tokens_; start += TILE) {
+        for (int64_t start = first; start < num_tokens_; start += TILE) {
             const int count = static_cast<int>(std::min<int64_t>(TILE, num_tokens_ - start));
             for (int i = 0; i < count; ++i) prepare<HAS_DECAYS>(tokens[i], piece.sequence, piece.head, start + i);
             for (int64_t block = piece.first_block; block < piece.end_block; ++block) {
-                const int64_t row = block * BLOCK, offset = (piece.head * width_ + row) * width_;
-                float* const to = states_.to.row(piece.sequence) + offset;
-                const float* from = start == 0 ? states_.from[piece.sequence] + offset : to;
-                compute_block<HAS_DECAYS>(tokens, count, num_tokens_ - start, row, from, to);
+                const Place place = place_of(piece, block, start);
+                compute_block<HAS_DECAYS>(tokens, count, num_tokens_ - start, block * BLOCK, place.from, place.to);
             }
         }
+    }
+
+    struct Place {
+        const float* from;
+        float* to;
+    };
+    Place place_of(const Piece& piece, int64_t block, int64_t token) const {
+        const int64_t offset = (piece.head * width_ + block * BLOCK) * width_;
+        float* const to = states_.to.row(piece.sequence) + offset;
+        return {token == 0 ? states_.from[piece.sequence] + offset : to, to};
+    }
+
+    void prepare(Chunk& to, int64_t sequence, int64_t head, int64_t first, int64_t count) const {
+        Inputs inputs[CHUNK];
+        to.count = static_cast<int>(count);
+        for (int i = 0; i < CHUNK; ++i) to.betas[i] = i < count ? *at(*node_.src[BETAS], head, first + i, sequence) : 0;
+        for (int i = 0; i < to.count; ++i) {
+            inputs[i] = {query_of(sequence, head, first + i), key_of(sequence, head, first + i),
+                         *at(*node_.src[GATES], head, first + i, sequence)};
+            to.values[i] = at(*node_.src[VALUES], head, first + i, sequence);
+            to.results[i] = result_of(sequence, head, first + i);
+        }
+        Preparation{to, inputs, width_};
     }
 
     // Some tokens, of `left` that are left. What a token stores is added when the next one reads, so that the state is
@@ -143,9 +193,7 @@ private:
 
     template <bool HAS_DECAYS>
     void prepare(Token& to, int64_t sequence, int64_t head, int64_t token) const {
-        const ggml_tensor &q = *node_.src[QUERIES], &k = *node_.src[KEYS], &v = *node_.src[VALUES];
-        const float* query = at(q, head % q.ne[1], token, sequence * q.ne[3] / num_sequences_);
-        const float* key = at(k, head % k.ne[1], token, sequence * k.ne[3] / num_sequences_);
+        const float *query = query_of(sequence, head, token), *key = key_of(sequence, head, token);
         const float* gates = at(*node_.src[GATES], head, token, sequence);
         const floats scale = splat(1.0F / std::sqrt(static_cast<float>(width_)));
         to.decay = HAS_DECAYS ? 1.0F : std::exp(gates[0]);
@@ -161,8 +209,20 @@ private:
         }
         to.stored = total(stored);
         to.beta = *at(*node_.src[BETAS], head, token, sequence);
-        to.value = at(v, head, token, sequence);
-        to.result = static_cast<float*>(node_.data) + ((sequence * num_tokens_ + token) * heads_ + head) * width_;
+        to.value = at(*node_.src[VALUES], head, token, sequence);
+        to.result = result_of(sequence, head, token);
+    }
+
+    const float* query_of(int64_t sequence, int64_t head, int64_t token) const {
+        const ggml_tensor& q = *node_.src[QUERIES];
+        return at(q, head % q.ne[1], token, sequence * q.ne[3] / num_sequences_);
+    }
+    const float* key_of(int64_t sequence, int64_t head, int64_t token) const {
+        const ggml_tensor& k = *node_.src[KEYS];
+        return at(k, head % k.ne[1], token, sequence * k.ne[3] / num_sequences_);
+    }
+    float* result_of(int64_t sequence, int64_t head, int64_t token) const {
+        return static_cast<float*>(node_.data) + ((sequence * num_tokens_ + token) * heads_ + head) * width_;
     }
 
     static void answer(const Token& token, int64_t row, Sums& sums) {
@@ -205,8 +265,12 @@ States states_of_delta_net(const ggml_tensor& node) {
     return states;
 }
 
-std::unique_ptr<Task> delta_net(const ggml_tensor& node, States states) {
-    return std::make_unique<DeltaNet>(node, std::move(states));
+bool has_chunks(const ggml_tensor& node) {
+    return node.src[GATES]->ne[0] == 1 && chunks_end(node.src[VALUES]->ne[2], node.op_params[0]) > 0;
+}
+
+std::unique_ptr<Task> delta_net(const ggml_tensor& node, States states, bool by_tiles) {
+    return std::make_unique<DeltaNet>(node, std::move(states), by_tiles && has_chunks(node));
 }
 
 }  // namespace recurrent

@@ -18,7 +18,7 @@ struct Switch {
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
 };
 
-enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, TILES, ATTENTION_TILES, NUM_KERNELS };  // their order is that of `kernels/library.py`
+enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, TILES, ATTENTION_TILES, RECURRENT_TILES, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
 // By type of weights, a bit for each: products with few rows that ggml has been measured to compute faster here.
@@ -74,7 +74,7 @@ void ggml_compute_forward_rms_norm_mul_fused(const ggml_compute_params* params, 
 
 int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
     std::optional<GraphPlan> plan;
-    if (is_on(RECURRENT)) plan.emplace(graph);
+    if (is_on(RECURRENT) || is_on(RECURRENT_TILES)) plan.emplace(graph, is_on(RECURRENT_TILES));
     attention::begin_graph();
     products::begin_graph();
     const int status = ggml().graph_compute(graph, how);
@@ -87,9 +87,10 @@ int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
 // a task for is computed here, and products of mixtures, whose function is not exported, unless their weights are an
 // accelerator's.
 bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* node) {
-    if (const auto* task = is_on(RECURRENT) ? GraphPlan::task_of(*node) : nullptr) {
+    const bool is_planned = is_on(RECURRENT) || is_on(RECURRENT_TILES);
+    if (const auto* task = is_planned ? GraphPlan::task_of(*node) : nullptr) {
         task->compute(*params);
-        count(RECURRENT, *params);
+        count(task->by_tiles ? RECURRENT_TILES : RECURRENT, *params);
         return true;
     }
     if (ggml().extra_compute_forward(params, node)) return true;

@@ -123,8 +123,8 @@ std::optional<Rows> written_rows(const ggml_tensor& copy, int64_t count, size_t 
 
 class Planner {
 public:
-    Planner(GraphPlan& plan, ggml_cgraph* graph)
-        : plan_{plan}, nodes_{ggml().graph_nodes(graph)}, count_{ggml().graph_n_nodes(graph)} {}
+    Planner(GraphPlan& plan, ggml_cgraph* graph, bool by_tiles)
+        : plan_{plan}, by_tiles_{by_tiles}, nodes_{ggml().graph_nodes(graph)}, count_{ggml().graph_n_nodes(graph)} {}
 
     void make() {
         if (!track()) return;
@@ -218,7 +218,7 @@ private:
             if (around && has_count(*gather, states) && is_over_before(*around, net))
                 use_in_place(*gather, *gathered, *around, *back, states);
         }
-        put(node, recurrent::delta_net(node, std::move(states)));
+        put(node, recurrent::delta_net(node, std::move(states), by_tiles_));
     }
 
     void use_in_place(const Gather& gather, ggml_tensor& gathered, const Surroundings& around, ggml_tensor& back,
@@ -455,12 +455,13 @@ private:
     }
 
     GraphPlan& plan_;
+    bool by_tiles_;
     ggml_tensor** nodes_;
     int count_;
     std::vector<Tracked> tracked_;
 };
 
-GraphPlan::GraphPlan(ggml_cgraph* graph) { Planner{*this, graph}.make(); }
+GraphPlan::GraphPlan(ggml_cgraph* graph, bool by_tiles) { Planner{*this, graph, by_tiles}.make(); }
 
 GraphPlan::~GraphPlan() {
     for (auto& [node, task] : tasks_) node->extra = nullptr;

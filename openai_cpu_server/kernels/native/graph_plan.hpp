@@ -12,7 +12,8 @@
 // A node knows its task while the plan lives; then the graph is as it was.
 class GraphPlan {
 public:
-    explicit GraphPlan(ggml_cgraph* graph);
+    // `by_tiles`: delta nets of prompts use AMX.
+    GraphPlan(ggml_cgraph* graph, bool by_tiles);
     ~GraphPlan();
     GraphPlan(const GraphPlan&) = delete;
     GraphPlan& operator=(const GraphPlan&) = delete;

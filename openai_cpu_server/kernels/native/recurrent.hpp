@@ -13,9 +13,12 @@ namespace recurrent {
 // What is computed in place of a node of a graph, by all threads of the graph together.
 class Task {
 public:
+    explicit Task(bool by_tiles = false) : by_tiles{by_tiles} {}
     virtual ~Task() = default;
     // This thread's part.
     virtual void compute(const ggml_compute_params& params) const = 0;
+
+    const bool by_tiles;  // of AMX
 };
 
 // Rows of floats, one for each sequence.
@@ -38,7 +41,8 @@ struct States {
 // A node of `ggml_gated_delta_net`, whose states may be elsewhere than it says.
 bool is_known_delta_net(const ggml_tensor& node);
 States states_of_delta_net(const ggml_tensor& node);
-std::unique_ptr<Task> delta_net(const ggml_tensor& node, States states);
+// `by_tiles`: where there are tokens enough. Then results depend on where a prompt is cut, by rounding to bf16.
+std::unique_ptr<Task> delta_net(const ggml_tensor& node, States states, bool by_tiles);
 
 // A node of `ggml_ssm_scan` (Mamba 1 and 2).
 bool is_known_scan(const ggml_tensor& node);
