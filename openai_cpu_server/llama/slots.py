@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from openai_cpu_server.contract import step
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import is_row
+from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
@@ -28,7 +29,12 @@ from openai_cpu_server.llama.cells.block_store import (
     write_cache_file,
 )
 from openai_cpu_server.llama.cells.context import Context, Logits, PlacedRows, SlotContent
-from openai_cpu_server.llama.grammar.constraints import ConstrainedOutput, Constraints, MaskedDraft
+from openai_cpu_server.llama.grammar.constraints import (
+    NO_OTHER_ITEM,
+    ConstrainedOutput,
+    Constraints,
+    MaskedDraft,
+)
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
@@ -170,6 +176,8 @@ class OpenSlot:
         while not output.takes(token):
             allowed = np.ones(len(logits), np.bool_) if allowed is None else allowed
             allowed[token] = False
+            if not allowed.any():
+                raise ConstraintFailed(NO_OTHER_ITEM)
             token = self._sampler.choose(logits, allowed)
         output.accept(token)
         return token

@@ -160,7 +160,9 @@ class _Compiler:
         self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
         self._is_json = options.values.notation is Notation.JSON
         self._is_compact = options.whitespace is Whitespace.COMPACT
-        self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._endless, self._goals)
+        self._arrays = ArrayRules(
+            self._grammar, marks, self._value, self._listed, self._distinct, self._goals
+        )
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
@@ -259,18 +261,21 @@ class _Compiler:
             return array_shape(branch, self._goals) is not None
         return bool(self._shapes.shapes(branch))
 
-    def _endless(self, goal: Goal, hint: str) -> Expr | None:
-        """Return an expression of values that are all JSON strings or all numbers, if each beginning of one
-        is the beginning of infinitely many. Else return None."""
+    def _distinct(self, goal: Goal, hint: str) -> Expr | None:
+        """Return an expression of values whose ends the engine sees, or None. Numbers end with what follows
+        them, so they stand alone."""
+        if not self._is_json:
+            return None
+        if not self._goals.satisfiable(goal, JsonKind.NUMBER):
+            return self._value(goal, hint)
         kinds = [kind for kind in JsonKind if self._goals.satisfiable(goal, kind)]
-        if self._is_json and kinds == [JsonKind.STRING]:
-            is_endless = self._strings.plain.is_endless(self._strings.of_goal(goal))
-            return self._value(goal, hint) if is_endless else None
-        if self._is_json and self._is_compact and kinds == [JsonKind.NUMBER]:
-            branches = self._goals.branches(goal, JsonKind.NUMBER)
-            found = _ENDLESS.get(alt(*map(self._numbers.language, branches)))
-            return None if found is None else self._number(found, hint)
-        return None
+        if not self._is_compact or kinds != [JsonKind.NUMBER]:
+            return None
+        branches = self._goals.branches(goal, JsonKind.NUMBER)
+        if any(self._numbers.multiples(branch) is not None for branch in branches):
+            return None
+        found = alt(*map(self._numbers.language, branches))
+        return self._number(_ENDLESS.get(found, found), hint)
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
         found: dict[object, Expr] = {}

@@ -137,13 +137,25 @@ UNIQUE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_strings_of_a_list_differ_also_in_an_output_that_is_resumed(roomy: LlamaBackend, seed: int) -> None:
+SWITCH = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[ab]{1,2}$"}, "on": {"type": "boolean"}},
+    "required": ["name", "on"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("schema", [UNIQUE, {"items": SWITCH, "minItems": 6, "maxItems": 9}])
+def test_items_of_a_list_differ_also_in_an_output_that_is_resumed(
+    roomy: LlamaBackend, seed: int, schema: dict[str, object]
+) -> None:
+    schema = {"type": "array", "uniqueItems": schema is not UNIQUE, **schema}
     sampling = Sampling(seed=seed, temperature=1.5)
-    one = asked("unique", schema_to_lark(UNIQUE), sampling)
+    one = asked("unique", schema_to_lark(schema), sampling)
     whole = run(roomy, one)
     assert whole.finish.reason is FinishReason.STOP
-    jsonschema.validate(json.loads(whole.text), UNIQUE)
+    jsonschema.validate(json.loads(whole.text), schema)
     for end in range(0, len(whole.tokens) + 1, 5):
         assert whole.tokens[:end] + run(roomy, one, told=whole.tokens[:end]).tokens == whole.tokens
 
@@ -503,3 +515,9 @@ def test_a_draft_does_not_end_thoughts_before_an_answer_that_must_be(words: Mode
 def test_what_nobody_can_carry_out_fails(words: ModelTokens, thoughts: Thinking, message: str) -> None:
     with pytest.raises(ConstraintFailed, match=message):
         thoughtful(words, thinking=thoughts)
+
+
+def test_a_list_that_needs_more_items_than_differ_fails(roomy: LlamaBackend) -> None:
+    schema = {"type": "array", "items": SWITCH, "uniqueItems": True, "minItems": 13}
+    found = run(roomy, asked("unique", schema_to_lark(schema), Sampling(seed=1, temperature=1.5)))
+    assert found.finish.reason is FinishReason.ERROR

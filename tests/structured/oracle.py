@@ -13,7 +13,13 @@ import pytest
 from llguidance import LLMatcher
 
 from openai_cpu_server.contract.grammar import CAPTURE
-from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER, GrammarCheck, ListItems
+from openai_cpu_server.llama.grammar.grammar_check import (
+    TOKENIZER,
+    GrammarCheck,
+    ListItems,
+    keeps_items_apart,
+    text_of_byte,
+)
 from openai_cpu_server.structured.options import Options
 from tests.structured.making import check_schema
 
@@ -35,17 +41,19 @@ class Sampler:
         self._has_list_items = CAPTURE in lark
 
     def draw(self, rng: random.Random, longest: int = 400) -> bytes | None:
-        matcher, text = self._start.deep_copy(), bytearray()
+        matcher, text, items = self._start.deep_copy(), bytearray(), ListItems()
         while len(text) < longest:
             allowed = _allowed(bytes(matcher.compute_bitmask()))
             if allowed.may_end and (not allowed.all or rng.random() < 0.3):
                 return bytes(text)
             byte = allowed.pick(rng)
-            tried = matcher.deep_copy() if self._has_list_items else matcher
-            assert tried.consume_token(byte), tried.get_error()
-            if ListItems().read(tried.get_captures()):
-                matcher = tried
-                text.append(byte)
+            if self._has_list_items and not keeps_items_apart(items, byte, matcher, text_of_byte):
+                continue
+            assert matcher.consume_token(byte), matcher.get_error()
+            following = items.behind(bytes([byte]), matcher)
+            assert following is not None
+            items = following
+            text.append(byte)
         return None
 
 

@@ -18,7 +18,7 @@ LENIENT = Options(strict=False)
 SCHEMA = {
     "type": "object",
     "properties": {
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "uniqueItems": True},
+        "tags": {"items": {"type": ["string", "number"], "maxLength": 3}, "uniqueItems": True},
         "name": {"type": "string", "pattern": "(a)\\1", "minLength": 1},
     },
     "required": ["tags"],
@@ -50,11 +50,9 @@ COMBINED = {
         ({"type": "integer", "multipleOf": 123457}, "", "multipleOf", None),
         ({"items": {"type": "integer", "multipleOf": 99999}}, "/items", "multipleOf", None),
         ({"$dynamicRef": "#x"}, "", "$dynamicRef", "dynamicRef"),
-        ({"items": {"items": {**TEXT, "maxLength": 9}, "uniqueItems": True}}, "/items", "uniqueItems",
-         "list up to 400 with 'enum'"),
-        ({"items": {**TEXT, "format": "date"}, "uniqueItems": True}, "", "uniqueItems", None),
-        ({"items": {"type": "object"}, "uniqueItems": True}, "", "uniqueItems", None),
-        ({"items": {"type": ["string", "boolean"]}, "uniqueItems": True}, "", "uniqueItems", None),
+        ({"items": {"items": {}, "uniqueItems": True}}, "/items", "uniqueItems", "list up to 400 values"),
+        ({"items": {"type": "integer", "multipleOf": 512}, "uniqueItems": True}, "", "uniqueItems", None),
+        ({"items": {"type": ["string", "number"]}, "uniqueItems": True}, "", "uniqueItems", None),
         ({"prefixItems": [TEXT], "items": TEXT, "uniqueItems": True}, "", "uniqueItems", None),
         ({"items": TEXT, "contains": {"const": "a"}, "uniqueItems": True}, "", "uniqueItems", None),
         ({"not": {"type": "array", "uniqueItems": True}}, "/not", "uniqueItems", None),

@@ -59,6 +59,20 @@ test_nullable_is_of_openapi_and_adds_null = table({
 
 
 FLEXIBLE = Options(whitespace=Whitespace.FLEXIBLE)
+CLOSED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "on": {"type": "boolean"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+NODE = {
+    "type": "object",
+    "properties": {
+        "v": {"type": "string"},
+        "c": {"type": "array", "items": {"$ref": "#"}, "uniqueItems": True},
+    },
+    "additionalProperties": False,
+}
 TREE = {
     "properties": {
         "names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
@@ -189,6 +203,27 @@ test_arrays = table({
         ({"anyOf": [array(items={"type": "string", "pattern": "^a"}, uniqueItems=True),
                     array(items={"type": "string", "pattern": "z$"}, uniqueItems=True)]},
          [["a", "ab"], ["az", "bz"], ["az", "aaz"]], [["a", "a"], ["az", "az"], ["bz", "az", "bz"]])],
+    "unique values of any kind but numbers": [
+        (array(items=CLOSED, uniqueItems=True),
+         [[{"name": "a"}, {"name": "b"}], [{"name": "a", "on": True}, {"name": "a", "on": False}]],
+         [[{"name": "a"}, {"name": "b"}, {"name": "a"}], [{"name": "a", "on": True}] * 2]),
+        (array(items={"type": ["string", "object", "boolean", "null"]}, uniqueItems=True),
+         [["a", None, {"a": 1}, {}, True, "true"], [{"a": 1, "b": 2}, {"a": 1, "b": [2]}]],
+         [[None, None], [{}, {}], [True, False, True], [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+          [{"a": 1}, {"a": 1.0}], [{"a": [10]}, {"a": [1e1]}]]),
+        (array(items=array(items={"type": "number"}), uniqueItems=True),
+         [[[1, 2], [1, 3], [], [12]]], [[[1, 2], [1.0, 2]], [[], []]]),
+        (array(items={"type": "string", "maxLength": 1}, uniqueItems=True), [["a", "", "b"]], [["a", "a"]]),
+        (array(items={"type": "string", "format": "date"}, uniqueItems=True),
+         [["2026-01-01", "2026-01-02"]], [["2026-01-01", "2026-01-01"]]),
+        (array(items={"type": "integer", "minimum": 0, "maximum": 65535}, uniqueItems=True),
+         [[80, 8080, 808, 0]], [[80, 8080, 80], [0, 0]])],
+    "lists of unique values within one another": [
+        (NODE, [{"c": [{"v": "a", "c": [{"v": "b"}, {"v": "c"}]}, {"v": "b"}]},
+                {"c": [{"c": [{"v": "b"}]}, {"c": [{"v": "b"}, {"v": "c"}]}, {"v": "b"}]}],
+         [{"c": [{"v": "a", "c": [{"v": "b"}, {"v": "b"}]}]},
+          {"c": [{"c": [{"v": "b"}]}, {"c": [{"v": "b"}]}]},
+          {"c": [{"v": "a", "c": [{"v": "b"}]}, {"v": "b"}, {"v": "b"}]}])],
     "unique items may be off": [(array(items=INT, uniqueItems=False), [[1, 1]], [])],
 })  # fmt: skip
 
@@ -206,6 +241,29 @@ def test_values_that_several_alternatives_spell_are_one_value():
 def test_equal_strings_may_be_spelt_in_two_ways():
     grammar = check_schema(array(items=STR, uniqueItems=True))
     check_texts(grammar, ['["a","\\u0062"]'], ['["a","\\u0061"]', '["😀","\\ud83d\\ude00"]', '["/","\\/"]'])
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ('[{"name":"a","on":true},{"name":"a","on":', "f"),
+        ('[{"name":"a","on":true},{"name":"a","on":false},{"name":"a"', "}"),
+        ('[{"name":"a","on":true},{"name":"a","on":false},{"name":"a"},{"name"', ":"),
+        ('[{"name":"a","on":true},{"name":"b"},{"name":"a"', ",}"),
+    ],
+)
+def test_what_leads_to_a_second_equal_item_is_not_allowed(text, allowed):
+    following = check_schema(array(items=CLOSED, uniqueItems=True)).after(text.encode())
+    assert following.allowed == allowed.encode()
+
+
+def test_a_name_is_not_ended_where_all_objects_with_it_are_in_the_list():
+    objects = [{"name": "a"}, {"name": "a", "on": True}, {"name": "a", "on": False}]
+    for options in (None, FLEXIBLE):
+        grammar = check_schema(array(items=CLOSED, uniqueItems=True), options)
+        for count, is_allowed in ((3, False), (2, True)):
+            text = compact(objects[:count])[:-1] + ',{"name":"a'
+            assert (b'"' in grammar.after(text.encode()).allowed) is is_allowed
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])

@@ -23,7 +23,7 @@ from openai_cpu_server.contract.request import Constraint, ReasoningTracker
 from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar, grammar_tokenizer
-from openai_cpu_server.llama.grammar.grammar_check import ENDS_OF_ITEMS, ListItems
+from openai_cpu_server.llama.grammar.grammar_check import ListItems, keeps_items_apart
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ Allowed = npt.NDArray[np.bool_]
 
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times those of a long output under a large schema."""
+NO_OTHER_ITEM = "The list needs more items, and none can differ from the others."
 _SLOW_S = 0.02
 """Other sequences do not wait for the mask behind one that took this long."""
 
@@ -173,12 +174,8 @@ class ConstrainedOutput:
         return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
 
     def _keeps_items_apart(self, matcher: LLMatcher, items: ListItems, token: int) -> bool:
-        if ENDS_OF_ITEMS.isdisjoint(self._tokens.text_of(token)):
-            return True
         with self._charged():
-            items.read(matcher.get_captures())
-            trial = matcher.deep_copy()
-            return not trial.consume_token(token) or copy(items).read(trial.get_captures())
+            return keeps_items_apart(items, token, matcher, self._tokens.text_of)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens may come next. In free text all may, because a token that ends a
@@ -265,8 +262,16 @@ class ConstrainedOutput:
 
     def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
         self._allowed = None
-        if tokens and not matcher.consume_tokens(tokens):
-            raise _failure(matcher)
+        if self._items is None:
+            if tokens and not matcher.consume_tokens(tokens):
+                raise _failure(matcher)
+            return
+        for token in tokens:
+            if not matcher.consume_token(token):
+                raise _failure(matcher)
+            self._items = self._items.behind(self._tokens.text_of(token), matcher)
+            if self._items is None:
+                raise ConstraintFailed(NO_OTHER_ITEM)
 
     def _find_forced(self) -> None:
         if self._thoughts is not None and self._thoughts.is_used_up and self._constraint.thinking is not None:

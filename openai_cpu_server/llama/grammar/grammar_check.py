@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END, CAPTURE, FIRST_ITEM
@@ -35,34 +38,150 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-ENDS_OF_ITEMS = frozenset(b'"0,] \t\r\n')
-"""Bytes at which a string or a number can end: nothing follows a zero that stands alone."""
+_ENDS_OF_ITEMS = frozenset(b'"0,]} \t\r\nel')
+"""Last bytes of items, and bytes behind numbers."""
+_BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
+_TAIL = 64
+"""Bytes of an item by which its end is found in the output."""
 
 
-class ListItems:
-    """Strings and numbers of the lists whose items must differ, from captures of a matcher that is never
-    taken back."""
+class _OpenList(NamedTuple):
+    """List whose items must differ."""
 
-    def __init__(self) -> None:
-        self._num_read = 0
-        self._lists: dict[str, frozenset[str | Decimal]] = {}
+    rule: str
+    texts: tuple[bytes, ...]
+    values: frozenset[object]
+    owed: bytes
+    """End of the last item that the output does not have yet."""
+    rest: bytes = b""
+    """Output behind the last item."""
 
-    def __copy__(self) -> ListItems:
-        other = ListItems()
-        other._num_read, other._lists = self._num_read, self._lists.copy()
-        return other
+    def behind(self, text: bytes) -> _OpenList:
+        return self._replace(owed=self.owed[len(text) :], rest=self.rest + text[len(self.owed) :])
 
-    def read(self, captures: Sequence[tuple[str, bytes]]) -> bool:
-        """Read what is new. Return False if an item is in its list already."""
-        do_differ = True
-        for name, text in captures[self._num_read :]:
-            key = name.rpartition("=")[0]
-            items = frozenset() if name.endswith(FIRST_ITEM) else self._lists.get(key, frozenset())
-            item = json.loads(text, parse_int=Decimal, parse_float=Decimal)
-            do_differ = do_differ and item not in items
-            self._lists[key] = items | {item}
-        self._num_read = len(captures)
-        return do_differ
+    def with_item(self, text: bytes, value: object, owed: bytes, rest: bytes) -> _OpenList:
+        texts = (*self.texts, _without_blanks(text))
+        return _OpenList(self.rule, texts, self.values | {value}, owed, rest)
+
+    def next_item(self, text: bytes = b"") -> bytes | None:
+        """Return what the output and `text` have of the next item, or None before its comma."""
+        rest = (self.rest + text[len(self.owed) :]).lstrip()
+        return rest[1:].lstrip() if rest.startswith(b",") else None
+
+
+class ListItems(msgspec.Struct, frozen=True):
+    """Open lists of an output whose items must differ, inner lists last."""
+
+    lists: tuple[_OpenList, ...] = ()
+    _num_captures: int = 0
+    _tail: bytes = b""
+
+    def behind(self, text: bytes, matcher: LLMatcher) -> ListItems | None:
+        """Return the lists behind a token, or None if an item is in its list already. `matcher`: it has
+        consumed the token, and was never taken back. It knows an item whose last bytes are forced."""
+        lists = [each.behind(text) for each in self.lists]
+        output, end = self._tail + text, len(self._tail)
+        captures = [] if _ENDS_OF_ITEMS.isdisjoint(text) else matcher.get_captures()
+        for name, item in captures[self._num_captures :]:
+            value = _comparable(json.loads(item, parse_int=Decimal, parse_float=Decimal))
+            rule, is_first = name.rpartition("=")[0], name.endswith(FIRST_ITEM)
+            at = len(lists) if is_first else next(self._places(lists, rule, item), len(lists))
+            if at == len(lists):
+                end = _end_of(item, output, end)
+                lists.append(_OpenList(rule, (), frozenset(), b""))
+            elif value in lists[at].values:
+                return None
+            else:
+                end = len(output) + len(item) - len(lists[at].next_item() or b"")
+            owed = item[len(item) - max(0, end - len(output)) :]
+            lists[at:] = [lists[at].with_item(item, value, owed, output[end:])]
+        still_open = tuple(each for each in lists if not each.rest.lstrip().startswith(b"]"))
+        return ListItems(still_open, max(self._num_captures, len(captures)), output[-_TAIL:])
+
+    @staticmethod
+    def _places(lists: Sequence[_OpenList], rule: str, item: bytes) -> Iterator[int]:
+        """Yield lists of a rule whose next item this may be, inner ones first."""
+        for i in reversed(range(len(lists))):
+            found = lists[i].next_item()
+            if (
+                lists[i].rule == rule
+                and found is not None
+                and (found.startswith(item) or item.startswith(found))
+            ):
+                yield i
+
+    def repeat(self, text: bytes = b"") -> bool:
+        """Return True if the output with `text` may become a list with two equal items."""
+        for each in self.lists:
+            if (item := each.next_item(text)) is not None:
+                item = _without_blanks(item)
+                if any(other.startswith(item) or (text and item.startswith(other)) for other in each.texts):
+                    return True
+        return False
+
+    def may_end(self, text: bytes) -> bool:
+        return bool(self.lists) and not _ENDS_OF_ITEMS.isdisjoint(text)
+
+
+_MOST_TOKENS = 2_000
+"""With more allowed tokens, one of them makes an item differ."""
+_MOST_TRIALS = 60
+
+
+def keeps_items_apart(
+    items: ListItems, token: int, matcher: LLMatcher, text_of: Callable[[int], bytes]
+) -> bool:
+    """Return False if an allowed token completes an item that is in its list already, or leads to where
+    every text does. After `_MOST_TRIALS` trials the answer is True."""
+    trials = iter(range(_MOST_TRIALS))
+
+    def can_differ(items: ListItems, token: int, before: LLMatcher) -> bool:
+        if next(trials, None) is None:
+            return True
+        matcher, tokens = before.deep_copy(), [token]
+        while tokens:
+            for token in tokens:
+                if not matcher.consume_token(token):
+                    return True
+                following = items.behind(text_of(token), matcher)
+                if following is None:
+                    return False
+                items = following
+            if not items.repeat():
+                return True
+            tokens = matcher.compute_ff_tokens()
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if bits.sum() > _MOST_TOKENS:
+            return True
+        tokens = [token for token in map(int, np.flatnonzero(bits)) if not text_of(token).isspace()]
+        if any(not items.repeat(text_of(token)) for token in tokens):
+            return True
+        return any(can_differ(items, token, matcher) for token in tokens)
+
+    text = text_of(token)
+    return not (items.repeat(text) or items.may_end(text)) or can_differ(items, token, matcher)
+
+
+def _without_blanks(text: bytes) -> bytes:
+    return _BLANKS.sub(rb"\1", text)
+
+
+def _end_of(item: bytes, output: bytes, size: int) -> int:
+    """Return where an item ends: in the output from `size` on, or as many bytes behind it as are missing."""
+    for end in range(size, len(output) + len(item)):
+        there = item[: len(item) - max(0, end - len(output))]
+        if output[:end].endswith(there[-min(_TAIL, end) :]):
+            return end
+    return len(output)
+
+
+def _comparable(value: object) -> object:
+    """Return equal objects for equal JSON values alone; numbers are Decimal."""
+    if isinstance(value, dict):
+        return frozenset((name, _comparable(each)) for name, each in value.items())
+    if isinstance(value, list):
+        return tuple(map(_comparable, value))
+    return str(value) if isinstance(value, bool) else (value,)
 
 
 class TextFit(msgspec.Struct, frozen=True):
@@ -120,17 +239,12 @@ class GrammarCheck:
             return int(self._matcher.try_consume_tokens(tokens))
         items = ListItems()
         for number, token in enumerate(tokens):
-            is_accepted = self._matcher.try_consume_tokens([token])
-            if not is_accepted or (token in ENDS_OF_ITEMS and not items.read(self._matcher.get_captures())):
+            if not self._matcher.try_consume_tokens([token]):
                 return number
+            if (following := items.behind(bytes([token]), self._matcher)) is None:
+                return number
+            items = following
         return len(tokens)
-
-    def _keeps_items_apart(self, byte: int) -> bool:
-        if not self._has_list_items or byte not in ENDS_OF_ITEMS:
-            return True
-        trial = self._matcher.deep_copy()
-        trial.consume_token(byte)
-        return ListItems().read(trial.get_captures())
 
     def _too_complex(self, message: str) -> InvalidRequest:
         """Return an error without the native text, which has paths and backtraces."""
@@ -143,8 +257,23 @@ class GrammarCheck:
         accepted = self._matcher.try_consume_tokens(list(text))
         assert accepted == len(text), "the text does not fit"
         mask = self._matcher.compute_bitmask()
-        allowed = bytes(i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1 and self._keeps_items_apart(i))
+        items: ListItems | None = ListItems()
+        if self._has_list_items:
+            follower = self._start.deep_copy()
+            for byte in text:
+                follower.consume_token(byte)
+                items = items and items.behind(bytes([byte]), follower)
+        allowed = bytes(
+            byte
+            for byte in range(_END)
+            if mask[byte >> 3] >> (byte & 7) & 1
+            and (items is None or keeps_items_apart(items, byte, self._matcher, text_of_byte))
+        )
         return WhatMayFollow(self._matcher.compute_ff_bytes(), allowed, self._matcher.is_accepting())
 
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def text_of_byte(token: int) -> bytes:
+    return bytes([token]) if token < _END else b"<end>"

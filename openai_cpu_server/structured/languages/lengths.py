@@ -161,11 +161,6 @@ class PlainLanguages:
             return None
         return few_strings(self.automaton(language), most)
 
-    def is_endless(self, language: Expr) -> bool:
-        """Return True only if every beginning of a string is one of infinitely many."""
-        automaton = self._tried(self.automaton, language)
-        return automaton is not None and all(automaton.edges)
-
     def simplified(self, language: Expr) -> Expr | None:
         """Return plain expressions and intersections of them, or None if too long."""
         if not language.is_extended:

@@ -40,6 +40,7 @@ from openai_cpu_server.structured.lark.plan import (
     is_character,
     is_lexeme,
     lead_of_char,
+    union,
 )
 from openai_cpu_server.structured.options import InvalidGrammar
 
@@ -262,7 +263,8 @@ def _plan(rules: Rules, work: Work) -> LexemePlan:
     """Make lexemes as large as possible, and break those that conflict, at last into single characters."""
     regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
     items = {regular.of(rules[name]) for name in rules if is_list_item(name)}
-    numbers = {x for x in items if x is not None and FirstBytes().mask(x) & lead_of_char("-")}
+    leads = union(map(lead_of_char, "-0123456789"))
+    numbers = {x for x in items if x is not None and FirstBytes().mask(x) & leads}
     """Numbers of lists whose items differ. In parts, each beginning of one would count as an item."""
     broken: set[Expr] = set()
     for number in range(_ROUNDS):

@@ -83,8 +83,8 @@ _MOST_SUBSETS = 260
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
-    "can be enforced only on strings without a greatest length, on numbers without bounds, and where few "
-    "items are possible: list up to 400 with 'enum', give a short range or pattern, or allow one item "
+    "cannot be enforced beside 'prefixItems' and 'contains', nor where numbers are among other items, are "
+    "multiples, or have flexible white space: list up to 400 values with 'enum', or allow one item "
     "('maxItems': 1)"
 )
 
@@ -96,8 +96,8 @@ class ArrayRules:
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
     """Returns None if they are many."""
-    endless: Callable[[Goal, str], Expr | None]
-    """Returns None unless each beginning of a value is one of infinitely many values."""
+    distinct: Callable[[Goal, str], Expr | None]
+    """Returns None if the engine cannot compare the values."""
     goals: Goals
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
@@ -187,9 +187,9 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Write the items as rules by whose names the engine compares them: it forbids the end of an item
-        that the list has already. Return None if an item may reach a place where only its end is allowed."""
-        item = None if shape.prefix or shape.needs else self.endless(shape.rest, hint)
+        """Write the items as rules by whose names the engine compares them: it forbids what leads to an item
+        that the list has already."""
+        item = None if shape.prefix or shape.needs else self.distinct(shape.rest, hint)
         if item is None:
             return None
         first, other = self.grammar.list_items(hint, item)
