@@ -102,14 +102,7 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-passout", "pass:open sesame"]
     command += ["-keyout", str(key), "-out", str(cert)]
     subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
-    options = (
-        "--ssl-certfile",
-        str(cert),
-        "--ssl-keyfile",
-        str(key),
-        "--ssl-keyfile-password",
-        "open sesame",
-    )
+    options = (f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", "--ssl-keyfile-password=open sesame")
     server = tiny_server(*options, "--api-key", "hunter2")
     try:
         url = "https://127.0.0.1:" + server.wait_for(r"listening on https://127\.0\.0\.1:(\d+)")

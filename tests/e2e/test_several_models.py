@@ -106,25 +106,6 @@ def test_a_kill_of_one_pauses_only_its_own_streams(server: ServerProcess) -> Non
     assert server.status()["restarts"] == 1
 
 
-@pytest.mark.slow
-def test_by_hand(server: ServerProcess) -> None:
-    for _ in range(2):
-        assert post(server, "/v1/models/two/load").json()["state"] == "ready"
-    for _ in range(2):
-        assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
-    assert post(server, "/v1/models/two/load?wait=false").status_code == 202
-    wait_until(lambda: state(server, "two") == "ready")
-    unknown = post(server, "/v1/models/three/load")
-    assert (unknown.status_code, "The models are: one, two." in unknown.text) == (404, True)
-    assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
-    with ThreadPoolExecutor() as pool:
-        with suspended(*(engine.pid for engine in engines_of(server.process.pid))):
-            waiting = pool.submit(answer, server, "one")
-            wait_until(lambda: num_live(server) == 1)
-            assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
-        assert waiting.result()
-
-
 def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(f'[models.large]\nsource = "{TINY}"\nctx_size = 1000000\n')

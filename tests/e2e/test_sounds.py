@@ -159,12 +159,8 @@ def test_whatever_is_sent_is_answered_or_refused_and_others_never_notice(
 def test_a_recording_of_a_browser_is_heard_within_the_sandbox(server: ServerProcess) -> None:
     """And props and Ollama's clients are told that the model hears."""
     data = encoded("webm", "libopus", 48_000)
-    form = {
-        "language": "pt_BR.UTF-8",
-        "temperature": "",
-        "stream": "False",
-        "response_format": "verbose_json",
-    }
+    form = {"language": "pt_BR.UTF-8", "temperature": "", "stream": "False"}
+    form |= {"response_format": "verbose_json"}
     got = server.post("/v1/audio/transcriptions", data=form, files={"file": ("a.webm", data)})
     assert got.status_code == 200, got.text
     assert got.json()["duration"] == pytest.approx(1, abs=0.1)

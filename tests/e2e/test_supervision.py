@@ -139,3 +139,4 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
         assert "shutting down" in rest[-2]
         assert server.process.wait(timeout=DEADLINE_S) == 0
         assert not engine.is_running()
+    assert "served 1 requests" in server.lines[-1]
