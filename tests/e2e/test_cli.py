@@ -20,12 +20,8 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-def said(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "openai_cpu_server", *arguments)
-
-
 def test_help_lists_the_commands_and_each_has_its_own() -> None:
-    listed = said("--help")
+    listed = python("-m", "openai_cpu_server", "--help")
     assert listed.returncode == 0
     for command in COMMANDS:
         assert f"\n  {command}" in listed.stdout

@@ -78,7 +78,6 @@ print(json.dumps([found, [score([model.token_bos()], tokens(text))[0] for text i
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has it: its dependencies are not ours."""
     folder = tmp_path_factory.mktemp("harness")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"

@@ -49,7 +49,6 @@ def steps(transcript: str) -> list[tuple[str, str, set[str]]]:
 
 
 def rows() -> dict[str, str]:
-    """The table of commands."""
     section = PAGE.read_text("utf-8").split("## Commands")[1].split("\n## ")[0]
     return dict(re.findall(r"^\| `(.*?)`.* \| (.*) \|$", section, re.MULTILINE))
 

@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.serving import key_file, sdk, tiny_server
 from tests.hub_stand_in import Repo
 from tests.hub_stand_in import running as hub_running
+from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S
@@ -120,3 +121,19 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     log = "".join(server.lines)
     assert "open sesame" not in log
     assert "hunter2" not in log
+
+
+def test_two_servers_count_tokens_together_in_redis(tmp_path: Path) -> None:
+    """Redis that is away: tests/api/test_rate_limits.py."""
+    keys = key_file(tmp_path / "keys.toml", {"ann": "tokens_per_day = 1000"})
+    body = {"prompt": "x", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    with RedisServer() as redis:
+        options = ("--api-keys", str(keys), "--limits-url", redis.url)
+        with tiny_server(*options) as one, tiny_server(*options) as two:
+            first, _, refused = [
+                server.post("/v1/completions", json=body | more, headers={"x-api-key": "ann"})
+                for server, more in ((one, {}), (two, {}), (one, {"max_tokens": 1000}))
+            ]
+    used = 2 * first.json()["usage"]["total_tokens"]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert f"Limit 1000, Used {used}," in refused.json()["error"]["message"]

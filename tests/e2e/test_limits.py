@@ -147,7 +147,6 @@ def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
 def test_a_flood_of_large_bodies() -> None:
-    """What they hold together is bounded, and small ones pass."""
     options = ("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096")
     with tiny_server(*options) as server, ExitStack() as stack:
         for _ in range(3):

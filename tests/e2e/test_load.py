@@ -31,7 +31,6 @@ def ask(data: bytes) -> bytes:
 
 
 BODY = body(3)
-ASK = ask(BODY)
 
 
 @pytest.fixture(scope="module")

@@ -72,10 +72,9 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def answer(client: openai.OpenAI, url: str, **more: object) -> str:
-    made = client.chat.completions.create(
-        model="model", messages=shown(url), max_tokens=12, temperature=0, **more
-    )
+def answer(client: openai.OpenAI, url: str) -> str:
+    asked: Any = {"model": "model", "messages": shown(url), "max_tokens": 12, "temperature": 0}
+    made = client.chat.completions.create(**asked)
     return made.choices[0].message.content or ""
 
 
@@ -275,11 +274,11 @@ def test_pictures_of_all_requests_are_bounded_until_they_are_answered(server: Se
     wait_until(lambda: status(100) == 200)
 
 
-def _large(levels: Iterable[int], **more: object) -> dict[str, object]:
+def _large(levels: Iterable[int]) -> dict[str, object]:
     """A conversation with pictures that are as large as they may be."""
     pictures = [encoded(Image.new("L", (1000, MOST_PIXELS // 1000), level)) for level in levels]
     parts = [{"type": "image_url", "image_url": {"url": uri(data)}} for data in pictures]
-    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, **more}
+    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
 
 
 def test_what_nobody_finds_by_chance_is_refused(server: ServerProcess) -> None:

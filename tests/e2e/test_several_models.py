@@ -69,10 +69,6 @@ def answer(server: ServerProcess, model: str, **fields: object) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-def post(server: ServerProcess, path: str) -> httpx.Response:
-    return server.post(path)
-
-
 def num_engines(server: ServerProcess) -> int:
     return len(engines_of(server.process.pid))
 
@@ -118,12 +114,12 @@ def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
         assert refused.status_code == 503
         assert "the model 'large' needs" in refused.text
         assert card(server, "large")["state"] == "failed"
-        by_hand = post(server, "/v1/models/large/load").json()["error"]
+        by_hand = server.post("/v1/models/large/load").json()["error"]
         assert by_hand["code"] == "model_does_not_fit"
 
 
 def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerProcess, folder: Path) -> None:
-    post(server, "/v1/models/two/unload")
+    server.post("/v1/models/two/unload")
     wanted, texts, is_over = answer(server, "one"), list[str](), threading.Event()
 
     def ask() -> None:
@@ -133,7 +129,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerPro
     with ThreadPoolExecutor() as pool:
         clients = [pool.submit(ask) for _ in range(2)]
         replace(folder / "one.gguf", TINY)
-        assert post(server, "/v1/models/one/load").json()["state"] == "ready"
+        assert server.post("/v1/models/one/load").json()["state"] == "ready"
         enough = len(texts) + 4
         wait_until(lambda: len(texts) >= enough)
         is_over.set()
@@ -145,7 +141,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerPro
 
 def test_a_sleeping_model_keeps_up_with_its_file(server: ServerProcess, folder: Path) -> None:
     """The other file has other tokens: a request must not be cut into those of the old one."""
-    post(server, "/v1/models/two/unload")
+    server.post("/v1/models/two/unload")
     tokens = {"model": "two", "prompt": "seven stones"}
     before = server.post("/tokenize", json=tokens).json()["tokens"]
     replace(folder / "two.gguf", "no model")

@@ -138,7 +138,6 @@ ASKED = [{"role": "user", "content": "Hi."}]
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Any, Place]]:
-    """A server, a client, and where both keep their models."""
     ollama = pytest.importorskip("ollama")
     with running({"acme/tiny": Repo({"tiny-Q4_0.gguf": tiny_model_path().read_bytes()})}) as hub:
         place = Place(tmp_path_factory.mktemp("ollama"), hub)
