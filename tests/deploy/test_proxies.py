@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -51,10 +51,7 @@ def caddy_command(folder: Path, port: int, upstreams: list[str]) -> list[str]:
     return [tool("caddy"), "run", "--config", str(folder / "Caddyfile")]
 
 
-COMMANDS: dict[str, Callable[[Path, int, list[str]], list[str]]] = {
-    "nginx": nginx_command,
-    "caddy": caddy_command,
-}
+COMMANDS = {"nginx": nginx_command, "caddy": caddy_command}
 
 
 @contextmanager

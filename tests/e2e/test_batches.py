@@ -55,11 +55,7 @@ def ended(client: openai.OpenAI, batch_id: str) -> Batch:
 
 
 def until_some_are_done(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
-    def are_done() -> bool:
-        counts = client.batches.retrieve(batch_id).request_counts
-        return counts is not None and counts.completed >= num_rows
-
-    wait_until(are_done)
+    wait_until(lambda: client.batches.retrieve(batch_id).request_counts.completed >= num_rows)
 
 
 def ids_of(client: openai.OpenAI, batch: Batch) -> list[object]:
@@ -72,7 +68,6 @@ def names(number: int) -> list[object]:
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    assert file_id is not None
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 

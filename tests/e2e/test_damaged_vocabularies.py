@@ -21,8 +21,7 @@ KEY = "tokenizer.ggml."
 
 
 def array(name: str) -> list[object]:
-    contents: list[object] = gguf.GGUFReader(tiny_model_path()).fields[KEY + name].contents()
-    return contents
+    return gguf.GGUFReader(tiny_model_path()).fields[KEY + name].contents()
 
 
 def damage(name: str, target: Path) -> Path:

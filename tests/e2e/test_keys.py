@@ -1,4 +1,5 @@
-"""Keys of a real server: a file that changes while it serves, TLS, a log without secrets.
+"""Keys of a real server: a file that changes while it serves, TLS, limits in Redis, a log without
+secrets.
 
 The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_keys.py;
 prompts of other keys: tests/api/test_cache_routes.py.

@@ -42,8 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def nodes(server: ServerProcess) -> dict[str, dict[str, object]]:
     (model,) = server.get("/health").json()["models"].values()
-    found: dict[str, dict[str, object]] = model["nodes"]
-    return found
+    return model["nodes"]
 
 
 def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str, object]:

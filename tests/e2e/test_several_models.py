@@ -54,8 +54,7 @@ def replace(path: Path, by: Path | str) -> None:
 
 
 def card(server: ServerProcess, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = server.get(f"/v1/models/{name}").json()
-    return found
+    return server.get(f"/v1/models/{name}").json()
 
 
 def state(server: ServerProcess, name: str) -> str:

@@ -64,7 +64,6 @@ def test_what_is_meant_for_the_machine_is_divided_among_its_nodes() -> None:
     nodes = {0: [0, 1], 1: [2, 3]}
     whole = EngineOptions(model_path="", cache_bytes=1000, cache_file="kept.cache")
     one, other = (on_node(whole, node, nodes) for node in nodes)
-    assert one.threads is not None
     assert 2 * one.threads <= max(2, Machine().num_threads())
     assert (one.cache_bytes, one.reads_weights, one.reports_forecast) == (500, True, True)
     assert (one.cache_file, other.cache_file) == ("kept.cache.node0", "kept.cache.node1")
