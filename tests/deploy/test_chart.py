@@ -58,9 +58,7 @@ def one(chart: Any, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def pod(chart: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the deployment says of its pods."""
-    template: dict[str, Any] = one(chart, values, "Deployment")["spec"]["template"]
-    return template
+    return one(chart, values, "Deployment")["spec"]["template"]
 
 
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])

@@ -15,7 +15,6 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions with their values, in order."""
     lines = [line for line in DOCKERFILE.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines)).splitlines()
     return [(name, value.strip()) for name, _, value in (line.partition(" ") for line in joined if line)]

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from tests.deploy import ROOT
+from tests.e2e.serving import answering_http
 
 
 class Health(BaseHTTPRequestHandler):
@@ -28,19 +27,9 @@ class Health(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with HTTPServer(("127.0.0.1", 0), Health) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-def is_well(question: str, port: int) -> bool:
+def is_well(question: str, port: str) -> bool:
     command = [sys.executable, "-IS", str(ROOT / "deploy" / "healthcheck.py"), question]
-    environment = {**os.environ, "OCS_PORT": str(port)}
+    environment = {**os.environ, "OCS_PORT": port}
     return subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == 0
 
 
@@ -55,8 +44,10 @@ def is_well(question: str, port: int) -> bool:
     ],
 )
 def test_its_exit_code_says_whether_a_server_is_ready_and_alive(
-    port: int, status: str, is_ready: bool, is_alive: bool
+    status: str, is_ready: bool, is_alive: bool
 ) -> None:
     Health.status = status
-    assert (is_well("ready", port), is_well("alive", port)) == (is_ready, is_alive)
-    assert not is_well("alive", 1), "nobody answers there"
+    with answering_http(Health) as url:
+        port = url.rpartition(":")[2]
+        assert (is_well("ready", port), is_well("alive", port)) == (is_ready, is_alive)
+    assert not is_well("alive", "1"), "nobody answers there"

@@ -28,11 +28,6 @@ def run(*arguments: str, dist: Path) -> str:
     return done.stdout
 
 
-def test_only_two_words_are_known() -> None:
-    done = subprocess.run([SCRIPT, "paint"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "usage: scripts/package build | check [FOLDER]\n")
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,11 +14,11 @@ from threading import Event
 
 import httpx
 import openai
-import psutil
 import pytest
 import websockets.sync.client
 
 from tests.deploy import ROOT
+from tests.e2e.serving import own_address
 from tests.proxies import free_port, nginx, running_proxy, tool
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -51,10 +51,7 @@ def caddy_command(folder: Path, port: int, upstreams: list[str]) -> list[str]:
     return [tool("caddy"), "run", "--config", str(folder / "Caddyfile")]
 
 
-COMMANDS: dict[str, Callable[[Path, int, list[str]], list[str]]] = {
-    "nginx": nginx_command,
-    "caddy": caddy_command,
-}
+COMMANDS = {"nginx": nginx_command, "caddy": caddy_command}
 
 
 @contextmanager
@@ -116,13 +113,7 @@ def test_the_server_itself_judges_large_bodies(proxied: httpx.Client, megabytes:
 
 def test_a_client_on_another_machine_is_not_an_administrator(proxied: httpx.Client) -> None:
     """It cannot send an address of its own either. An address of this machine plays the other one."""
-    addresses = [
-        one.address for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET
-    ]
-    outside = next((address for address in addresses if not address.startswith("127.")), None)
-    if outside is None:
-        pytest.skip("this machine has no address in a network")
-    url = f"http://{outside}:{proxied.base_url.port}/v1/cache"
+    url = f"http://{own_address()}:{proxied.base_url.port}/v1/cache"
     headers = {"host": str(proxied.headers["host"]), "x-forwarded-for": "127.0.0.1"}
     refused = httpx.delete(url, headers=headers, timeout=DEADLINE_S, trust_env=False)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")

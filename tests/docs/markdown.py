@@ -41,10 +41,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Its blocks of code in a language."""
     return [token.content for token in tokens(page) if token.type == "fence" and token.info == language]
 
 
 def code(page: Path) -> Iterator[str]:
-    """All code of the page, in blocks and within lines."""
     yield from (token.content for token in tokens(page) if token.type in ("fence", "code_inline"))

@@ -1,4 +1,4 @@
-"""Every option, route, error and metric is in the manual, as the code has it."""
+"""Every option, route, error, metric and term is in the manual, as the code has it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from bench.peers import KEYS
 from bench.servers import Variant
 from bench.workloads import WORKLOADS
+from llama_server_suite.outcomes import Differences
 from manual.options import option
 from manual.pages import pages
 
@@ -17,7 +18,7 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.http.errors import TABLE
 from openai_cpu_server.model_source.aliases import ALIASES, KNOWN_MODELS
-from tests.docs.markdown import DOCS
+from tests.docs.markdown import DOCS, ROOT
 from tests.observe.families import families
 
 
@@ -64,3 +65,21 @@ def test_every_error_metric_and_workload_is_there() -> None:
     assert set(first_cells("metrics.md")) >= set(families())
     names = {*(variant.key for variant in Variant), *KEYS, *WORKLOADS}
     assert [name for name in names if f"`{name}`" not in benchmark] == []
+
+
+def test_differences_in_llama_servers_own_tests_and_the_tests_that_are_left_out_are_there() -> None:
+    page, differences = (DOCS / "llama-server.md").read_text("utf-8"), Differences.read()
+    section = page.split("## llama-server's own tests")[1]
+    assert {*re.findall(r"^\| \d+ \| (.*) \|$", section, re.MULTILINE)} == {*differences.causes}
+    assert dict(re.findall(r"^\| `(test_.*)` \| (.*) \|$", section, re.MULTILINE)) == differences.left_out
+
+
+def test_each_term_of_the_glossary_stands_once_and_its_name_is_defined_where_it_says() -> None:
+    text = (DOCS / "contributing.md").read_text("utf-8")
+    glossary = text.partition("## Glossary")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\w ]+) \| .+ \| `(\w+)` \| `([\w/.]+)` \|$", glossary, re.MULTILINE)
+    assert len(rows) == glossary.count("\n| ") - 2
+    assert len({term for term, _, _ in rows}) == len(rows) <= 40
+    for _, name, file in rows:
+        source = (ROOT / "openai_cpu_server" / file).read_text("utf-8")
+        assert re.search(rf"^class {name}\b", source, re.MULTILINE), f"{name} is not defined in {file}"

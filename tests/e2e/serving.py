@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
+import pytest
 
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -33,6 +38,26 @@ def async_sdk(server: ServerProcess, key: str = "none", **more: Any) -> openai.A
 
 def num_live(server: ServerProcess) -> int:
     return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
+
+
+@contextmanager
+def answering_http(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server of others."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as thread:
+        thread.submit(server.serve_forever, 0.01)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def own_address() -> str:
+    """An address of this machine that is not on its loopback."""
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family is socket.AF_INET and not one.address.startswith("127."):
+                return one.address
+    pytest.skip("this machine has no network")
 
 
 def attack(

@@ -1,4 +1,5 @@
-"""Agents of well-known frameworks: two parallel calls, their results, an answer; whole and streamed.
+"""Agents of frameworks that tests/e2e/test_frameworks.py does not run: two parallel calls, their results, an
+answer; whole and streamed.
 
 The frameworks are in an environment of their own, because they pin what this project uses. The variables
 `OCS_AGENTS_PYTHON` and `OCS_AGENTS_NODE_MODULES` name its interpreter and its Node modules.
@@ -81,14 +82,10 @@ def loop(*command: str) -> None:
 
 
 WAYS = pytest.mark.parametrize("way", ["whole", "streamed"])
-FRAMEWORKS = [
-    *("anthropic", "smolagents-tools", "smolagents-code"),
-    *("openai-agents", "pydantic-ai", "langgraph", "crewai"),
-]
 
 
 @WAYS
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["anthropic", "smolagents-tools", "smolagents-code", "crewai"])
 def test_an_agent_in_python(url: str, framework: str, way: str) -> None:
     if PYTHON is None:
         pytest.skip("OCS_AGENTS_PYTHON names no interpreter with the frameworks")

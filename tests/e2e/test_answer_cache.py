@@ -50,19 +50,14 @@ def ask(server: ServerProcess, text: str, key: str = "ann") -> tuple[str, str]:
     return answers[-1].headers["x-cache"], answers[-1].json()["choices"][0]["message"]["content"]
 
 
-def kept(server: ServerProcess, at_least: int) -> None:
-    """Answers are written while the server goes on."""
-    url, headers = server.url + "/v1/cache/stats", {"x-api-key": "ann"}
-    wait_until(lambda: httpx.get(url, headers=headers).json()["answers"]["entries"] >= at_least)
-
-
 def test_a_paraphrase_is_answered_alike(server: ServerProcess) -> None:
     """Clients that name neither a seed nor a temperature are most of all. What is another question:
     tests/api/test_answer_cache.py."""
     said, answer = ask(server, ONE)
     assert said == "miss"
     ask(server, "Is it safe to eat raw eggs?")
-    kept(server, 2)
+    ann = {"x-api-key": "ann"}  # answers are written while the server goes on
+    wait_until(lambda: server.get("/v1/cache/stats", headers=ann).json()["answers"]["entries"] >= 2)
     assert ask(server, PARAPHRASE) == ("semantic; similarity=0.99", answer)
     assert ask(server, "Is it not safe to eat raw eggs?")[0] == "miss"
     assert ask(server, PARAPHRASE, key="bob")[0] == "miss"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
@@ -11,19 +11,15 @@ from pydantic import BaseModel
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 
-if TYPE_CHECKING:
-    import anthropic
-    from anthropic.types import MessageParam, ToolParam
-else:
-    anthropic = Lazy("anthropic")
+anthropic = Lazy("anthropic")
 
 pytestmark = pytest.mark.native
 
-HELLO: list[MessageParam] = [{"role": "user", "content": "Tell me about the river and the bridge."}]
+HELLO: Any = [{"role": "user", "content": "Tell me about the river and the bridge."}]
 GREEDY: Any = {"model": "tiny", "max_tokens": 30, "messages": HELLO, "extra_body": {"temperature": 0}}
 CITY: Any = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 CITY |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "additionalProperties": False}
-WEATHER: ToolParam = {"name": "get_weather", "description": "The weather in a city", "input_schema": CITY}
+WEATHER: Any = {"name": "get_weather", "description": "The weather in a city", "input_schema": CITY}
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +78,12 @@ def test_an_answer_of_a_given_form(sdk: anthropic.Anthropic) -> None:
 def test_errors_are_the_exceptions_that_users_catch(server: ServerProcess, sdk: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         sdk.messages.create(model="claude-none", max_tokens=1, messages=HELLO)
-    assert missing.value.body == {
-        "type": "error",
-        "error": {
-            "type": "not_found_error",
-            "message": "The model 'claude-none' does not exist on this server. The models are: tiny.",
-        },
-        "request_id": missing.value.request_id,
-    }
-    nobody: MessageParam = {"role": "user", "content": []}
+    message = "The model 'claude-none' does not exist on this server. The models are: tiny."
+    error = {"type": "error", "error": {"type": "not_found_error", "message": message}}
+    assert missing.value.body == {**error, "request_id": missing.value.request_id}
+    nobody: Any = {"role": "user", "content": []}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content"):
         sdk.messages.create(model="tiny", max_tokens=1, messages=[nobody])
-    long: MessageParam = {"role": "user", "content": "river " * 20_000}
+    long: Any = {"role": "user", "content": "river " * 20_000}
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         sdk.messages.create(model="tiny", max_tokens=1, messages=[long])

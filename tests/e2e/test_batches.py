@@ -10,7 +10,7 @@ import http.client
 import json
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-CHAT = "/v1/chat/completions"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 
 
 def chat_row(number: int, **fields: object) -> dict[str, object]:
@@ -43,12 +43,9 @@ def upload(client: openai.OpenAI, content: bytes) -> str:
     return client.files.create(file=("rows.jsonl", content), purpose="batch").id
 
 
-def begin(client: openai.OpenAI, content: bytes, window: str = "24h", endpoint: str = CHAT) -> Batch:
-    return client.batches.create(
-        input_file_id=upload(client, content),
-        endpoint=endpoint,  # type: ignore[arg-type]
-        completion_window=window,  # type: ignore[arg-type]
-    )
+def begin(client: openai.OpenAI, content: bytes) -> Batch:
+    file_id = upload(client, content)
+    return client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Batch:
@@ -58,11 +55,7 @@ def ended(client: openai.OpenAI, batch_id: str) -> Batch:
 
 
 def until_some_are_done(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
-    def are_done() -> bool:
-        counts = client.batches.retrieve(batch_id).request_counts
-        return counts is not None and counts.completed >= num_rows
-
-    wait_until(are_done)
+    wait_until(lambda: client.batches.retrieve(batch_id).request_counts.completed >= num_rows)
 
 
 def ids_of(client: openai.OpenAI, batch: Batch) -> list[object]:
@@ -75,7 +68,6 @@ def names(number: int) -> list[object]:
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    assert file_id is not None
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 

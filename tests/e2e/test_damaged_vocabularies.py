@@ -11,7 +11,7 @@ import gguf
 import pytest
 
 from tests import warm
-from tests.e2e.test_several_models import answer, post, replace, state
+from tests.e2e.test_several_models import answer, replace, state
 from tests.llama.odd_models import rewritten, with_vocabulary
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -21,12 +21,10 @@ KEY = "tokenizer.ggml."
 
 
 def array(name: str) -> list[object]:
-    contents: list[object] = gguf.GGUFReader(tiny_model_path()).fields[KEY + name].contents()
-    return contents
+    return gguf.GGUFReader(tiny_model_path()).fields[KEY + name].contents()
 
 
 def damage(name: str, target: Path) -> Path:
-    """A copy of the tiny model whose vocabulary is damaged so."""
     source, tokens, kinds = tiny_model_path(), array("tokens"), array("token_type")
     match name:
         case "a token twice":
@@ -94,14 +92,14 @@ def test_while_its_model_sleeps_and_on_a_reload(name: str, tmp_path: Path) -> No
         os.utime(path)
         wait_until(lambda: any("cannot be read" in line for line in server.lines))
         assert answer(server, "good")
-        assert post(server, "/v1/models/bad/load").status_code == 503
+        assert server.post("/v1/models/bad/load").status_code == 503
         assert answer(server, "good")
         replace(path, tiny_model_path())
-        assert post(server, "/v1/models/bad/load").status_code == 200
+        assert server.post("/v1/models/bad/load").status_code == 200
         damage(name, tmp_path / "new.gguf").replace(path)
-        assert post(server, "/v1/models/bad/load?reload=true").status_code == 503
+        assert server.post("/v1/models/bad/load?reload=true").status_code == 503
         assert answer(server, "bad")  # the one that was loaded goes on
-        assert post(server, "/v1/models/bad/unload").status_code == 200
+        assert server.post("/v1/models/bad/unload").status_code == 200
         os.truncate(path, 1000)
         assert speaks(server, "bad")
         assert answer(server, "good")

@@ -14,17 +14,8 @@ def test_defaults_of_a_file_a_table_and_options_reach_answers_and_what_clients_s
     model = rewritten(tiny_model_path(), tmp_path / "tiny.gguf", in_file)
     settings = tmp_path / "settings.toml"
     settings.write_text(f'[models.tiny]\nsource = "{model}"\ntop_k = 5\n')
-    options = (
-        "--config",
-        str(settings),
-        "--temperature",
-        "1.5",
-        "--top-p",
-        "0.7",
-        "--max-output-tokens",
-        "20",
-    )
-    with ServerProcess(*options) as server:
+    options = ("--config", str(settings), "--temperature", "1.5", "--top-p", "0.7")
+    with ServerProcess(*options, "--max-output-tokens", "20") as server:
         shown = server.get("/v1/models/tiny").json()["sampling"]
         props = server.get("/props").json()["default_generation_settings"]["params"]
         made = server.post("/completion", {"prompt": "a", "ignore_eos": True}).json()

@@ -53,15 +53,12 @@ def server() -> Iterator[ServerProcess]:
 def tokens(server: ServerProcess, *messages: Json) -> list[int]:
     got = server.post("/tokenize", json={"messages": list(messages)})
     assert got.status_code == 200, got.text
-    found: list[int] = got.json()["tokens"]
-    return found
+    return got.json()["tokens"]
 
 
 def prompt(server: ServerProcess, *messages: Json) -> str:
     body = {"tokens": tokens(server, *messages)}
-    back = server.post("/detokenize", json=body)
-    text: str = back.json()["prompt"]
-    return text
+    return server.post("/detokenize", json=body).json()["prompt"]
 
 
 def ask(server: ServerProcess, *messages: Json) -> httpx.Response:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from PIL import Image
 
+from tests.fuzz.pictures import bomb
 from tests.server_process import ServerProcess
 from tests.waiting import wait_until
 
@@ -80,28 +81,32 @@ PROGRAMS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
+@contextmanager
+def no_growth(server: ServerProcess) -> Iterator[None]:
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    yield
+    assert process.memory_info().rss - before < MOST_GROWTH
+    assert server.get("/health").status_code == 200
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_doubles_does_not_grow_here(server: ServerProcess, name: str) -> None:
     path, body = PROGRAMS[name]
-    process = psutil.Process(server.process.pid)
-    before = process.memory_info().rss
     body = {**body, **({"stream": False} if path.startswith("/api") else {"max_tokens": 4})}
-    answers = [server.post(path, json=body) for _ in range(2)]
+    with no_growth(server):
+        answers = [server.post(path, json=body) for _ in range(2)]
     assert {answer.status_code for answer in answers} <= {200, 400}, answers[0].text
-    assert process.memory_info().rss - before < MOST_GROWTH
-    assert server.get("/health").status_code == 200
 
 
 def test_a_body_that_inflates_or_nests_is_refused(server: ServerProcess) -> None:
     """A few kilobytes would be 200 MB."""
     body = gzip.compress(json.dumps({"prompt": "a" * 200_000_000}).encode())
-    process = psutil.Process(server.process.pid)
-    before = process.memory_info().rss
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
-    assert server.post(COMPLETIONS, content=body, headers=headers).status_code == 413
     nested = '{"messages":' + "[" * 100_000 + "]" * 100_000 + "}"
-    assert server.post(CHAT, content=nested).status_code == 400
-    assert process.memory_info().rss - before < MOST_GROWTH
+    with no_growth(server):
+        assert server.post(COMPLETIONS, content=body, headers=headers).status_code == 413
+        assert server.post(CHAT, content=nested).status_code == 400
 
 
 FORMS = {
@@ -114,13 +119,11 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_that_nests_or_repeats_is_refused(server: ServerProcess, name: str) -> None:
-    process = psutil.Process(server.process.pid)
-    before = process.memory_info().rss
     fields = [(field, (None, text)) for field, text in FORMS[name]]
     files = [*fields, ("file", ("a.wav", b"RIFF"))]
-    answers = [server.post("/v1/audio/transcriptions", files=files) for _ in range(2)]
+    with no_growth(server):
+        answers = [server.post("/v1/audio/transcriptions", files=files) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [400, 400], answers[0].text
-    assert process.memory_info().rss - before < MOST_GROWTH
 
 
 TOOLS = """
@@ -139,41 +142,29 @@ for line in sys.stdin:
 def test_tools_of_a_server_that_double_do_not_grow_here(tmp_path: Path) -> None:
     """The parameters of one are a schema that doubles; the result of the other is a picture of a few
     kilobytes that would be 400 MB."""
-    file = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(file, "png")
-    picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(file.getvalue()).decode()}
+    picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(bomb()).decode()}
     doubling = {"properties": {"a": {"$ref": "#/$defs/d40"}}, "$defs": REFERENCES["$defs"]}
-    tools = [
+    offered = [
         {"name": name, "inputSchema": {"type": "object", "additionalProperties": False, **schema}}
         for name, schema in {"doubles": doubling, "shows": {}}.items()
     ]
-    about = {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {"tools": {}},
-        "serverInfo": {"name": "raw", "version": "1"},
-    }
-    results = {"initialize": about, "tools/list": {"tools": tools}, "tools/call": {"content": [picture]}}
+    about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+    about |= {"serverInfo": {"name": "raw", "version": "1"}}
+    results = {"initialize": about, "tools/list": {"tools": offered}, "tools/call": {"content": [picture]}}
     script, answers, config = (tmp_path / name for name in ("tools.py", "answers.json", "config.toml"))
     script.write_text(TOOLS)
     answers.write_text(json.dumps({method: {"result": result} for method, result in results.items()}))
     config.write_text(f'[mcp.raw]\ncommand = "{sys.executable}"\nargs = ["{script}", "{answers}"]\n')
     with ServerProcess("--model", "demo", "--config", str(config)) as server:
-        process = psutil.Process(server.process.pid)
         server.post(CHAT, json={"messages": HI, "max_tokens": 1})
-        before = process.memory_info().rss
-        for name in ("doubles", "shows"):
-            tool = {"type": "mcp", "server_label": "raw"}
-            body = {
-                "input": "hi",
-                "tools": [{**tool, "require_approval": "never", "allowed_tools": [name]}],
-                "tool_choice": {**tool, "name": name},
-                "max_output_tokens": 60,
-            }
-            answer = server.post("/v1/responses", json=body)
-            assert answer.status_code == 200, answer.text
-            assert process.memory_info().rss - before < MOST_GROWTH
+        tool = {"type": "mcp", "server_label": "raw"}
+        with no_growth(server):
+            for name in ("doubles", "shows"):
+                tools = [{**tool, "require_approval": "never", "allowed_tools": [name]}]
+                body = {"input": "hi", "tools": tools, "tool_choice": {**tool, "name": name}}
+                answer = server.post("/v1/responses", json={**body, "max_output_tokens": 60})
+                assert answer.status_code == 200, answer.text
         assert any(item["type"] == "mcp_call" for item in answer.json()["output"])
-        assert server.get("/health").status_code == 200
 
 
 AMBIGUOUS = "root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s | [a-z]"
@@ -204,22 +195,19 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_row_that_nests_or_is_huge_fails_alone(server: ServerProcess, name: str) -> None:
-    process = psutil.Process(server.process.pid)
     head = '"method":"POST","url":"/v1/completions","body":{"max_tokens":2,'
     parts = {"bad": PARTS[name], "good": '"prompt":"a"'}
     rows = "".join(f'{{"custom_id":"{one}",{head}{part}}}}}\n' for one, part in parts.items())
     upload = {"file": ("rows.jsonl", rows.encode())}
-    before = process.memory_info().rss
-    file = server.post("/v1/files", files=upload, data={"purpose": "batch"})
-    assert file.status_code == 200, file.text
     window = {"endpoint": "/v1/completions", "completion_window": "24h"}
-    batch = server.post("/v1/batches", json={"input_file_id": file.json()["id"], **window})
-    if batch.status_code == 200:
-        path = f"/v1/batches/{batch.json()['id']}"
-        wait_until(lambda: server.get(path).json()["status"] in ("failed", "completed"))
-        ended = server.get(path).json()
-        assert ended["status"] == "failed" or ended["request_counts"]["completed"] == 1, ended
-    else:
-        assert batch.status_code == 400, batch.text
-    assert process.memory_info().rss - before < MOST_GROWTH
-    assert server.get("/health").status_code == 200
+    with no_growth(server):
+        file = server.post("/v1/files", files=upload, data={"purpose": "batch"})
+        assert file.status_code == 200, file.text
+        batch = server.post("/v1/batches", json={"input_file_id": file.json()["id"], **window})
+        if batch.status_code == 200:
+            path = f"/v1/batches/{batch.json()['id']}"
+            wait_until(lambda: server.get(path).json()["status"] in ("failed", "completed"))
+            ended = server.get(path).json()
+            assert ended["status"] == "failed" or ended["request_counts"]["completed"] == 1, ended
+        else:
+            assert batch.status_code == 400, batch.text

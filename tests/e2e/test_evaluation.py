@@ -78,7 +78,6 @@ print(json.dumps([found, [score([model.token_bos()], tokens(text))[0] for text i
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has it: its dependencies are not ours."""
     folder = tmp_path_factory.mktemp("harness")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -91,8 +90,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(python: Path | str, program: str, *given: object) -> list[list[object]]:
     done = subprocess.run([python, "-c", program], input=json.dumps(given), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: list[list[object]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.serving import key_file, num_live, tiny_server
+from tests.e2e.serving import num_live, tiny_server
 from tests.gates import suspended
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S, wait_until
@@ -70,25 +69,3 @@ async def test_one_client_does_not_wait_behind_all_requests_of_another(
     await asyncio.to_thread(wait_until, lambda: len(ends()) == NUM_QUEUED + 1)
     (place,) = (number for number, line in enumerate(ends()) if "id=other " in line)
     assert (place > NUM_QUEUED // 2) == waits, ends()
-
-
-@pytest.mark.anyio
-async def test_a_full_queue_has_room_for_the_share_of_another_key(tmp_path: Path) -> None:
-    keys = key_file(tmp_path / "keys.toml", {"ann": "", "bob": ""})
-    queue = ("--max-seqs", "1", "--max-queue", "4", "--hang-seconds", "0")
-    body = {"prompt": "a", "max_tokens": 8, "ignore_eos": True}
-    with tiny_server(*queue, "--api-key", "root", "--api-keys", str(keys)) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
-
-            async def status(key: str) -> int:
-                headers = {"x-api-key": key}
-                return (await client.post("/v1/completions", json=body, headers=headers)).status_code
-
-            with suspended(server.engine.pid):
-                waiting = [asyncio.create_task(status("ann")) for _ in range(4)]
-                await asyncio.to_thread(wait_until, lambda: num_live(server) == 4)
-                assert await status("ann") == 429
-                waiting += [asyncio.create_task(status("bob")) for _ in range(2)]
-                await asyncio.to_thread(wait_until, lambda: num_live(server) == 6)
-                assert await status("bob") == await status("ann") == 429
-            assert await asyncio.gather(*waiting) == [200] * 6

@@ -39,14 +39,10 @@ def water(place: Literal["Bonn", "Cologne"]) -> str:
     return "5 metres"
 
 
-def chat_model(server: ServerProcess, **more: Any) -> langchain_openai.ChatOpenAI:
-    asked = {"model": "tiny", "temperature": 0, "max_tokens": 60, **more}
-    return langchain_openai.ChatOpenAI(base_url=server.url + "/v1", api_key="none", **asked)
-
-
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> langchain_openai.ChatOpenAI:
-    return chat_model(server, use_responses_api=request.param)
+    asked = {"model": "tiny", **SHORT, "use_responses_api": request.param}
+    return langchain_openai.ChatOpenAI(base_url=server.url + "/v1", api_key="none", **asked)
 
 
 @pytest.mark.thorough
@@ -65,11 +61,6 @@ def test_a_graph_calls_a_tool_and_tells_its_result(langchain: langchain_openai.C
     assert [call["name"] for call in said[1].tool_calls] == ["water"]
 
 
-def llama_index(server: ServerProcess, **more: Any) -> llms.OpenAILike:
-    asked = {"model": "tiny", "is_chat_model": True, "temperature": 0, "max_tokens": 60, **more}
-    return llms.OpenAILike(api_base=server.url + "/v1", api_key="none", **asked)
-
-
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
 async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProcess) -> None:
@@ -81,7 +72,8 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
         return "yes"
 
     async with httpx.AsyncClient() as http:
-        llm = llama_index(server, is_function_calling_model=True, async_http_client=http)
+        asked = {"model": "tiny", "is_chat_model": True, "is_function_calling_model": True, **SHORT}
+        llm = llms.OpenAILike(api_base=server.url + "/v1", api_key="none", async_http_client=http, **asked)
         agent = workflow.FunctionAgent(
             tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=DEADLINE_S
         )

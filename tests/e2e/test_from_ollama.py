@@ -34,7 +34,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Place]:
     repos = {"acme/tiny": Repo({"tiny-Q4_0.gguf": tiny})}
     for name in _KNOWN:
         known = parse_hub_name(KNOWN_MODELS[name].source or "")
-        assert known is not None
         repos[known.repo] = Repo({str(known.file): tiny})
     with running(repos) as hub:
         env = hub.environment(folder, XDG_DATA_HOME=str(folder))
@@ -49,7 +48,6 @@ def steps(transcript: str) -> list[tuple[str, str, set[str]]]:
 
 
 def rows() -> dict[str, str]:
-    """The table of commands."""
     section = PAGE.read_text("utf-8").split("## Commands")[1].split("\n## ")[0]
     return dict(re.findall(r"^\| `(.*?)`.* \| (.*) \|$", section, re.MULTILINE))
 

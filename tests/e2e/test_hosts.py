@@ -5,27 +5,15 @@ Names by option: tests/server/test_options.py; a name, an origin and a peer: tes
 
 from __future__ import annotations
 
-import socket
-
 import httpx
-import psutil
 import pytest
 
-from tests.e2e.serving import tiny_server
+from tests.e2e.serving import own_address, tiny_server
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 OPEN = "without --api-key or --api-keys, every client that reaches 0.0.0.0 may use this server"
-
-
-def own_address() -> str:
-    """An address of this machine that is not on its loopback."""
-    for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            if one.family is socket.AF_INET and not one.address.startswith("127."):
-                return one.address
-    pytest.skip("this machine has no network")
 
 
 def check_names(server: ServerProcess, by: str, not_by: str) -> None:

@@ -1,4 +1,5 @@
-"""Keys of a real server: a file that changes while it serves, TLS, a log without secrets.
+"""Keys of a real server: a file that changes while it serves, TLS, limits in Redis, a log without
+secrets.
 
 The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_keys.py;
 prompts of other keys: tests/api/test_cache_routes.py.
@@ -19,6 +20,7 @@ import pytest
 from tests.e2e.serving import key_file, sdk, tiny_server
 from tests.hub_stand_in import Repo
 from tests.hub_stand_in import running as hub_running
+from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S
@@ -102,14 +104,7 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-passout", "pass:open sesame"]
     command += ["-keyout", str(key), "-out", str(cert)]
     subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
-    options = (
-        "--ssl-certfile",
-        str(cert),
-        "--ssl-keyfile",
-        str(key),
-        "--ssl-keyfile-password",
-        "open sesame",
-    )
+    options = (f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", "--ssl-keyfile-password=open sesame")
     server = tiny_server(*options, "--api-key", "hunter2")
     try:
         url = "https://127.0.0.1:" + server.wait_for(r"listening on https://127\.0\.0\.1:(\d+)")
@@ -127,3 +122,19 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
     log = "".join(server.lines)
     assert "open sesame" not in log
     assert "hunter2" not in log
+
+
+def test_two_servers_count_tokens_together_in_redis(tmp_path: Path) -> None:
+    """Redis that is away: tests/api/test_rate_limits.py."""
+    keys = key_file(tmp_path / "keys.toml", {"ann": "tokens_per_day = 1000"})
+    body = {"prompt": "x", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    with RedisServer() as redis:
+        options = ("--api-keys", str(keys), "--limits-url", redis.url)
+        with tiny_server(*options) as one, tiny_server(*options) as two:
+            first, _, refused = [
+                server.post("/v1/completions", json=body | more, headers={"x-api-key": "ann"})
+                for server, more in ((one, {}), (two, {}), (one, {"max_tokens": 1000}))
+            ]
+    used = 2 * first.json()["usage"]["total_tokens"]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert f"Limit 1000, Used {used}," in refused.json()["error"]["message"]

@@ -21,15 +21,8 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 MIB = 2**20
 SHORT = {"prompt": "a", "max_tokens": 1}
-LONG = {
-    "messages": [{"role": "user", "content": "a"}],
-    "max_tokens": 1500,
-    "ignore_eos": True,
-    "stream": True,
-    "logprobs": True,
-    "top_logprobs": 20,
-}
-MANY = {**LONG, "n": 4}
+MANY = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1500, "ignore_eos": True, "n": 4}
+MANY |= {"stream": True, "logprobs": True, "top_logprobs": 20}
 """Chunks of more than 10 MB, far more than sockets take."""
 
 
@@ -154,18 +147,12 @@ def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
 def test_a_flood_of_large_bodies() -> None:
-    """What they hold together is bounded, and small ones pass."""
-    with tiny_server("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096") as server:
-        flood(server)
-
-
-def flood(server: ServerProcess) -> None:
-    for _ in range(3):
-        answer = posted(server, LARGE)
-        assert answer is not None
-        assert answer.status_code == 200
-    before = server.status()["memory"]["rss_bytes"]
-    with ExitStack() as stack:
+    options = ("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096")
+    with tiny_server(*options) as server, ExitStack() as stack:
+        for _ in range(3):
+            answer = posted(server, LARGE)
+            assert answer.status_code == 200
+        before = server.status()["memory"]["rss_bytes"]
         first, second = (stack.enter_context(almost_all(server)) for _ in range(2))
         wait_until(lambda: is_read(first) and is_read(second))
         refused = posted(server, MEDIUM)
@@ -174,11 +161,11 @@ def flood(server: ServerProcess) -> None:
             assert refused.json()["error"]["code"] == "too_many_bodies"
         for _ in range(40):
             stack.enter_context(almost_all(server))
-        assert (
-            server.status()["memory"]["rss_bytes"] - before < 64 * MIB
-        )  # without a bound: 160 MiB, and as much to join them
+        # Without a bound: 160 MiB, and as much to join them.
+        assert server.status()["memory"]["rss_bytes"] - before < 64 * MIB
         assert server.post("/v1/completions", json=SHORT).status_code == 200
         for sock in (first, second):
             sock.sendall(LARGE[-1:])
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
-    wait_until(lambda: (answer := posted(server, LARGE)) is not None and answer.status_code == 200)
+        stack.close()
+        wait_until(lambda: (answer := posted(server, LARGE)) is not None and answer.status_code == 200)

@@ -19,21 +19,6 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 SLOTS = 16
 
 
-def body(max_tokens: int) -> bytes:
-    messages = [{"role": "user", "content": "a"}]
-    fields = {"messages": messages, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
-    return json.dumps(fields).encode()
-
-
-def ask(data: bytes) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: "
-    return f"{head}{len(data)}\r\n\r\n".encode()
-
-
-BODY = body(3)
-ASK = ask(BODY)
-
-
 @pytest.fixture(scope="module")
 def busy() -> Iterator[ServerProcess]:
     slots = ("--ctx-size", "65536", "--max-seqs", str(SLOTS))
@@ -46,10 +31,14 @@ def held_bytes(server: ServerProcess) -> int:
     return sum(one.memory_info().rss for one in (psutil.Process(server.process.pid), server.engine))
 
 
-async def stream(port: int, data: bytes = BODY) -> bytes:
+async def stream(port: int, max_tokens: int = 3) -> bytes:
+    messages = [{"role": "user", "content": "a"}]
+    fields = {"messages": messages, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
+    data = json.dumps(fields).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: "
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(ask(data) + data)
+        writer.write(f"{head}{len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         return await reader.read()
     finally:
@@ -58,7 +47,7 @@ async def stream(port: int, data: bytes = BODY) -> bytes:
 
 async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[list[bytes], int]:
     """The answers, and what the processes hold while all are live: long ones keep the slots until then."""
-    long = [asyncio.create_task(stream(port, body(3900))) for _ in range(SLOTS)]
+    long = [asyncio.create_task(stream(port, 3900)) for _ in range(SLOTS)]
     await asyncio.to_thread(wait_until, lambda: num_live(server) >= SLOTS)
     short = [asyncio.create_task(stream(port)) for _ in range(number)]
     await asyncio.to_thread(wait_until, lambda: num_live(server) >= number)

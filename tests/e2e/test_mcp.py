@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -70,16 +71,11 @@ def test_a_model_that_sees_is_shown_the_pictures_of_tools(
     with ServerProcess("--model", model, "--config", str(config)) as server, sdk(server) as client:
         seen: dict[str, tuple[str | None, int]] = {}
         for kind in ("picture", "resource", "sound", "text", "damaged"):
+            call: Any = {"server_label": "tools", "name": "look", "arguments": json.dumps({"at": kind})}
             response = client.responses.create(
                 input=[
                     {"role": "user", "content": "What is there?"},
-                    {
-                        "type": "mcp_approval_request",
-                        "id": "mcpr_1",
-                        "server_label": "tools",
-                        "name": "look",
-                        "arguments": json.dumps({"at": kind}),
-                    },
+                    {"type": "mcp_approval_request", "id": "mcpr_1", **call},
                     {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
                 ],
                 tools=[{"type": "mcp", "server_label": "tools", "require_approval": "always"}],
@@ -87,7 +83,6 @@ def test_a_model_that_sees_is_shown_the_pictures_of_tools(
                 max_output_tokens=4,
             )
             (called,) = [item for item in response.output if isinstance(item, McpCall)]
-            assert response.usage is not None
             details = response.usage.input_tokens_details.model_dump()
             seen[kind] = called.output, details.get("image_tokens", 0)
     shown = r"Here it is:\n!\[picture\]\(data:image/png;base64,[\w+/=]+\)"

@@ -87,6 +87,7 @@ def test_a_sleeping_model_wakes_and_a_loading_one_is_waited_for(there: ServerPro
         assert state(there) == "ready"
         assert there.post("/v1/models/one/unload").json()["state"] == "asleep"
     before = engines_of(there.process.pid)
+    assert there.post("/v1/models/one/load?wait=perhaps").status_code == 400
     assert there.post("/v1/models/one/load?wait=false").status_code == 202
     check_waiting(there, new_engine(there, before), "loading")
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from openai_cpu_server.llama.host import usable_cpus
 from tests.fuzz.pictures import encoded
-from tests.server_process import ServerProcess
+from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 from tests.waiting import wait_until
 
@@ -42,8 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def nodes(server: ServerProcess) -> dict[str, dict[str, object]]:
     (model,) = server.get("/health").json()["models"].values()
-    found: dict[str, dict[str, object]] = model["nodes"]
-    return found
+    return model["nodes"]
 
 
 def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str, object]:
@@ -53,20 +52,11 @@ def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str,
     return dict(answer.json())
 
 
-def engines(server: ServerProcess) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "openai_cpu_server.engine.process" in child.cmdline()]
-
-
 def busy_engines(server: ServerProcess) -> list[psutil.Process]:
     """Those whose node has a running request. The first node has the first CPU."""
-    first = {"0": True, "1": False}
-    busy = {
-        first[name]
-        for name, one in nodes(server).items()
-        if one["queue"]["interactive"]["running"]  # type: ignore[index]
-    }
-    return [one for one in engines(server) if (min(usable_cpus()) in one.cpu_affinity()) in busy]
+    found, first = nodes(server), min(usable_cpus())
+    engines = {"01"[first not in one.cpu_affinity()]: one for one in engines_of(server.process.pid)}
+    return [one for name, one in engines.items() if found[name]["queue"]["interactive"]["running"]]  # type: ignore[index]
 
 
 def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> None:
@@ -74,8 +64,8 @@ def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> Non
     assert nodes(server).keys() == {"0", "1"}
     metrics = server.get("/metrics").text
     assert metrics.count("ocs_node_ready{") == 2
-    assert len(engines(server)) == 2
-    assert not set.intersection(*(set(one.cpu_affinity()) for one in engines(server)))
+    assert len(engines_of(server.process.pid)) == 2
+    assert not set.intersection(*(set(one.cpu_affinity()) for one in engines_of(server.process.pid)))
 
 
 def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import openai
@@ -15,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.e2e.serving import TINY, sdk
+from tests.e2e.serving import TINY, answering_http, sdk
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -23,40 +20,23 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 TRACE = "ab" * 16
 
 
-class Collector:
+SPANS, PATHS = list[Span](), set[str]()
+
+
+class Collector(BaseHTTPRequestHandler):
     """Takes traces over OTLP, as a collector does."""
 
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.paths: set[str] = set()
-        collector = self
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        PATHS.add(self.path)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            SPANS.extend(span for scope in resource.scope_spans for span in scope.spans)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector.paths.add(self.path)
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    @contextmanager
-    def running(self) -> Iterator[Collector]:
-        thread = threading.Thread(target=self._server.serve_forever)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
 
 
 def ask(client: openai.OpenAI, **more: object) -> str:
@@ -72,8 +52,8 @@ def ask(client: openai.OpenAI, **more: object) -> str:
 
 
 def test_a_server_is_watched_from_its_start_to_its_end() -> None:
-    with Collector().running() as collector:
-        options = (*TINY, "--log-format", "json", "--otel-endpoint", collector.url, "--api-key", "hunter2")
+    with answering_http(Collector) as url:
+        options = (*TINY, "--log-format", "json", "--otel-endpoint", url, "--api-key", "hunter2")
         server = ServerProcess(*options)
         try:
             server.url = "http://127.0.0.1:" + server.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
@@ -99,8 +79,8 @@ def test_a_server_is_watched_from_its_start_to_its_end() -> None:
     assert "secret" not in log
     assert "hunter2" not in log
 
-    assert collector.paths == {"/v1/traces"}
-    spans = [span for span in collector.spans if span.trace_id.hex() == TRACE]
+    assert {"/v1/traces"} == PATHS
+    spans = [span for span in SPANS if span.trace_id.hex() == TRACE]
     names = sorted(span.name for span in spans)
     assert names == ["POST /v1/chat/completions"] * 2 + ["decode", "prefill", "queue"]
     (root, _) = (span for span in spans if span.name.startswith("POST"))

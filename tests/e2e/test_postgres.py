@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.e2e.serving import sdk, tiny_server
+from tests.e2e.serving import tiny_server
 from tests.e2e.test_batches import begin, chat_row, ended, ids_of, jsonl, names, slow_row, until_some_are_done
 from tests.postgres import PostgresServer
 from tests.server_process import ServerProcess
@@ -22,58 +22,56 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-def serving(url: str) -> ServerProcess:
-    return tiny_server("--batch-concurrency", "4", "--jobs-db", url)
+@pytest.fixture(scope="module")
+def server(postgres: PostgresServer) -> Iterator[ServerProcess]:
+    with tiny_server("--batch-concurrency", "4", "--jobs-db", postgres.new_database()) as server:
+        yield server
 
 
-def every_row_once(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
-    done = ended(client, batch_id)
+def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(
+    postgres: PostgresServer, server: ServerProcess, client: openai.OpenAI
+) -> None:
+    batch = begin(client, jsonl([slow_row(number) for number in range(12)]))
+    until_some_are_done(client, batch.id, 2)
+    postgres.stop()
+    try:
+        for _ in range(2):
+            refused = server.get("/v1/batches")
+            assert refused.status_code == 503, refused.text
+            assert refused.json()["error"]["code"] == "jobs_unavailable"
+            assert int(refused.headers["retry-after"]) > 0
+        with pytest.raises(openai.InternalServerError) as upload:
+            client.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
+        assert upload.value.status_code == 503
+        body = {"prompt": "x", "max_tokens": 3}
+        assert server.post("/v1/completions", json=body).status_code == 200
+        assert server.get("/ready").status_code == 200
+        assert any("the jobs database failed: " in line for line in server.lines)
+        server.wait_for("(the jobs database is unavailable): ")
+    finally:
+        postgres.start()
+    server.wait_for("(the jobs database is back)")
+    done = ended(client, batch.id)
     assert done.status == "completed"
-    assert Counter(ids_of(client, done)) == Counter(names(num_rows))
+    assert Counter(ids_of(client, done)) == Counter(names(12))
 
 
-def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postgres: PostgresServer) -> None:
-    with serving(postgres.new_database()) as server, sdk(server) as client:
-        batch = begin(client, jsonl([slow_row(number) for number in range(12)]))
-        until_some_are_done(client, batch.id, 2)
-        postgres.stop()
-        try:
-            for _ in range(2):
-                refused = server.get("/v1/batches")
-                assert refused.status_code == 503, refused.text
-                assert refused.json()["error"]["code"] == "jobs_unavailable"
-                assert int(refused.headers["retry-after"]) > 0
-            with pytest.raises(openai.InternalServerError) as upload:
-                client.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
-            assert upload.value.status_code == 503
-            body = {"prompt": "x", "max_tokens": 3}
-            assert server.post("/v1/completions", json=body).status_code == 200
-            assert server.get("/ready").status_code == 200
-            assert any("the jobs database failed: " in line for line in server.lines)
-            server.wait_for("(the jobs database is unavailable): ")
-        finally:
-            postgres.start()
-        server.wait_for("(the jobs database is back)")
-        every_row_once(client, batch.id, 12)
-
-
-def test_ids_with_a_nul_are_none(postgres: PostgresServer) -> None:
-    with serving(postgres.new_database()) as server:
-        body = {"input_file_id": "a\0", "endpoint": "/v1/completions", "completion_window": "1h"}
-        for nul in ("%00", "a%00b"):
-            answers = [
-                server.get(f"/v1/files/{nul}"),
-                server.get(f"/v1/batches/{nul}"),
-                server.get(f"/v1/batches?after={nul}"),
-                server.delete(f"/v1/files/{nul}"),
-                server.post("/v1/batches", json=body),
-            ]
-            # In a path they are refused before anybody looks what it names.
-            assert [answer.status_code for answer in answers] == [400, 400, 404, 400, 404]
-        form, rows = {"purpose": "batch"}, {"file": ("rows\0.jsonl", jsonl([chat_row(0)]))}
-        made = server.post("/v1/files", data=form, files=rows)
-        assert made.status_code == 200, made.text
-        words = {"metadata": {"a": "\0"}, "endpoint": "/v1/chat/completions", "completion_window": "1h"}
-        begun = server.post("/v1/batches", json={"input_file_id": made.json()["id"], **words})
-        assert begun.status_code == 200, begun.text
-        assert begun.json()["metadata"] == {"a": "\0"}
+def test_ids_with_a_nul_are_none(server: ServerProcess) -> None:
+    body = {"input_file_id": "a\0", "endpoint": "/v1/completions", "completion_window": "1h"}
+    for nul in ("%00", "a%00b"):
+        answers = [
+            server.get(f"/v1/files/{nul}"),
+            server.get(f"/v1/batches/{nul}"),
+            server.get(f"/v1/batches?after={nul}"),
+            server.delete(f"/v1/files/{nul}"),
+            server.post("/v1/batches", json=body),
+        ]
+        # In a path they are refused before anybody looks what it names.
+        assert [answer.status_code for answer in answers] == [400, 400, 404, 400, 404]
+    form, rows = {"purpose": "batch"}, {"file": ("rows\0.jsonl", jsonl([chat_row(0)]))}
+    made = server.post("/v1/files", data=form, files=rows)
+    assert made.status_code == 200, made.text
+    words = {"metadata": {"a": "\0"}, "endpoint": "/v1/chat/completions", "completion_window": "1h"}
+    begun = server.post("/v1/batches", json={"input_file_id": made.json()["id"], **words})
+    assert begun.status_code == 200, begun.text
+    assert begun.json()["metadata"] == {"a": "\0"}

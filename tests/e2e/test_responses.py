@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import openai
@@ -75,19 +74,6 @@ def test_a_function_is_called_and_its_result_gone_on_from(client: openai.OpenAI)
     resent: Any = [{"role": "user", "content": HI["input"]}, call.model_dump(exclude_none=True), result]
     third = client.responses.create(model="tiny", input=resent, store=False, max_output_tokens=8)
     assert third.store is False
-
-
-def test_a_custom_tools_text_obeys_its_grammar(client: openai.OpenAI) -> None:
-    """How it is shown in all APIs: tests/api/test_custom_tools.py."""
-    grammar: Any = {"syntax": "lark", "definition": 'start: "level of " ("Rhine" | "Elbe") /[!?]{1,2}/'}
-    tool: Any = {"type": "custom", "name": "ask", "format": {"type": "grammar", **grammar}}
-    asked: Any = {**HI, "max_output_tokens": 100, "tools": [tool], "parallel_tool_calls": False}
-    with client.responses.stream(**asked, tool_choice="required") as stream:
-        deltas = [each.delta for each in stream if each.type == "response.custom_tool_call_input.delta"]
-        (call,) = stream.get_final_response().output
-    assert call.type == "custom_tool_call"
-    assert re.fullmatch(r"level of (Rhine|Elbe)[!?]{1,2}", call.input)
-    assert "".join(deltas) == call.input
 
 
 def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:

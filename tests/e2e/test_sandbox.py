@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
@@ -29,17 +28,11 @@ AUTH = {"authorization": "Bearer of-the-server"}
 
 
 def threads(process: psutil.Process, field: str) -> set[str]:
-    """What the kernel says of each thread."""
     found = set()
     for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
         lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
         found.add(lines[field].strip())
     return found
-
-
-def answered(server: ServerProcess, model: str) -> httpx.Response:
-    body = {"model": model, "prompt": "The quick brown fox " * 30, "max_tokens": 4, "temperature": 0}
-    return server.post("/v1/completions", json=body)
 
 
 def test_an_engine_knows_no_secrets_and_has_few_rights() -> None:
@@ -74,4 +67,5 @@ def test_all_parts_of_a_model_and_links_to_them_are_open(tmp_path: Path) -> None
     for number, part in enumerate(parts):
         (shown / part.name).symlink_to(part.rename(blobs / f"{number}"))
     with ServerProcess("--model", str(shown / parts[0].name), "--served-model-name", "m") as server:
-        assert answered(server, "m").status_code == 200
+        body = {"prompt": "The quick brown fox " * 30, "max_tokens": 4, "temperature": 0}
+        assert server.post("/v1/completions", json=body).status_code == 200

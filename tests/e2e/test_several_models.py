@@ -54,8 +54,7 @@ def replace(path: Path, by: Path | str) -> None:
 
 
 def card(server: ServerProcess, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = server.get(f"/v1/models/{name}").json()
-    return found
+    return server.get(f"/v1/models/{name}").json()
 
 
 def state(server: ServerProcess, name: str) -> str:
@@ -67,10 +66,6 @@ def answer(server: ServerProcess, model: str, **fields: object) -> str:
     reply = server.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
-
-
-def post(server: ServerProcess, path: str) -> httpx.Response:
-    return server.post(path)
 
 
 def num_engines(server: ServerProcess) -> int:
@@ -106,25 +101,6 @@ def test_a_kill_of_one_pauses_only_its_own_streams(server: ServerProcess) -> Non
     assert server.status()["restarts"] == 1
 
 
-@pytest.mark.slow
-def test_by_hand(server: ServerProcess) -> None:
-    for _ in range(2):
-        assert post(server, "/v1/models/two/load").json()["state"] == "ready"
-    for _ in range(2):
-        assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
-    assert post(server, "/v1/models/two/load?wait=false").status_code == 202
-    wait_until(lambda: state(server, "two") == "ready")
-    unknown = post(server, "/v1/models/three/load")
-    assert (unknown.status_code, "The models are: one, two." in unknown.text) == (404, True)
-    assert post(server, "/v1/models/two/load?wait=perhaps").status_code == 400
-    with ThreadPoolExecutor() as pool:
-        with suspended(*(engine.pid for engine in engines_of(server.process.pid))):
-            waiting = pool.submit(answer, server, "one")
-            wait_until(lambda: num_live(server) == 1)
-            assert post(server, "/v1/models/one/unload").json()["error"]["code"] == "model_in_use"
-        assert waiting.result()
-
-
 def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(f'[models.large]\nsource = "{TINY}"\nctx_size = 1000000\n')
@@ -137,12 +113,12 @@ def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
         assert refused.status_code == 503
         assert "the model 'large' needs" in refused.text
         assert card(server, "large")["state"] == "failed"
-        by_hand = post(server, "/v1/models/large/load").json()["error"]
+        by_hand = server.post("/v1/models/large/load").json()["error"]
         assert by_hand["code"] == "model_does_not_fit"
 
 
 def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerProcess, folder: Path) -> None:
-    post(server, "/v1/models/two/unload")
+    server.post("/v1/models/two/unload")
     wanted, texts, is_over = answer(server, "one"), list[str](), threading.Event()
 
     def ask() -> None:
@@ -152,7 +128,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerPro
     with ThreadPoolExecutor() as pool:
         clients = [pool.submit(ask) for _ in range(2)]
         replace(folder / "one.gguf", TINY)
-        assert post(server, "/v1/models/one/load").json()["state"] == "ready"
+        assert server.post("/v1/models/one/load").json()["state"] == "ready"
         enough = len(texts) + 4
         wait_until(lambda: len(texts) >= enough)
         is_over.set()
@@ -164,7 +140,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerPro
 
 def test_a_sleeping_model_keeps_up_with_its_file(server: ServerProcess, folder: Path) -> None:
     """The other file has other tokens: a request must not be cut into those of the old one."""
-    post(server, "/v1/models/two/unload")
+    server.post("/v1/models/two/unload")
     tokens = {"model": "two", "prompt": "seven stones"}
     before = server.post("/tokenize", json=tokens).json()["tokens"]
     replace(folder / "two.gguf", "no model")

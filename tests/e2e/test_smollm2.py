@@ -47,7 +47,6 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 
 def answer(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:
-    """Greedy."""
     asked = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 200, **fields}
     return client.chat.completions.create(**asked)
 

@@ -37,7 +37,7 @@ class Place:
         return {path.name for path in self.cache.glob("models--*")}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
     tiny = tiny_model_path().read_bytes()
     repos = {
@@ -49,9 +49,22 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
-@pytest.fixture
-def place(hub: Hub, tmp_path: Path) -> Place:
-    return Place(tmp_path, hub)
+@pytest.fixture(scope="module")
+def place(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("store"), hub)
+
+
+@pytest.fixture(scope="module")
+def store(place: Place) -> Iterator[ServerProcess]:
+    """A server whose models come and go. Each test takes back what it pulls."""
+    with place.server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(store: ServerProcess) -> Iterator[Any]:
+    with pytest.importorskip("ollama").Client(host=store.url) as client:
+        yield client
 
 
 def names(server: ServerProcess) -> list[str]:
@@ -65,7 +78,8 @@ def pull(server: ServerProcess, model: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> None:
+def test_a_model_comes_and_is_asked_at_once_and_goes(tmp_path: Path, hub: Hub) -> None:
+    place = Place(tmp_path, hub)
     with place.server() as server:
         told = pull(server, "hf:acme/tiny")
         steps = [*dict.fromkeys(step["status"] for step in told)]
@@ -94,13 +108,15 @@ def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> 
         assert server.delete("/v1/models/first").status_code == 400
 
 
-def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: Place, hub: Hub) -> None:
-    with place.server() as server, httpx.Client(timeout=DEADLINE_S) as http:
+def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(
+    store: ServerProcess, hub: Hub
+) -> None:
+    with httpx.Client(base_url=store.url, timeout=DEADLINE_S) as http:
 
         def pulling(model: str) -> Any:
-            body = {"model": model, "stream": True}
-            return http.stream("POST", f"{server.url}/v1/models/pull", json=body)
+            return http.stream("POST", "/v1/models/pull", json={"model": model, "stream": True})
 
+        hub.requests.clear()
         hub.stall_after = 200_000
         with pulling("hf:acme/large") as first, pulling("hf:acme/large") as second:
             begun, lines = first.iter_lines(), second.iter_lines()  # without names they would be closed
@@ -111,7 +127,7 @@ def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: P
             hub.released.set()
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["status"] == "success"
-        assert names(server) == ["first", "hf:acme/large"]
+        assert names(store) == ["first", "hf:acme/large"]
         assert hub.downloads() == ["tiny.gguf"] * 2  # the connection broke once
 
         hub.stall_after = 1000
@@ -119,10 +135,11 @@ def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(place: P
         hub.released.clear()
         with pulling("hf:acme/tiny"):
             assert hub.stalled.wait(DEADLINE_S)
-            children = psutil.Process(server.process.pid).children()
+            children = psutil.Process(store.process.pid).children()
             (child,) = (child for child in children if "pull" in child.cmdline())
         child.wait(timeout=DEADLINE_S)
-        assert names(server) == ["first", "hf:acme/large"]
+        assert names(store) == ["first", "hf:acme/large"]
+    assert store.delete("/v1/models/hf:acme/large").json()["deleted"]
 
 
 def test_without_the_option_nobody_changes_the_models(server: ServerProcess) -> None:
@@ -136,96 +153,86 @@ SYSTEM = "You are a pirate."
 ASKED = [{"role": "user", "content": "Hi."}]
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Any, Place]]:
-    """A server, a client, and where both keep their models."""
-    ollama = pytest.importorskip("ollama")
-    with running({"acme/tiny": Repo({"tiny-Q4_0.gguf": tiny_model_path().read_bytes()})}) as hub:
-        place = Place(tmp_path_factory.mktemp("ollama"), hub)
-        with place.server() as server, ollama.Client(host=server.url) as client:
-            yield server, client, place
+def test_ollamas_pull_tells_its_way_and_delete_takes_it_back(
+    store: ServerProcess, client: Any, place: Place
+) -> None:
+    told = list(client.pull("hf:acme/tiny", stream=True))
+    said = [step.status for step in told]
+    assert said[0] == "pulling manifest"
+    assert said[-2:] == ["verifying sha256 digest", "success"]
+    pulling = next(step for step in reversed(told) if step.digest)
+    assert pulling.status == f"pulling {pulling.digest.removeprefix('sha256:')[:12]}"
+    assert pulling.completed == pulling.total == len(tiny_model_path().read_bytes())
+    assert client.pull("hub.example/acme/tiny:Q4_0").status == "success"
+    assert [model.model for model in client.list().models][-2:] == [
+        "hf:acme/tiny",
+        "hub.example/acme/tiny:Q4_0",
+    ]
+    assert client.chat("hf:acme/tiny", ASKED, options={"num_predict": 2}).message.content is not None
+    for name, repos in (("hf:acme/tiny", {"models--acme--tiny"}), ("hub.example/acme/tiny:Q4_0", set())):
+        assert client.delete(name).status == "success"
+        assert place.repos == repos
+    assert names(store) == ["first"]
 
 
-class TestOllamasClient:
-    def test_pull_tells_its_way_and_delete_takes_it_back(self, parts: Any) -> None:
-        server, client, place = parts
-        told = list(client.pull("hf:acme/tiny", stream=True))
-        said = [step.status for step in told]
-        assert said[0] == "pulling manifest"
-        assert said[-2:] == ["verifying sha256 digest", "success"]
-        pulling = next(step for step in reversed(told) if step.digest)
-        assert pulling.status == f"pulling {pulling.digest.removeprefix('sha256:')[:12]}"
-        assert pulling.completed == pulling.total == len(tiny_model_path().read_bytes())
-        assert client.pull("hub.example/acme/tiny:Q4_0").status == "success"
-        assert [model.model for model in client.list().models][-2:] == [
-            "hf:acme/tiny",
-            "hub.example/acme/tiny:Q4_0",
-        ]
-        assert client.chat("hf:acme/tiny", ASKED, options={"num_predict": 2}).message.content is not None
-        for name, repos in (("hf:acme/tiny", {"models--acme--tiny"}), ("hub.example/acme/tiny:Q4_0", set())):
-            assert client.delete(name).status == "success"
-            assert place.repos == repos
-        assert names(server) == ["first"]
+def test_what_ollamas_client_cannot_do_is_refused_in_a_sentence(client: Any) -> None:
+    kinds: list[tuple[Any, int, str]] = [
+        (lambda: client.pull("hf:acme/none"), 400, "The repository acme/none does not exist on "),
+        (lambda: client.pull("no-such-model"), 400, "The model 'no-such-model' is unknown"),
+        (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
+        (lambda: client.delete("first"), 400, "'first' was not pulled, so it cannot be removed."),
+        (lambda: client.copy("other", "more"), 404, "The model 'other' does not exist"),
+        (lambda: client.copy("first", "first"), 400, "'first' is a model's own name."),
+        (lambda: client.create("a", from_="first", quantize="q4_0"), 400, "quantize"),
+        (lambda: client.create("a", from_="first", files={"a": "b"}), 400, "this server takes no files"),
+        (lambda: client.create("a", from_="first", adapters={"a": "b"}), 400, "POST /v1/adapters"),
+        (lambda: client.create("a", from_="first", template="{{ .Prompt"), 400, "not closed"),
+        (lambda: client.create("a"), 400, "from"),
+        (lambda: client.create_blob(__file__), 400, "This server takes no files"),
+        (lambda: client.push("first"), 400, "This server does not upload models."),
+    ]
+    import ollama
 
-    def test_what_cannot_be_done_is_refused_in_a_sentence(self, parts: Any) -> None:
-        _, client, _ = parts
-        kinds: list[tuple[Any, int, str]] = [
-            (lambda: client.pull("hf:acme/none"), 400, "The repository acme/none does not exist on "),
-            (lambda: client.pull("no-such-model"), 400, "The model 'no-such-model' is unknown"),
-            (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
-            (lambda: client.delete("first"), 400, "'first' was not pulled, so it cannot be removed."),
-            (lambda: client.copy("other", "more"), 404, "The model 'other' does not exist"),
-            (lambda: client.copy("first", "first"), 400, "'first' is a model's own name."),
-            (lambda: client.create("a", from_="first", quantize="q4_0"), 400, "quantize"),
-            (lambda: client.create("a", from_="first", files={"a": "b"}), 400, "this server takes no files"),
-            (lambda: client.create("a", from_="first", adapters={"a": "b"}), 400, "POST /v1/adapters"),
-            (lambda: client.create("a", from_="first", template="{{ .Prompt"), 400, "not closed"),
-            (lambda: client.create("a"), 400, "from"),
-            (lambda: client.create_blob(__file__), 400, "This server takes no files"),
-            (lambda: client.push("first"), 400, "This server does not upload models."),
-        ]
-        import ollama
+    for call, status, said in kinds:
+        with pytest.raises(ollama.ResponseError, match=f"(?s){said}") as raised:
+            call()
+        assert raised.value.status_code == status
 
-        for call, status, said in kinds:
-            with pytest.raises(ollama.ResponseError, match=f"(?s){said}") as raised:
-                call()
-            assert raised.value.status_code == status
 
-    def test_a_name_that_was_made_of_a_model_says_it_beforehand(self, parts: Any) -> None:
-        server, client, _ = parts
-        greedy = {"temperature": 0.0, "num_predict": 6}
-        before = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
-        made: Any = {"system": SYSTEM, "messages": before, "parameters": {**greedy, "stop": ["STOP"]}}
-        told = client.create("pirate", from_="first", stream=True, **made)
-        assert [step.status for step in told] == ["success"]
-        client.copy("pirate", "corsair")
-        meant = client.chat("first", [{"role": "system", "content": SYSTEM}, *before, *ASKED], options=greedy)
-        for name in ("pirate", "pirate:latest", "corsair"):
-            answer = client.chat(name, ASKED)
-            assert answer.message.content == meant.message.content
-            assert answer.prompt_eval_count == meant.prompt_eval_count
-            assert answer.eval_count == meant.eval_count
-        said = client.generate("pirate", "Hi.")
-        assert (said.response, said.eval_count) == (meant.message.content, meant.eval_count)
-        own = [{"role": "system", "content": "Be."}, *ASKED]
-        assert client.chat("pirate", own, options={"num_predict": 2}).eval_count == 2
-        shown = client.show("pirate")
-        assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0\n")
-        assert "stop" in shown.parameters
-        assert {"pirate", "corsair"} <= {*names(server)}
-        body = {"model": "pirate", "max_tokens": 6, "messages": ASKED}
-        answered = server.post("/v1/messages", json=body).json()
-        assert answered["content"][0]["text"] == meant.message.content
-        assert answered["usage"]["input_tokens"] + answered["usage"]["cache_read_input_tokens"] == (
-            meant.prompt_eval_count
-        )
+def test_a_name_that_was_made_of_a_model_says_it_beforehand(store: ServerProcess, client: Any) -> None:
+    greedy = {"temperature": 0.0, "num_predict": 6}
+    before = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+    made: Any = {"system": SYSTEM, "messages": before, "parameters": {**greedy, "stop": ["STOP"]}}
+    told = client.create("pirate", from_="first", stream=True, **made)
+    assert [step.status for step in told] == ["success"]
+    client.copy("pirate", "corsair")
+    meant = client.chat("first", [{"role": "system", "content": SYSTEM}, *before, *ASKED], options=greedy)
+    for name in ("pirate", "pirate:latest", "corsair"):
+        answer = client.chat(name, ASKED)
+        assert answer.message.content == meant.message.content
+        assert answer.prompt_eval_count == meant.prompt_eval_count
+        assert answer.eval_count == meant.eval_count
+    said = client.generate("pirate", "Hi.")
+    assert (said.response, said.eval_count) == (meant.message.content, meant.eval_count)
+    own = [{"role": "system", "content": "Be."}, *ASKED]
+    assert client.chat("pirate", own, options={"num_predict": 2}).eval_count == 2
+    shown = client.show("pirate")
+    assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0\n")
+    assert "stop" in shown.parameters
+    assert {"pirate", "corsair"} <= {*names(store)}
+    body = {"model": "pirate", "max_tokens": 6, "messages": ASKED}
+    answered = store.post("/v1/messages", json=body).json()
+    assert answered["content"][0]["text"] == meant.message.content
+    assert answered["usage"]["input_tokens"] + answered["usage"]["cache_read_input_tokens"] == (
+        meant.prompt_eval_count
+    )
 
-    def test_names_are_kept_for_the_next_start(self, parts: Any) -> None:
-        _, client, place = parts
-        client.create("kept", from_="first", system=SYSTEM)
-        with place.server() as again:
-            assert "kept" in names(again)
-            kept = place.cache.parents[1] / "openai-cpu-server" / "models.json"
-            assert kept.stat().st_mode & 0o777 == 0o600
-        client.delete("kept")
-        assert "kept" not in [model.model for model in client.list().models]
+
+def test_names_are_kept_for_the_next_start(client: Any, place: Place) -> None:
+    client.create("kept", from_="first", system=SYSTEM)
+    with place.server() as again:
+        assert "kept" in names(again)
+        kept = place.cache.parents[1] / "openai-cpu-server" / "models.json"
+        assert kept.stat().st_mode & 0o777 == 0o600
+    client.delete("kept")
+    assert "kept" not in [model.model for model in client.list().models]

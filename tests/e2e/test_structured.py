@@ -74,16 +74,6 @@ def test_parse_gives_pydantic_models_also_of_a_stream(client: openai.OpenAI) -> 
         client.chat.completions.parse(**{**ASKED, "max_tokens": 5}, response_format=Review)
 
 
-def test_a_schema_that_says_nothing_about_other_properties_gets_the_declared_ones(
-    client: openai.OpenAI,
-) -> None:
-    """In each family: tests/api/test_closed_objects.py."""
-    assert "additionalProperties" not in Review.model_json_schema()
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": Review.model_json_schema()}}
-    answer = client.chat.completions.create(**ASKED, response_format=form, n=4)
-    assert all(Review.model_validate_json(choice.message.content) for choice in answer.choices)
-
-
 def test_calls_fit_their_tools_and_streamed_ones_are_the_whole_ones(any_format: openai.OpenAI) -> None:
     for choice in any_format.chat.completions.create(**ASKED, **CALLED, n=4).choices:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)

@@ -41,9 +41,7 @@ def streaming(server: ServerProcess, max_tokens: int) -> Iterator[tuple[str, Ite
 def num_tokens(lines: list[str]) -> int:
     """The number in the chunk with the usage, which ends the stream."""
     assert lines[-2:] == ["data: [DONE]", ""]
-    tokens = json.loads(lines[-4].removeprefix("data: "))["usage"]["completion_tokens"]
-    assert isinstance(tokens, int)
-    return tokens
+    return json.loads(lines[-4].removeprefix("data: "))["usage"]["completion_tokens"]
 
 
 def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
@@ -139,3 +137,4 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
         assert "shutting down" in rest[-2]
         assert server.process.wait(timeout=DEADLINE_S) == 0
         assert not engine.is_running()
+    assert "served 1 requests" in server.lines[-1]

@@ -42,7 +42,8 @@ def server() -> Iterator[ServerProcess]:
     limits = ("--max-body-mb", "1", "--max-bodies-mb", "2", "--read-timeout-s", "2")
     with tiny_server("--ctx-size", "4096", *limits) as process:
         yield process
-        assert not any("Traceback" in line for line in process.lines), "".join(process.lines)
+        said = [line for line in process.lines if "Traceback" in line or " ERROR " in line]
+        assert said == [], "what clients send is not an error of the server"
 
 
 def resident(server: ServerProcess) -> int:
@@ -158,10 +159,8 @@ def test_so_many_requests_wait_and_no_more_are_read(server: ServerProcess) -> No
         assert 1 <= answer.count(b"HTTP/1.1 200 OK") <= 9
         assert b"HTTP/1.1 4" not in answer
     assert resident(server) - before < 10 * MIB
-    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")
-    assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200, 1), (
-        "what is wrong behind it costs nothing"
-    )
+    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")  # what is wrong behind it costs nothing
+    assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200, 1)
     assert status_of(answered(server, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nabc")) == 400
 
 
@@ -240,15 +239,13 @@ def test_a_bad_handshake_is_400_and_no_stack(server: ServerProcess, name: str) -
     answer = answered(server, BAD_HANDSHAKES[name])
     assert status_of(answer) == 400, answer
     check_serves(server)
-    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
 
 
-def test_a_refused_handshake_is_not_an_error_of_the_server(server: ServerProcess) -> None:
+def test_a_handshake_is_refused(server: ServerProcess) -> None:
     odd = (b"origin: https://elsewhere.example", b"x-priority: high", b"x-priority:")
     for field in odd:
         assert status_of(answered(server, handshake(field))) in (400, 403)
     assert status_of(answered(server, handshake(path="/nowhere"))) == 403
-    assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
 
 
 def test_a_message_may_come_with_the_handshake(server: ServerProcess) -> None:
@@ -262,13 +259,10 @@ def test_a_message_may_come_with_the_handshake(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("bad", [header(3, 1) + b"x", header(1, 2**62)], ids=["opcode", "length"])
-def test_a_bad_frame_with_the_handshake_is_not_an_error_of_the_server(
-    server: ServerProcess, bad: bytes
-) -> None:
+def test_a_bad_frame_may_come_with_the_handshake(server: ServerProcess, bad: bytes) -> None:
     first_line = len(server.lines)
     answered(server, handshake() + bad)
     wait_until(lambda: any("origin=websocket" in line for line in server.lines[first_line:]))
-    assert not any(" ERROR " in line for line in server.lines), "".join(server.lines)
 
 
 def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:

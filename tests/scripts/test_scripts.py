@@ -33,8 +33,11 @@ def test_each_measurement_says_how_it_is_used(name: str) -> None:
     assert done.stdout.startswith(f"usage: regress.py {name} ")
 
 
-def test_the_manual_is_built_or_served_and_nothing_else() -> None:
-    script = SCRIPTS[0].with_name("docs")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("docs", "[build | serve] [options of zensical]"), ("package", "build | check [FOLDER]")],
+)
+def test_few_words_are_known(name: str, words: str) -> None:
+    script = SCRIPTS[0].with_name(name)
     done = subprocess.run([str(script), "paint"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "usage: scripts/docs [build | serve] [options of zensical]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"usage: scripts/{name} {words}\n")

@@ -37,7 +37,6 @@ def test_options_reach_the_api_by_name_and_in_other_words() -> None:
     assert (told.max_file_bytes, told.request_timeout_s) == (2 * 1024 * 1024, 5)
     assert told.api_key == "k"
     assert told.isolate_by_key
-    assert told.scheduling is not None
     assert told.scheduling.max_queue == 7
 
 

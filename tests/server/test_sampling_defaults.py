@@ -122,37 +122,3 @@ def test_a_file_with_a_value_out_of_range_is_refused_unless_its_table_has_anothe
     assert "\n" not in str(refused.value)
     name = {"temp": "temperature", "penalty_repeat": "repeat_penalty"}.get(key, key)
     assert defaults(tmp_path, file={key: value}, table=f"{name} = 1\n").values == {name: 1}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "toml", "table", "line"),
-    [
-        (("--temperature", "2.5"), "", "", "--temperature: must be less than or equal to 2"),
-        (("--min-p", "nan"), "", "", "--min-p: must be a finite number"),
-        (("--top-k", "-2"), "", "", "--top-k: must be greater than or equal to -1"),
-        ((), "", "top_p = 1.5\n", "[models.m] top_p: must be less than or equal to 1"),
-        ((), "", "temprature = 1\n", "[models.m] temprature: unknown option; did you mean temperature?"),
-        ((), "max_output_tokens = -3", "", "--max-output-tokens: must be greater than or equal to 0"),
-        (("--sampling-defaults", "greedy"), "", "", "--sampling-defaults: "),
-        (
-            ("--sampling-defaults", "openai", "--top-k", "3"),
-            "",
-            "",
-            "sampling_defaults is 'openai', which contradicts 'top_k'",
-        ),
-        (
-            (),
-            "",
-            'sampling_defaults = "openai"\ntop_k = 3\n',
-            "[models.m]: sampling_defaults is 'openai', which contradicts 'top_k'",
-        ),
-        (("--output-token-cap", "9", "--max-output-tokens", "10"), "", "", "--output-token-cap"),
-    ],
-)
-def test_wrong_options_end_the_start_with_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], toml: str, table: str, line: str
-) -> None:
-    with pytest.raises(StartupError) as refused:
-        defaults(tmp_path, *arguments, toml=toml, table=table)
-    assert line in str(refused.value)
-    assert "\n" not in str(refused.value)

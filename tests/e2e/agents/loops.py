@@ -6,7 +6,6 @@ project.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import sys
 ran: list[str] = []
 QUESTION = "How is the weather in Rome, and what time is it?"
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "OPENAI_API_KEY": "none"}
-os.environ |= {"CREWAI_TRACING_ENABLED": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+os.environ |= {"CREWAI_TRACING_ENABLED": "false"}
 
 
 def weather(city: str) -> str:
@@ -68,51 +67,6 @@ def smolagents(url: str, is_streamed: bool, kind: str) -> str:
     return str(agent.run(QUESTION))
 
 
-async def openai_agents(url: str, is_streamed: bool) -> str:
-    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
-    from openai import AsyncOpenAI
-
-    set_tracing_disabled(True)
-    client = AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-    model = OpenAIChatCompletionsModel("fake", client)
-    agent = Agent("a", model=model, tools=[function_tool(weather), function_tool(now)])
-    if not is_streamed:
-        return str((await Runner.run(agent, QUESTION)).final_output)
-    result = Runner.run_streamed(agent, QUESTION)
-    async for _ in result.stream_events():
-        pass
-    return str(result.final_output)
-
-
-async def pydantic_ai(url: str, is_streamed: bool) -> str:
-    from pydantic_ai import Agent
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    model = OpenAIChatModel("fake", provider=OpenAIProvider(base_url=url + "/v1", api_key="none"))
-    agent = Agent(model, tools=[weather, now])
-    if not is_streamed:
-        return str((await agent.run(QUESTION)).output)
-    async with agent.run_stream(QUESTION) as result:
-        return str(await result.get_output())
-
-
-async def langgraph(url: str, is_streamed: bool) -> str:
-    from langchain_openai import ChatOpenAI
-    from langgraph.prebuilt import create_react_agent
-
-    model = ChatOpenAI(model="fake", base_url=url + "/v1", api_key="none", streaming=is_streamed)
-    agent = create_react_agent(model, [weather, now])
-    asked = {"messages": [("user", QUESTION)]}
-    if not is_streamed:
-        return str((await agent.ainvoke(asked))["messages"][-1].content)
-    text = ""
-    async for message, facts in agent.astream(asked, stream_mode="messages"):
-        if facts["langgraph_node"] == "agent":
-            text += str(message.content)
-    return text
-
-
 def crewai(url: str, is_streamed: bool) -> str:
     from crewai import LLM, Agent, Crew, Task
     from crewai.tools import tool
@@ -128,15 +82,10 @@ FRAMEWORKS = {
     "anthropic": anthropic_runner,
     "smolagents-tools": lambda url, is_streamed: smolagents(url, is_streamed, "tools"),
     "smolagents-code": lambda url, is_streamed: smolagents(url, is_streamed, "code"),
-    "openai-agents": openai_agents,
-    "pydantic-ai": pydantic_ai,
-    "langgraph": langgraph,
     "crewai": crewai,
 }
 
 if __name__ == "__main__":
     name, url, way = sys.argv[1:]
     answer = FRAMEWORKS[name](url, way == "streamed")
-    if asyncio.iscoroutine(answer):
-        answer = asyncio.run(answer)
     sys.stdout.write("\n" + json.dumps({"ran": ran, "answer": answer}) + "\n")
