@@ -60,12 +60,6 @@ def test_the_step_after_these_requests(name: str) -> None:
     driver.run()
 
 
-def test_many_newcomers_are_read_in_steps_of_several() -> None:
-    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
-    steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
-    assert [len(step) for step in steps if step] == [9, 3]
-
-
 def test_batch_that_was_left_out_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
     driver.step(request("b", prompt=50, output=20, priority=BATCH))
@@ -105,14 +99,6 @@ def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_pad
     assert driver.paddings[-1] == 6
     step = driver.step(request("p", prompt=100, priority=BATCH))
     assert (sum(step.values()), step["p"], driver.paddings[-1]) == (16, 6, 0)
-
-
-def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
-    driver = Driver(slots=16, tiles=(16,))
-    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(5)))
-    driver.paddings.clear()
-    driver.run()
-    assert set(driver.paddings) == {0}
 
 
 def test_steps_that_do_not_mix_read_first_and_decode_then() -> None:
