@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import StepReason
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
@@ -83,13 +82,6 @@ def test_a_step_of_prompts_is_no_larger_than_pays(priority: Priority, stateful: 
     driver.submit(*(request(f"p{n}", prompt=150, output=1, priority=priority) for n in range(2)))
     sizes = [sum(step.values()) for step in driver.steps(3)]
     assert max(sizes) == 96
-
-
-def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
-    driver = Driver(slots=16, idle=64)
-    driver.submit(request("long", prompt=500))
-    driver.submit(*(request(f"s{n}", prompt=60) for n in range(8)))
-    assert all(step["long"] >= TILE_TOKENS // 2 for step in driver.steps(12))
 
 
 def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_padding() -> None:
@@ -254,11 +246,6 @@ def test_streams_are_ahead_again_after_some_steps() -> None:
     driver.cancel("q")
     driver.steps(40)
     assert driver.step(request("r", prompt=100))["r"] == 58
-
-
-def test_batch_work_uses_none_of_the_slack_of_streams() -> None:
-    driver = streaming(decoding=20, stall=60, idle=100)
-    assert sum(driver.step(request("p", prompt=100, priority=BATCH)).values()) <= 22
 
 
 def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:

@@ -120,12 +120,6 @@ def test_a_block_matches_in_part_to_the_token_the_longest_among_several_up_to_th
     assert found(several, (1,) * 20 + (3,) * 50) == 20
 
 
-def test_a_shared_beginning_is_kept_once() -> None:
-    cache = holding(9, text(1, 2))
-    assert cache.insert(text(1, 3), "").saved == ((2, B, 2 * B),)
-    assert len(cache) == 3
-
-
 def test_the_least_recently_used_leaf_goes_first_and_the_end_of_a_chain() -> None:
     cache = holding(3, text(1, 2), text(3))
     cache.use(text(1, 2), "")

@@ -86,14 +86,6 @@ def test_a_released_sequence_comes_back_from_the_cache() -> None:
     assert driver.cached["b"] == 0
 
 
-def test_cancelled_work_is_saved_too() -> None:
-    driver = Driver(cache_blocks=20, idle=256)
-    driver.step(prefixed("a", 128))
-    driver.cancel("a")
-    driver.run(prefixed("b", 128))
-    assert driver.cached["b"] == 128
-
-
 def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
     driver = Driver(cache_blocks=20, idle=256)
     driver.run(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
