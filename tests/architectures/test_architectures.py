@@ -32,12 +32,13 @@ from random_model.vocabulary import borrowed_vocabulary
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Experiment, Finish, Scheduling
-from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.child import HangLimits
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from tests.architectures.plain import PlainLlama
+from tests.llama.driver import asked
 from tests.llama.odd_models import copy_metadata, written
 from tests.waiting import elapse_async, eventually
 
@@ -92,14 +93,7 @@ async def ask(
     begun: asyncio.Event | None = None,
 ) -> Got:
     """`begun` is set with the first token."""
-    request = GenerationRequest(
-        id=f"{next(_numbers)}/0",
-        tokens=tuple(prompt),
-        max_tokens=length,
-        sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
-        priority=priority,
-        top_logprobs=0,
-    )
+    request = asked(f"{next(_numbers)}/0", prompt, length, priority=priority, top_logprobs=0)
     tokens: list[int] = []
     async with engine.generate([request]) as answer:
         async for event in answer:

@@ -18,9 +18,11 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import OwnedContext
 from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.model.model import native_log
 from tests.engine.driver import Engine
 
 GREEDY = Sampling(seed=0, temperature=0)
+ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(200))
 TOLERANCE = 0.02  # cells in another order, and steps of other sizes, round differently (docs/measurements.md)
@@ -49,6 +51,20 @@ class SmallMachine(Machine):
         (folder / "memory.max").write_text(f"{free_bytes}\n")
         (folder / "memory.current").write_text("0\n")
         super().__init__(cgroups=folder, process=folder)
+
+
+@contextmanager
+def native_lines() -> Iterator[list[str]]:
+    lines: list[str] = []
+    callback = llama_cpp.llama_log_callback(
+        lambda level, text, data: lines.append(text.decode(errors="replace"))
+    )
+    log = native_log()
+    llama_cpp.llama_log_set(callback, None)
+    try:
+        yield lines
+    finally:
+        log.install()
 
 
 def do(backend: LlamaBackend, *verbs: Verb) -> None:
@@ -150,6 +166,12 @@ def generate(
         while len(output) < count:
             output.append(sampled(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
     return output
+
+
+def asked(name: str, prompt: Sequence[int], length: int = 12, **more: object) -> GenerationRequest:
+    return GenerationRequest(
+        **{"id": name, "tokens": tuple(prompt), "max_tokens": length, "sampling": ENDLESS, **more}
+    )
 
 
 def answers(

@@ -17,11 +17,9 @@ from openai_cpu_server.contract.step import (
     Drafted,
     Open,
     Sample,
-    Save,
     ShareCells,
     Span,
     Step,
-    num_right,
 )
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
@@ -29,7 +27,18 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 from openai_cpu_server.llama.slots import OpenSlot
 from tests.fakes import SPECULATION
-from tests.llama.driver import GREEDY, TEXT, TOLERANCE, answers, execute_and_press, generate, loaded, opened
+from tests.llama.driver import (
+    ENDLESS,
+    GREEDY,
+    TEXT,
+    TOLERANCE,
+    answers,
+    asked,
+    execute_and_press,
+    generate,
+    loaded,
+    opened,
+)
 from tests.llama.odd_models import padded
 from tests.structured.making import gbnf_to_lark
 
@@ -124,31 +133,6 @@ def test_scores_do_not_depend_on_drafts(backend: LlamaBackend, name: str, right:
             assert dict(other.logprob.top) == pytest.approx(dict(one.logprob.top), abs=TOLERANCE)
 
 
-def test_drafts_share_a_step_with_others(backend: LlamaBackend) -> None:
-    expected = generate(backend, PROMPT, 6)
-    other = generate(backend, PROMPT[:20], 1)
-    with opened(backend, 0, PROMPT), opened(backend, 1, PROMPT[:20]):
-        spans = (
-            Span(0, 0, PROMPT, True, draft=(*expected[:4], 7)),
-            Span(1, 0, PROMPT[:20], True, draft=(9, 9, 9)),
-        )
-        result = backend.execute(Step(spans=spans, padding=7))
-        assert [result.samples[0].token, *(s.token for s in result.further[0])] == expected[:5]
-        assert result.samples[1].token == other[0]
-        assert result.drafted == {0: Drafted(5, 4), 1: Drafted(3, num_right((9,), other))}
-        again = backend.execute(Step(spans=(Span(0, len(PROMPT) + 4, (expected[4],), True),)))
-    assert again.samples[0].token == expected[5]
-
-
-def test_rejected_cells_are_gone(backend: LlamaBackend) -> None:
-    with opened(backend, 0, PROMPT):
-        span = Span(0, 0, PROMPT, True, draft=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
-        accepted = backend.execute(Step(spans=(span,))).drafted[0].num_accepted
-        assert accepted < 14
-        with pytest.raises(AssertionError):
-            backend.execute(Step(verbs=(Save(0, 0, len(PROMPT) + accepted + 1, 900),)))
-
-
 def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
     fits = vocabulary.encode("abc", add_special=False, parse_special=False)
     draft = (*fits, *vocabulary.encode("7!", add_special=False, parse_special=False))
@@ -180,10 +164,7 @@ def drafts_of(event: TokenEvent) -> tuple[int, int]:
 )
 def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict[str, Any]) -> None:
     sampling = Sampling(**{"seed": 5, **parameters})
-    requests = [
-        GenerationRequest(id=str(n), tokens=(PROMPT * 3)[n : n + 90], max_tokens=60, sampling=sampling)
-        for n in range(3)
-    ]
+    requests = [asked(str(n), (PROMPT * 3)[n : n + 90], 60, sampling=sampling) for n in range(3)]
     plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
     assert {i: e.tokens for i, e in drafting.items()} == {i: e.tokens for i, e in plain.items()}
     assert all(drafts_of(event) == (0, 0) for event in plain.values())
@@ -200,7 +181,6 @@ def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
 DRAFT = DEMO.with_name("demo-draft.gguf")
 Prompts = list[tuple[int, ...]]
-ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 STORY = "One day the small dog ran to the old mill by the river. "
 
 
@@ -230,10 +210,7 @@ def prompts() -> Prompts:
 
 
 def asks(prompts: Sequence[tuple[int, ...]], sampling: Sampling = GREEDY) -> list[GenerationRequest]:
-    return [
-        GenerationRequest(id=str(n), tokens=tokens, max_tokens=40, sampling=sampling, top_logprobs=2)
-        for n, tokens in enumerate(prompts)
-    ]
+    return [asked(str(n), one, 40, sampling=sampling, top_logprobs=2) for n, one in enumerate(prompts)]
 
 
 def tokens_drafted(demo: LlamaBackend, slot: int, start: int, tokens: Sequence[int], count: int) -> list[int]:

@@ -3,10 +3,8 @@ answer."""
 
 from __future__ import annotations
 
-import math
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,13 +28,13 @@ from tests.fakes import SPECULATION
 from tests.llama.driver import (
     GREEDY,
     answers,
+    asked,
     do,
     feed,
     generate,
     loaded,
     opened,
     pressing,
-    sampled,
     small,
 )
 from tests.llama.odd_models import header_only, rewritten
@@ -116,19 +114,6 @@ def test_a_draft_behind_shared_cells_and_known_tokens(backend: LlamaBackend) -> 
         do(backend, Close(1))
 
 
-def test_answers_do_not_depend_on_it(backend: LlamaBackend) -> None:
-    for sampling in (GREEDY, Sampling(seed=7, temperature=0.8, top_p=0.9)):
-        requests = [
-            GenerationRequest(
-                id=str(n), tokens=TEXT[9 * n : 60 + 19 * n], max_tokens=30, sampling=sampling, top_logprobs=2
-            )
-            for n in range(4)
-        ]
-        plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
-        for name, event in plain.items():
-            assert_same_but_for_ties(event, drafting[name])
-
-
 def arranged(path: Path, share: int) -> Path:
     make_model("--shape", "tiny-qwen35-head", "--quant", "f32", "--output", str(path))
     arrange(path)
@@ -136,15 +121,7 @@ def arranged(path: Path, share: int) -> Path:
     return path
 
 
-ASKED = [
-    GenerationRequest(
-        id=str(n),
-        tokens=tuple(range(330 + 40 * n, 300 + 40 * n, -1)),
-        max_tokens=40,
-        sampling=Sampling(seed=n, temperature=0, ignore_eos=True),
-    )
-    for n in range(3)
-]
+ASKED = [asked(str(n), range(330 + 40 * n, 300 + 40 * n, -1), 40) for n in range(3)]
 
 
 def counts(backend: LlamaBackend) -> tuple[int, int]:
@@ -322,13 +299,7 @@ def test_a_constraint_masks_its_drafts(backend: LlamaBackend) -> None:
     """None of them is forbidden, and the answers are those of steps of one token each."""
     prompt = tuple(TEXT[:50])
     requests = [
-        GenerationRequest(
-            id=str(n),
-            tokens=prompt,
-            max_tokens=40,
-            sampling=Sampling(seed=n, temperature=n),
-            constraint=LETTERS,
-        )
+        asked(str(n), prompt, 40, sampling=Sampling(seed=n, temperature=n), constraint=LETTERS)
         for n in range(3)
     ]
     plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
@@ -349,28 +320,6 @@ def test_a_constraint_masks_its_drafts(backend: LlamaBackend) -> None:
     assert num_tried > 8
 
 
-NUM_DRAWS = 200
-
-
-def test_samples_behind_drafts_are_distributed_as_the_model_says(backend: LlamaBackend) -> None:
-    """Of 200 draws each share is within four standard deviations of its probability."""
-    text = list(TEXT[:50])
-    with opened(backend, 0, text, top_logprobs=backend.info.vocab_size):
-        feed(backend, 0, 0, text[:-1])
-        found: list[list[int]] = []
-        for seed in range(NUM_DRAWS):
-            do(backend, Open(1, Sampling(seed=seed, temperature=1.0), tuple(text)), ShareCells(0, 1, 49))
-            result = backend.execute(Step(spans=(Span(1, 49, (text[-1],), True, num_to_draft=1),)))
-            found.append([result.samples[1].token, *(one.token for one in result.further.get(1, ()))])
-            do(backend, Close(1))
-        firsts = dict(sampled(backend, 0, 49, text[-1:]).logprob.top)
-    shares = Counter(tokens[0] for tokens in found)
-    for token, logprob in sorted(firsts.items(), key=lambda one: -one[1])[:5]:
-        chance = math.exp(logprob)
-        tolerance = 4 * math.sqrt(chance * (1 - chance) / NUM_DRAWS)
-        assert shares[token] / NUM_DRAWS == pytest.approx(chance, abs=tolerance)
-
-
 def scheduled(number: int) -> list[GenerationRequest]:
     """Requests of all kinds, some of which begin alike."""
     draw = random.Random(number)
@@ -378,18 +327,8 @@ def scheduled(number: int) -> list[GenerationRequest]:
     for each in range(7):
         start = draw.choice((0, 0, 120))
         tokens = (*TEXT[start : start + draw.randint(40, 110)], *TEXT[200 + each : 204 + each])
-        sampling = Sampling(seed=each, temperature=0, ignore_eos=True)
         priority = draw.choice(list(Priority))
-        requests.append(
-            GenerationRequest(
-                id=str(each),
-                tokens=tokens,
-                max_tokens=draw.randint(10, 30),
-                sampling=sampling,
-                priority=priority,
-                top_logprobs=2,
-            )
-        )
+        requests.append(asked(str(each), tokens, draw.randint(10, 30), priority=priority, top_logprobs=2))
     return requests
 
 
@@ -448,14 +387,7 @@ def test_adapters_change_what_it_drafts_and_no_answer(tmp_path: Path, *, is_own:
     more = {} if head is None else {"draft_model_path": str(head)}
     with loaded(model, **SLOTS, **more) as backend:
         requests = [
-            GenerationRequest(
-                id=f"{n}",
-                tokens=TEXT[20 * n : 20 * n + 60],
-                max_tokens=30,
-                sampling=Sampling(seed=n, temperature=0, ignore_eos=True),
-                adapter=one.key if n % 2 else None,
-                top_logprobs=2,
-            )
+            asked(f"{n}", TEXT[20 * n :][:60], 30, adapter=one.key if n % 2 else None, top_logprobs=2)
             for n in range(4)
         ]
         found = []

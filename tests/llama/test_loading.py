@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import llama_cpp
 import pytest
 
 from openai_cpu_server.contract.model_info import ModelKind
@@ -19,10 +17,9 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, description
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
-from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama import driver
-from tests.llama.driver import GREEDY, SmallMachine, generate
+from tests.llama.driver import GREEDY, SmallMachine, generate, native_lines
 from tests.llama.odd_models import as_architecture, header_only, rewritten
 from tests.tiny_model import tiny_model_path
 
@@ -103,18 +100,6 @@ def test_no_memory_for_the_states(tmp_path: Path, failure: Failure) -> None:
         assert len(backend._loaded.sequences.rollback_slots) == 30 // 8
     line = failure(path, machine=machine, max_seqs=40, kv_tokens=256)
     assert line.startswith("Not enough memory for the states of sequences: they need ")
-
-
-@contextmanager
-def native_lines() -> Iterator[list[str]]:
-    lines: list[str] = []
-    callback = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode()))
-    log = native_log()
-    llama_cpp.llama_log_set(callback, None)
-    try:
-        yield lines
-    finally:
-        log.install()
 
 
 def test_the_default_pool_is_half_of_the_free_memory(tiny: Path, tmp_path: Path) -> None:

@@ -64,17 +64,6 @@ def test_limits_of_groups(tmp_path: Path, membership: str, files: str, expected:
     assert {name: getattr(limited, name)() for name in expected} == expected
 
 
-@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
-@pytest.mark.parametrize("told", ["cpu,cpuacct", "cpuacct,cpu"])
-def test_controllers_that_are_mounted_together_in_any_order(tmp_path: Path, folder: str, told: str) -> None:
-    files = {
-        f"{folder}/box/cpu.cfs_quota_us": "100000\n",
-        f"{folder}/box/cpu.cfs_period_us": "100000\n",
-        "cpuset/tasks": "",
-    }
-    assert machine(tmp_path, f"3:{told}:/box\n", files).num_threads() == 1
-
-
 @pytest.mark.parametrize(
     ("membership", "files", "seconds"),
     [
@@ -160,14 +149,6 @@ def test_a_set_of_cpus_counts_by_its_cores(tmp_path: Path, usable: list[int], th
         usable=lambda: usable,
     )
     assert (found.num_threads(), found.num_cpus()) == (threads, len(usable))
-
-
-def test_a_quota_of_a_few_cores_limits_those_of_a_set(tmp_path: Path) -> None:
-    machine(tmp_path, "0::/\n", {"cpu.max": "300000 100000\n"})
-    cpus = topology(tmp_path / "cpu", EIGHT_CORES)
-    folders = {"cgroups": tmp_path / "cgroups", "process": tmp_path / "process", "topology": cpus}
-    assert Machine(**folders, usable=lambda: range(16)).num_threads() == 3
-    assert Machine(**folders, usable=lambda: [0, 8]).num_threads() == 1
 
 
 def test_older_systems_name_the_threads_of_a_core_otherwise(tmp_path: Path) -> None:

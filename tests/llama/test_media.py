@@ -29,7 +29,7 @@ from openai_cpu_server.contract.media import (
     placed,
 )
 from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Scheduling
-from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import InvalidRequest, StartupError
@@ -43,7 +43,7 @@ from tests.architectures.test_architectures import ENGINE, running
 from tests.engine.driver import Engine
 from tests.fakes import SPECULATION
 from tests.fuzz.sounds import FILES, tone, wav
-from tests.llama.driver import pressing, small
+from tests.llama.driver import asked, pressing, small
 from tests.llama.odd_models import hearing_head
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
@@ -108,25 +108,16 @@ def options(kind: Kind, **more: object) -> EngineOptions:
 class Sensing(Engine):
     hears = False
 
-    def __init__(self, asked: EngineOptions) -> None:
-        super().__init__(asked, LlamaBackend.load(asked, lambda fraction: None))
+    def __init__(self, chosen: EngineOptions) -> None:
+        super().__init__(chosen, LlamaBackend.load(chosen, lambda fraction: None))
         self.prompts: dict[str, tuple[int, ...]] = {}
 
     def ask(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> None:
         items = [part for part in parts if isinstance(part, (Picture, Sound))]
         shapes = [self.backend.measure(one.size).shape for one in items]
         tokens, media = placed(items, shapes, [p for p in parts if not isinstance(p, (Picture, Sound))])
-        request = GenerationRequest(
-            id=name,
-            tokens=tokens,
-            media_items=tuple(items),
-            media=media,
-            max_tokens=LENGTH,
-            sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
-            **more,
-        )
         self.prompts[name] = tokens
-        self.submit(request)
+        self.submit(asked(name, tokens, LENGTH, media_items=tuple(items), media=media, **more))
 
     def answer(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> list[int]:
         self.ask(name, *parts, **more)
@@ -141,8 +132,8 @@ class Sensing(Engine):
 
 
 @contextmanager
-def sensing(asked: EngineOptions) -> Iterator[Sensing]:
-    found = Sensing(asked)
+def sensing(chosen: EngineOptions) -> Iterator[Sensing]:
+    found = Sensing(chosen)
     try:
         yield found
     finally:
@@ -241,17 +232,17 @@ def test_a_head_drafts_behind_pictures() -> None:
 @pytest.mark.parametrize("kind", SEEING)
 def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_path: Path) -> None:
     path, parts = tmp_path / "cache", (BEFORE, picture(300, 200, 1), BEHIND)
-    asked = options(kind, cache_file=str(path))
-    with sensing(asked) as first:
+    chosen = options(kind, cache_file=str(path))
+    with sensing(chosen) as first:
         expected = first.answer("a", *parts)
         first.core.save_cache(str(path))
-    with sensing(asked) as again:
+    with sensing(chosen) as again:
         assert again.answer("b", *parts) == expected
         assert again.finish("b").cached_tokens == len(again.prompts["b"]) - 1
         assert not again.known_rows
     other = tmp_path / "other.gguf"
     shutil.copyfile(files(kind)[1], other)
-    with sensing(msgspec.structs.replace(asked, projector_path=str(other))) as unfit:
+    with sensing(msgspec.structs.replace(chosen, projector_path=str(other))) as unfit:
         unfit.answer("c", *parts)
         assert unfit.finish("c").cached_tokens == 0, "another projector may make other rows"
 
@@ -278,15 +269,8 @@ async def test_a_killed_engine_goes_on(kind: str) -> None:
         tokens, media = placed([item], [shape], [BEFORE, BEHIND])
         answers = []
         for name, is_killed in (("a", False), ("b", True)):
-            request = GenerationRequest(
-                id=f"{name}/0",
-                tokens=tokens,
-                media_items=(item,),
-                media=media,
-                max_tokens=40,
-                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
-                cache_namespace=name,
-            )
+            more = {"media_items": (item,), "media": media, "cache_namespace": name}
+            request = asked(f"{name}/0", tokens, 40, **more)
             output = list[int]()
             async with engine.generate([request]) as generation:
                 async for event in generation:
@@ -305,8 +289,8 @@ def test_what_is_encoded_for_nobody_is_given_up() -> None:
     """An encoder of a real size, which takes seconds: it is left within one of its operations."""
     model, _ = files(KINDS["whole"])
     projector = tiny_projector_path("gemma3", rows_width=256, shape="siglip-base")
-    asked = small(model, projector_path=str(projector), scheduling=Scheduling(preempt_threshold_ms=10.0))
-    with sensing(asked) as seeing:
+    chosen = small(model, projector_path=str(projector), scheduling=Scheduling(preempt_threshold_ms=10.0))
+    with sensing(chosen) as seeing:
         seeing.ask("first", BEFORE, picture(600, 600), BEHIND)
         for _ in range(3):
             assert not seeing.known_rows, "it is encoded in slices"

@@ -35,6 +35,7 @@ from tests.engine.driver import Engine
 from tests.llama.driver import (
     GREEDY,
     Logprobs,
+    asked,
     assert_close,
     do,
     execute_and_press,
@@ -162,7 +163,7 @@ def test_those_who_are_left_out_of_an_interrupted_step_keep_theirs(served: Serve
 
 
 def test_drafts_change_no_answer(served: Served) -> None:
-    quoting = [asked(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], output=40) for i in range(3)]
+    quoting = [asked(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], length=40) for i in range(3)]
     with Run(served, experiment=Experiment(always_drafts=True)) as run:
         run.serve(*quoting)
     for one in quoting:
@@ -193,16 +194,6 @@ def test_wrong_drafts_of_some_leave_no_trace_in_steps_of_several(served: Served)
                     text.append(sample.token)
     for text, top in found:
         assert_computed(backend, text, top)
-
-
-def asked(name: str, prompt: Sequence[int], output: int = 12, **more: object) -> GenerationRequest:
-    return GenerationRequest(
-        id=name,
-        tokens=tuple(prompt),
-        max_tokens=output,
-        sampling=msgspec.structs.replace(GREEDY, ignore_eos=True),
-        **more,
-    )
 
 
 class Run(Engine):
@@ -249,7 +240,7 @@ def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
     with Run(served) as run:
         tokens = TEXT[:100]
         for number in range(4):
-            turn = asked(f"t{number}", tokens, output=80)
+            turn = asked(f"t{number}", tokens, length=80)
             run.serve(turn)
             tokens = (*tokens, *run.told(turn.id), *OTHER[10 * number : 10 * number + 5])
         assert [run.cached(f"t{i}") for i in range(4)] == [0, 179, 264, 349]
@@ -290,7 +281,7 @@ def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, serve
         with pytest.raises(StartupError, match="cannot draft"), loaded(path, **more):
             pass
         return
-    quoting = [asked(f"q{i}", TEXT[i : i + 150], output=40) for i in range(3)]
+    quoting = [asked(f"q{i}", TEXT[i : i + 150], length=40) for i in range(3)]
     always = Experiment(always_drafts=True)
     with (
         loaded(path, **more) as backend,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
@@ -28,7 +27,6 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.measure.measurements import Profile
 from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace, fastest
 from openai_cpu_server.llama.model.kv_size import DeviceMemory, KVType
-from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.offload.split import (
     DeviceBytes,
     ModelSizes,
@@ -38,6 +36,7 @@ from openai_cpu_server.llama.offload.split import (
     StepSizes,
     margin_bytes,
 )
+from tests.llama.driver import native_lines
 from tests.tiny_model import tiny_model_path
 
 MIB, GIB = 2**20, 2**30
@@ -216,12 +215,6 @@ def test_candidates_are_few_and_the_first_choice_is_the_first(files: dict[str, P
     assert [*fitting(files["1b"], 200, AUTO).candidates()] == [SplitKind.FULL]
 
 
-def test_states_are_where_their_layers_are(files: dict[str, Path]) -> None:
-    found = split(files["qwen3.5"], 8192, ALL)
-    assert found.device_bytes.states == pytest.approx(66 * 18 * (1 + 72 / 1024) * MIB)
-    assert found.device_bytes.cells == 16_384 * 6 * 2 * 2 * 256 * 2
-
-
 def test_a_server_with_the_default_options_asks_for_such_steps(files: dict[str, Path]) -> None:
     sizes = ModelSizes.of(GgufHeader(files["1b"]), KVType.F16, ALL, "GPU0")
     assert StepSizes.of(sizes, EngineOptions(model_path=""), 16_384, 8 * GIB, drafts=False) == STEP._replace(
@@ -236,15 +229,7 @@ class _Reserved(NamedTuple):
 
 def _reserved(path: Path, step: StepSizes) -> _Reserved:
     """MiB that llama.cpp says it reserves, without taking them (but for states)."""
-    lines: list[str] = []
-
-    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-    def listen(_level: int, text: bytes, _data: ctypes.c_void_p) -> None:
-        lines.append(text.decode("utf-8", "replace"))
-
-    native_log()  # it starts llama.cpp
-    llama_cpp.llama_log_set(listen, None)
-    try:
+    with native_lines() as lines:
         params = llama_cpp.llama_model_default_params()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
         model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
@@ -259,8 +244,6 @@ def _reserved(path: Path, step: StepSizes) -> _Reserved:
             context.n_outputs_max = context.n_outputs_max_per_seq = step.outputs
         llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, context))
         llama_cpp.llama_model_free(model)
-    finally:
-        native_log().install()
     said = dict(re.findall(r"(compute|RS) buffer size = +([\d.]+) MiB", "".join(lines)))
     return _Reserved(float(said["compute"]), float(said.get("RS", 0)))
 

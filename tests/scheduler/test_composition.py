@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import StepReason
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
@@ -60,12 +59,6 @@ def test_the_step_after_these_requests(name: str) -> None:
     driver.run()
 
 
-def test_many_newcomers_are_read_in_steps_of_several() -> None:
-    driver = Driver(slots=16, idle=256, cost=TokenCost(step_ms=20))
-    steps = driver.run(*(request(f"p{n}", prompt=10, output=1) for n in range(12)))
-    assert [len(step) for step in steps if step] == [9, 3]
-
-
 def test_batch_that_was_left_out_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
     driver.step(request("b", prompt=50, output=20, priority=BATCH))
@@ -91,13 +84,6 @@ def test_a_step_of_prompts_is_no_larger_than_pays(priority: Priority, stateful: 
     assert max(sizes) == 96
 
 
-def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
-    driver = Driver(slots=16, idle=64)
-    driver.submit(request("long", prompt=500))
-    driver.submit(*(request(f"s{n}", prompt=60) for n in range(8)))
-    assert all(step["long"] >= TILE_TOKENS // 2 for step in driver.steps(12))
-
-
 def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_padding() -> None:
     driver = Driver(slots=16, decoding=12, idle=64, tiles=(16,))
     until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
@@ -105,14 +91,6 @@ def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_pad
     assert driver.paddings[-1] == 6
     step = driver.step(request("p", prompt=100, priority=BATCH))
     assert (sum(step.values()), step["p"], driver.paddings[-1]) == (16, 6, 0)
-
-
-def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
-    driver = Driver(slots=16, tiles=(16,))
-    until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(5)))
-    driver.paddings.clear()
-    driver.run()
-    assert set(driver.paddings) == {0}
 
 
 def test_steps_that_do_not_mix_read_first_and_decode_then() -> None:
@@ -268,11 +246,6 @@ def test_streams_are_ahead_again_after_some_steps() -> None:
     driver.cancel("q")
     driver.steps(40)
     assert driver.step(request("r", prompt=100))["r"] == 58
-
-
-def test_batch_work_uses_none_of_the_slack_of_streams() -> None:
-    driver = streaming(decoding=20, stall=60, idle=100)
-    assert sum(driver.step(request("p", prompt=100, priority=BATCH)).values()) <= 22
 
 
 def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:

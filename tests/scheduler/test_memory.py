@@ -79,11 +79,6 @@ def found(cache: SavedPrefixes, tokens: tuple[int, ...], namespace: str = "") ->
     return cache.match(tokens, namespace, len(tokens)).num_tokens
 
 
-def test_a_cache_without_content_or_capacity_matches_and_keeps_nothing() -> None:
-    assert SavedPrefixes(4).match(text(1), "", B) == PrefixMatch()
-    assert SavedPrefixes(0).insert(text(1), "").saved == ()
-
-
 def test_a_text_is_kept_to_its_last_token() -> None:
     cache = SavedPrefixes(4)
     assert cache.insert(text(1, 2, extra=10), "").saved == ((0, 0, B), (1, B, 2 * B), (2, 2 * B, 2 * B + 10))
@@ -125,18 +120,6 @@ def test_a_block_matches_in_part_to_the_token_the_longest_among_several_up_to_th
     assert found(several, (1,) * 20 + (3,) * 50) == 20
 
 
-def test_namespaces_do_not_see_each_other() -> None:
-    cache = SavedPrefixes(4)
-    cache.insert(text(1), "a")
-    assert (found(cache, text(1), "a"), found(cache, text(1), "b")) == (B, 0)
-
-
-def test_a_shared_beginning_is_kept_once() -> None:
-    cache = holding(9, text(1, 2))
-    assert cache.insert(text(1, 3), "").saved == ((2, B, 2 * B),)
-    assert len(cache) == 3
-
-
 def test_the_least_recently_used_leaf_goes_first_and_the_end_of_a_chain() -> None:
     cache = holding(3, text(1, 2), text(3))
     cache.use(text(1, 2), "")
@@ -145,12 +128,6 @@ def test_the_least_recently_used_leaf_goes_first_and_the_end_of_a_chain() -> Non
     chain = holding(3, text(1, 2, 3))
     assert chain.insert(text(4), "").dropped == (2,)
     assert found(chain, text(1, 2, 3)) == 2 * B
-
-
-def test_what_is_too_long_is_kept_as_far_as_it_goes() -> None:
-    cache = SavedPrefixes(2)
-    assert len(cache.insert(text(1, 2, 3, 4), "").saved) == 2
-    cache.check()
 
 
 def test_pinned_blocks_stay() -> None:

@@ -56,33 +56,6 @@ def test_the_next_turn_of_a_conversation_reuses_the_answer_too() -> None:
     assert driver.cached["b"] == 60 + 79, "the answer's last token was drawn, but never computed"
 
 
-def test_each_turn_of_a_conversation_keeps_one_last_block() -> None:
-    driver = Driver(cache_blocks=20, kv_tokens=2048, idle=256)
-    tokens: tuple[int, ...] = tuple(range(2, 72))
-    for turn in range(5):
-        driver.run(request(f"turn{turn}", tokens=tokens, output=7))
-        tokens = (*tokens, *driver.outputs[f"turn{turn}"], 5, 6, 7)
-    assert list(driver.cached.values()) == [0, 76, 86, 96, 106]
-    assert len(driver.backend.blocks) == 2
-
-
-def test_a_running_sequence_shares_its_cells_to_the_token() -> None:
-    driver = Driver(idle=256)
-    driver.step(prefixed("a", 100, output=30))
-    used = driver.ledger.num_used
-    assert driver.step(prefixed("b", 100))["b"] == 5
-    assert driver.cached["b"] == 100
-    assert driver.ledger.num_used < 2 * used
-    assert driver.ledger.num_shared == 6
-    driver.run()
-
-
-def test_sixteen_equal_prompts_are_computed_once() -> None:
-    driver = Driver(slots=16, kv_tokens=4096, idle=64)
-    driver.run(*(prefixed(f"r{i}", 300, own=4) for i in range(16)))
-    assert driver.backend.num_computed == 300 + 16 * (4 + 3)
-
-
 def test_only_who_waits_for_a_long_prefix_waits() -> None:
     step = Driver(idle=64).step(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))
     assert step.keys() == {"a", "other"}
@@ -111,14 +84,6 @@ def test_a_released_sequence_comes_back_from_the_cache() -> None:
     driver.run(request("i"))
     assert driver.backend.num_computed == 200 + 29 + 4 + 3, "nothing was computed twice"
     assert driver.cached["b"] == 0
-
-
-def test_cancelled_work_is_saved_too() -> None:
-    driver = Driver(cache_blocks=20, idle=256)
-    driver.step(prefixed("a", 128))
-    driver.cancel("a")
-    driver.run(prefixed("b", 128))
-    assert driver.cached["b"] == 128
 
 
 def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:

@@ -28,20 +28,6 @@ def test_a_sequence_in_which_something_goes_wrong_leaves_the_books_in_order() ->
     assert driver.ledger.num_used == 0
 
 
-def test_a_long_prompt_does_not_stall_a_stream() -> None:
-    driver = Driver(decoding=16, idle=64)
-    driver.step(request("stream", output=40))
-    steps = driver.run(request("long", prompt=300, output=1))
-    assert all(step["stream"] == 1 for step in steps[:39] if step)
-    # While a request waits for its first token a step may take four times the budget, and no more.
-    assert max(step.get("long", 0) for step in steps) == 63
-
-
-def test_an_idle_server_reads_prompts_in_larger_chunks() -> None:
-    driver = Driver(decoding=32, idle=64)
-    assert driver.run(request("long", prompt=150, output=1))[:3] == [{"long": 64}, {"long": 64}, {"long": 22}]
-
-
 def test_many_decoding_sequences_leave_a_tile_for_a_newcomer() -> None:
     driver = Driver(slots=16, decoding=4)
     driver.submit(*(request(f"d{i}", output=50) for i in range(15)))
@@ -64,18 +50,6 @@ def test_batch_is_not_released_where_that_would_not_help() -> None:
     driver.step(request("i", prompt=100, output=100), request("b", prompt=16, output=16, priority=BATCH))
     driver.step()
     assert "b" in driver.step(request("j", prompt=200, output=16))
-
-
-def test_cancelling_frees_cells_in_the_next_step_and_the_last_still_gets_one() -> None:
-    driver = Driver(slots=2)
-    driver.step(request("a"), request("b"), request("waits"))
-    driver.cancel("waits")
-    for name, num_left in (("a", 1), ("b", 0)):
-        driver.cancel(name)
-        assert driver.scheduler.has_work
-        driver.step()
-        assert len(driver.backend.cells) == num_left
-    assert not driver.scheduler.has_work
 
 
 def test_scoring_needs_no_more_outputs_than_the_backend_has() -> None:
@@ -202,9 +176,6 @@ def test_what_verbs_take_is_not_learned_as_the_price_of_tokens() -> None:
     driver.backend.verbs_ms = 5.0
     driver.run(request("a", prompt=10, output=2))
     assert {ms for _, ms in driver.cost.learned} == {2.0}
-
-
-BATCH = Priority.BATCH
 
 
 def test_they_are_counted_by_priority_until_they_finish() -> None:

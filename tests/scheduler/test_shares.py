@@ -14,15 +14,6 @@ from tests.scheduler.driver import Driver, Spans, TokenCost, request
 BATCH = Priority.BATCH
 
 
-def test_batch_work_keeps_a_seat_beside_people_without_end() -> None:
-    driver = Driver(slots=4, kv_tokens=4096, floor=0.1)
-    driver.submit(*(request(f"i{i}", output=20) for i in range(200)))
-    driver.submit(*(request(f"b{i}", output=20, priority=BATCH) for i in range(10)))
-    steps = driver.steps(300)
-    assert any(name in driver.finished for name in ("b0", "b1", "b2"))
-    assert all(sum(name.startswith("b") for name in step) <= 1 for step in steps)
-
-
 def test_without_a_floor_batch_work_has_what_is_left() -> None:
     driver = Driver(slots=2, floor=0.0)
     driver.run(request("b", priority=BATCH), *(request(f"i{i}", output=20) for i in range(4)))

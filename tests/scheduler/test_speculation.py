@@ -416,13 +416,6 @@ def test_the_first_drafts_of_a_head_are_few_and_short() -> None:
     assert max(span.num_to_draft for span in then.values()) > 1
 
 
-def test_right_drafts_and_a_draft_model_save_steps_and_leave_nothing() -> None:
-    for drafter, fewer_than in ((KnowingDrafter(errors=0.0), 30), (SilentDrafter(), 40)):
-        driver = Driver(drafter=drafter)
-        assert len(driver.run(request("a", prompt=10, output=60))) < fewer_than
-        assert driver.ledger.num_used == 0
-
-
 def speculating(**more: object) -> Driver:
     return Driver(drafter=KnowingDrafter(errors=0.0), **more)  # type: ignore[arg-type]
 

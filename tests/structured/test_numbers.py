@@ -7,61 +7,23 @@ import pytest
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.compiler import compile_schema
 from tests.structured.making import check_schema
-from tests.structured.oracle import check, check_ours, check_spelling, table
+from tests.structured.oracle import check, check_spelling, table
 
 LARGEST, LIMITS = 1.7976931348623157e308, [2**63 - 1, -(2**63), 2**64 - 1]
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(1, 5), (0, 0), (-7, 12), (8, 1234), (-250, -9), (99, 101), (0, 4294967295), (-1, 0)]
-)
-def test_integers_between(low, high):
-    inside = {low, high, (low + high) // 2, min(low + 1, high)}
-    near = {low - 1, high + 1, low - 1000, high + 1000, high * 10 + 9, low * 10 - 9}
-    outside = {n for n in near if not low <= n <= high}
-    check({"type": "integer", "minimum": low, "maximum": high}, sorted(inside), sorted(outside))
-
-
 test_cases = table({
-    "every integer of a small range": [
-        ({"type": "integer", "minimum": -12, "maximum": 25}, list(range(-12, 26)), [-13, 26, -100, 100])],
-    "one sided integers": [
-        ({"type": "integer", "minimum": 7}, [7, 8, 10, 99, 10**19], [6, 0, -7, -100]),
-        ({"type": "integer", "maximum": -7}, [-7, -8, -10, -(10**19)], [-6, 0, 7])],
-    "integer bounds that are fractions": [
-        ({"type": "integer", "minimum": 1.5, "exclusiveMaximum": 4}, [2, 3], [1, 4, 5]),
-        ({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.9}, [2, 3], [1, 4])],
-    "exclusive bounds": [
-        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, [1, 2], [0, 3, -1]),
-        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, [0.5, 0.01, 0.99],
-         [0, 1, 0.0, 1.0])],
     "exclusive bounds of draft 4": [
         ({"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 1,
           "exclusiveMinimum": True, "maximum": 4, "exclusiveMaximum": False}, [2, 3, 4], [1, 5])],
-    "decimals in bounds": [
-        ({"type": "number", "minimum": -1.25, "maximum": 2.5}, [-1.25, -1.2, -1, 0, 0.0, 2, 2.5, 2.49],
-         [-1.26, -1.3, -2, 2.51, 2.6, 3, 10])],
     "a lower bound of zero keeps exponents": [
         ({"type": "number", "minimum": 0}, [0, 1.5, 1e30, 1e-9], [-1, -0.5, -1e30])],
     "bounds apply to numbers only": [({"minimum": 5}, [5, "a", None, []], [4])],
-    "several bounds are all kept": [
-        ({"allOf": [{"minimum": 2}, {"maximum": 9}], "type": "integer", "minimum": 4}, [4, 9], [3, 10])],
-    "multiples within bounds": [
-        ({"type": "integer", "multipleOf": 15, "minimum": 10, "maximum": 50}, [15, 30, 45], [0, 10, 60, 20])],
-    "common multiples": [
-        ({"type": "integer", "allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, [0, 6, -12], [2, 3, 4])],
-    "multiples of round numbers end in zeros": [
-        ({"type": "integer", "multipleOf": 1000000}, [0, 1000000, -25000000], [500000, 1, 10]),
-        ({"multipleOf": 10000}, [10000, 0, -20000], [1000, 10000.5]),
-        ({"type": "integer", "not": {"multipleOf": 10000}}, [1000, 10001], [0, 10000])],
     "a few multiples between two bounds are listed": [
         ({"type": "integer", "multipleOf": 1024, "minimum": 1, "maximum": 65536}, [1024, 65536, 3072],
          [0, 1, 1000, 66560]),
         ({"type": "integer", "allOf": [{"multipleOf": 60}, {"multipleOf": 90}], "minimum": -200,
           "maximum": 400}, [-180, 0, 180, 360], [60, 90, 540])],
-    "multiples": [
-        ({"type": "integer", "multipleOf": step}, [0, step, -step, 12 * step], [1, step + 1, -1])
-        for step in (2, 3, 5, 7, 10, 25)],
     "many remainders": [
         ({"type": "integer", "multipleOf": 128, "minimum": 0}, [0, 128, 128 * 10**12], [-128, 64, 1]),
         ({"type": "integer", "multipleOf": 999}, [0, 999, -999, 1998], [998, 1]),
@@ -93,13 +55,6 @@ test_cases = table({
         ({"type": "number", "exclusiveMaximum": 1e20, "exclusiveMinimum": -1e20}, [1.5, -0.25, 1234567.125],
          [100000000000000000000])],
 })  # fmt: skip
-
-
-test_decimal_multiples = table({
-    "quarters": [({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])],
-    "hundredths": [({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])],
-    "wholes": [({"type": "number", "multipleOf": 1}, [3, -2], [0.5])],
-}, check_ours)  # fmt: skip
 
 
 test_spelling = table({
@@ -170,25 +125,3 @@ def test_a_bound_of_300_digits_is_taken_or_refused_in_words(kind: str, keyword: 
     for value in (bound, -bound):
         with contextlib.suppress(InvalidRequest):
             assert compile_schema({"type": kind, keyword: value})
-
-
-@pytest.mark.parametrize("step", [48, 128, 999, 1024, 3600])
-@pytest.mark.parametrize("edge", [2**53, 2**53 + 1, 10**16 - 1, 2**60, 10**18 + 7, 2**63 - 1])
-def test_multiples_are_exact_up_to_64_bits(step: int, edge: int) -> None:
-    greatest = edge // step * step
-    inside = [greatest - step * n for n in (0, 1, 2, 40)]
-    outside = [greatest + step * n for n in (1, 2, 40)] + [greatest - 1, greatest - step + 1]
-    check({"type": "integer", "multipleOf": step, "maximum": edge}, inside, outside)
-    check(
-        {"type": "integer", "multipleOf": step, "minimum": -edge, "maximum": 5},
-        [0, *(-x for x in inside)],
-        [step, *(-x for x in outside)],
-    )
-    if edge < 10**18:
-        later = [greatest + step * n for n in (1, 2, 40)]
-        check({"type": "integer", "multipleOf": step, "minimum": greatest + 1}, later, inside)
-
-
-def test_the_least_integer_of_64_bits_is_a_multiple() -> None:
-    schema = {"type": "integer", "multipleOf": 128, "minimum": -(2**63), "maximum": 2**63 - 1}
-    check(schema, [-(2**63), -(2**63) + 128, -(2**63) + 1024, 2**63 - 128, 0], [-(2**63) - 128, 2**63, 1])

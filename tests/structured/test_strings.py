@@ -19,7 +19,7 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.regex import full_language, search_language
 from tests.structured.making import check_schema
-from tests.structured.oracle import check, check_ours, check_texts, table
+from tests.structured.oracle import check_ours, check_texts, table
 
 test_ours = table({
     "lengths count characters": [
@@ -81,33 +81,15 @@ def test_a_character_may_be_escaped_and_counts_once():
 @pytest.mark.parametrize(
     ("pattern", "accepted", "rejected"),
     [
-        ("a", ["a", "xay"], ["", "b"]),
-        ("^a", ["a", "ab"], ["ba", ""]),
-        ("a$", ["a", "ba"], ["ab"]),
-        ("^a$", ["a"], ["aa", "", "ba"]),
-        ("^a|b$", ["ax", "xb"], ["xa", "bx", "c"]),
-        ("^(?:ab|cd)+$", ["ab", "abcd"], ["", "abc"]),
         ("^(?<year>\\d{4})-\\d{2}$", ["2024-01"], ["24-01", "2024-1"]),
-        ("^[a-c_\\-.]{2,3}$", ["a_", "-.b"], ["a", "abcd", "ad"]),
-        ("^[^0-9]*$", ["", "abc", "é"], ["a1"]),
-        ("^\\w+\\s\\S$", ["ab c"], ["ab  ", "ab"]),
-        ("^\\D\\W$", ["a-"], ["1-", "aa"]),
         ("^.$", ["a", "é", '"'], ["\n", "ab", ""]),
-        ("^a{3}b{2,}c?$", ["aaabb", "aaabbbc"], ["aabb", "aaab", "aaabbcc"]),
         ("^\\x41\\u00e9\\u{1F600}\\t$", ["Aé😀\t"], ["Aé😀"]),
-        ("^(a|b)*?c+?$", ["c", "abcc"], ["ab"]),
         ("^[\\]\\[\\\\^]$", ["]", "[", "\\", "^"], ["a"]),
         ("^\\/\\.\\*$", ["/.*"], ["/a*"]),
-        ("^$", [""], ["a"]),
-        ("^a{,2}$", ["", "aa"], ["a{,2}", "aaa"]),
-        ("\\Aab\\Z", ["ab"], ["xab", "abx", "AabZ"]),
         ("a\\z", ["a", "ba"], ["ab", "az"]),
         ("^\\p{Lu}\\p{L}*$", ["Éa", "A"], ["aé", "1"]),
         ("^\\PC*$", ["aé 1", ""], ["a\u200b", "\n"]),
         ("^\\pL+$", ["aé"], ["1", ""]),
-        ("(^a|^b)c$", ["ac", "bc"], ["xac", "c"]),
-        ("", ["", "anything"], []),
-        ("^(([0-9]|[a-f]){2}){0,32}$", ["", "0a", "0a1b"], ["0", "0g"]),
     ],
 )
 def test_pattern(pattern, accepted, rejected):
@@ -179,6 +161,21 @@ def test_format(name):
 
 
 PATTERNS = [
+    *(
+        "",
+        "a",
+        "^a",
+        "a$",
+        "^a$",
+        "^$",
+        "^a|b$",
+        "(^a|^b)1$",
+        r"\Aab\Z",
+        "^a{,2}$",
+        "^a{3}b{2,}1?$",
+        "^(a|b)*?1+?$",
+    ),
+    *("^(?:ab|1_)+$", r"^[a_\-1]{2,3}$", "^[^0-9]*$", r"^\w+\s\S$", r"^\D\W$", "^(([0-9]|[a-b]){2}){0,32}$"),
     *(r"\bab\b", r"^\w+\b-", r"a\B1", r"\b", r"(\ba){1,3}", r"(a\b| )?1", r"(\w+ ?)+\b", r"\w+\b \b\w+"),
     *(r"(?!)", r"(?=)a", r"^(?=.*a)(?=.*1).{2,5}$", r"^(?!ab).*$", r"^((?!ab).)*$"),
     *(r"^(?:(?!ab|b1)[ab1]){2,}$", r"^(?!.*--)[a-]+$", r"(?=a(?!b))\w\w", r"(?=.*\bab\b)a"),
@@ -195,15 +192,6 @@ def test_the_language_is_that_of_re(pattern: str) -> None:
         text = "".join(rng.choice("ab1 _-") for _ in range(rng.randint(0, 7)))
         assert deriver.matches(found, text) == bool(re.search(pattern, text, re.ASCII)), text
         assert deriver.matches(whole, text) == bool(re.fullmatch(pattern, text, re.ASCII)), text
-
-
-def test_conditions_of_passwords_and_of_names():
-    password = r"^(?=.*[A-Z])(?=.*\d)(?=.*[a-z]).{8,}$"
-    check({"type": "string", "pattern": password}, ["Abcdefg1", "12345aZ8"], ["abcdefg1", "Abcd1"])
-    not_reserved = r"^(?!(?:admin|root)$)[a-z]{2,10}$"
-    check({"type": "string", "pattern": not_reserved}, ["adm", "administer", "rooty"], ["admin", "root", "a"])
-    schema = {"patternProperties": {r"^(?!x-)\w": {"type": "integer"}}, "additionalProperties": False}
-    check({"type": "object", **schema}, [{"ab": 1}, {}], [{"x-a": 1}, {"ab": "s"}])
 
 
 def test_words_beyond_ascii_have_no_boundaries_as_in_ecmascript():
