@@ -172,6 +172,18 @@ async def test_tokens_arrive_one_by_one_until_a_stop_string_and_choices_interlea
         os.kill(pid, 0)
 
 
+async def test_leaving_a_generation_frees_its_cells() -> None:
+    async with running(client("step_s=0.01")) as engine:
+        async with engine.generate([request("a", output=3000)]) as generation:
+            async for _ in generation:
+                break
+            assert engine.status().kv_tokens_used > 0
+        await collect(engine, request("b", output=3))
+        assert engine.status().running == {"interactive": 0, "batch": 0}
+        await collect(engine, request("c", output=1))
+        assert engine.status().kv_tokens_used == 0
+
+
 async def test_who_runs_and_who_waits_where() -> None:
     async with running(client("step_s=0.02", max_seqs=1)) as engine:
         held = [engine.generate([request(name, prompt=4, output=3000)]) for name in ("a/0", "b/0", "c/0")]
