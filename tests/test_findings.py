@@ -71,7 +71,7 @@ FINDINGS = {
     "D12 a missing library is told as a damaged model": (
         "e2e/test_process.py::test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model",
         "e2e/test_process.py::test_a_command_says_that_llama_cpp_cannot_be_loaded",
-        "engine_client/test_hang_detector.py::test_an_engine_without_its_library_says_so",
+        "engine_client/test_hang_detector.py::test_what_an_exit_status_means",
     ),
     "D13 a name of an option that is none": (
         "config/test_unknown_variables.py::test_a_name_that_is_no_option_ends_the_start",

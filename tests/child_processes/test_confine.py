@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.child_processes.test_gpu_drivers import manifest
 from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="landlock and seccomp are Linux's")
@@ -59,7 +61,9 @@ def confined(folders: list[str], attempt: str, begin: str = "") -> str:
     return printed(script, *folders)
 
 
-def refused_each(folders: list[str], attempts: Sequence[str]) -> dict[str, str]:
+def refused_each(
+    folders: list[str], attempts: Sequence[str], options: str = "read=[kept], write=[written]"
+) -> dict[str, str]:
     """What each attempt raised in one confined process, by the attempt; "" where it was let through."""
     loop = (
         "said = {}\n"
@@ -68,7 +72,7 @@ def refused_each(folders: list[str], attempts: Sequence[str]) -> dict[str, str]:
         "    except Exception as error:\n        said[attempt] = type(error).__name__\n"
         "print(json.dumps(said))"
     )
-    script = f"import json\n{_BEGIN}\nconfine(read=[kept], write=[written])\n{loop}"
+    script = f"import json\n{_BEGIN}\nconfine({options})\n{loop}"
     last_line = printed(script, *folders, json.dumps(attempts)).splitlines()[-1]
     found: dict[str, str] = json.loads(last_line)
     return found
@@ -241,6 +245,43 @@ def test_another_user_than_root_may_do_it(folders: list[str]) -> None:
     """Where the tests run as root, as they do in containers."""
     begin = "os.getuid() or os.setgroups([]) or os.setgid(65534) or os.setuid(65534)"
     assert confined(folders, "print(held)", begin) == confined(folders, "print(held)")
+
+
+SEQUENCED = "socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
+BEGINS = [
+    f"begun = {SEQUENCED}; begun.bind(chr(0) + str(outside)); begun.listen()",
+    "Path(f'/proc/self/task/{threading.get_native_id()}/comm').write_text('x')",
+]
+"""On an H200 cuInit fails without either."""
+REACHES = [
+    f"{SEQUENCED}.connect(str(outside / 'listens'))",
+    f"{SEQUENCED}.bind(str(outside / 'new'))",
+    "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x', str(outside / 'listens'))",
+    "socket.socket(socket.AF_INET)",
+]
+
+
+@pytest.mark.usefixtures("landlock", "seccomp")
+@pytest.mark.parametrize(("is_on_gpu", "begins"), [(True, ""), (False, "PermissionError")])
+def test_cuda_can_begin_and_reaches_nobody(folders: list[str], is_on_gpu: bool, begins: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"{folders[2]}/listens")
+        listening.listen()
+        said = refused_each(folders, [*BEGINS, *REACHES], f"computes_on_gpu={is_on_gpu}")
+    assert said == {**dict.fromkeys(BEGINS, begins), **dict.fromkeys(REACHES, "PermissionError")}
+
+
+@pytest.mark.usefixtures("landlock")
+@pytest.mark.parametrize(("is_on_gpu", "said"), [(True, ""), (False, "PermissionError")])
+def test_drivers_are_open_for_who_computes_there(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool, said: str
+) -> None:
+    library = Path(folders[2], "lib.so")
+    library.write_text("a library")
+    named = manifest(Path(folders[2], "named"), "../lib.so")
+    monkeypatch.setenv("VK_ICD_FILENAMES", str(named))
+    reads = [f"assert {path.read_text()!r} == Path({str(path)!r}).read_text()" for path in (library, named)]
+    assert refused_each(folders, reads, f"computes_on_gpu={is_on_gpu}") == dict.fromkeys(reads, said)
 
 
 _NODE = """

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
+from openai_cpu_server.child_processes.spawn import spawn_options
 from openai_cpu_server.contract.messages import framed, read_frame
 from tests.waiting import DEADLINE_S
 
@@ -30,14 +30,6 @@ def test_a_child_has_its_socket_a_session_of_its_own_and_no_keys(monkeypatch: py
         assert process.wait(timeout=DEADLINE_S) == 0
         assert ours.recv(1000) == b"True '' False"
         assert ours.recv(1000) == b""
-
-
-@pytest.mark.parametrize(
-    ("status", "cause"),
-    [(-9, "SIGKILL"), (-60, "signal_60"), (0, "exit_0"), (3, "exit_3"), (None, "unknown")],
-)
-def test_a_death_has_a_cause_of_one_word(status: int | None, cause: str) -> None:
-    assert death_cause(status) == cause
 
 
 def test_frames_are_read_one_by_one_and_half_a_one_is_the_end() -> None:

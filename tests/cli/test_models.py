@@ -20,8 +20,8 @@ from openai_cpu_server.model_source.package import PACKAGED
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, reasoning_format_for
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
-from tests import warm
-from tests.hub_stand_in import Hub, Repo, running
+from tests.cli.test_pull import Home
+from tests.hub_stand_in import Repo, running
 from tests.llama.odd_models import header_only, rewritten
 from tests.tiny_model import tiny_model_path
 
@@ -30,24 +30,14 @@ pytestmark = pytest.mark.thorough
 DOWNLOADED = ("qwen3.5-0.8b", "gpt-oss-20b", "qwen3-reranker-0.6b", "smollm3-3b")
 
 
-class Home:
-    """A user's cache of the hub, and the output of commands that work on it."""
-
-    def __init__(self, folder: Path, hub: Hub) -> None:
-        self.hub, self._env = hub, hub.environment(folder)
-
-    def said(self, *arguments: str) -> str:
-        done = warm.run(*arguments, env=self._env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
+class Models(Home):
     @functools.cached_property
     def listed(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in json.loads(self.said("models", "--json"))}
+        return {each["name"]: each for each in json.loads(self.told("models", "--json"))}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     folder, tiny = tmp_path_factory.mktemp("models"), tiny_model_path("q4_k_m")
     ranker = rewritten(tiny, folder / "r.gguf", {"llama.pooling_type": 4}).read_bytes()
     adapter = header_only(folder / "a.gguf", "llama", {"general.type": "adapter"}).read_bytes()
@@ -58,9 +48,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     repos[parse_hub_name(KNOWN_MODELS["smollm3-3b"].source or "").repo] = Repo({_file("smollm3-3b"): b"GGUF"})
     repos["acme/some"] = Repo({"plain.gguf": tiny.read_bytes(), "ranks.gguf": ranker, "lora.gguf": adapter})
     with running(repos) as hub:
-        home = Home(folder / "hf", hub)
+        home = Models(folder / "hf", hub)
         files = [f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")]
-        home.said("pull", "--json", *DOWNLOADED, *files)
+        home.told("pull", "--json", *DOWNLOADED, *files)
         hub.requests.clear()
         yield home
 
@@ -69,7 +59,7 @@ def _file(alias: str) -> str:
     return parse_hub_name(KNOWN_MODELS[alias].source or "").file or "gpt-oss-20b-MXFP4.gguf"
 
 
-def test_all_names_are_there_and_downloads_have_the_figures_of_their_files(home: Home) -> None:
+def test_all_names_are_there_and_downloads_have_the_figures_of_their_files(home: Models) -> None:
     tiny, listed = tiny_model_path("q4_k_m"), home.listed
     assert set(KNOWN_MODELS) <= set(listed)
     assert home.hub.requests == []
@@ -85,7 +75,7 @@ def test_all_names_are_there_and_downloads_have_the_figures_of_their_files(home:
 
 
 def test_figures_of_the_packaged_are_their_files(
-    home: Home, smollm2: Path, gemma3_270m: Path, minilm: Path
+    home: Models, smollm2: Path, gemma3_270m: Path, minilm: Path
 ) -> None:
     listed = home.listed
     assert (listed["smollm2"]["here"], listed["smollm2"]["size_bytes"]) == ("package", smollm2.stat().st_size)
@@ -97,8 +87,8 @@ def test_figures_of_the_packaged_are_their_files(
     assert set(PACKAGED) <= set(KNOWN_MODELS)
 
 
-def test_as_text(home: Home) -> None:
-    head, *lines = home.said("models").splitlines()
+def test_as_text(home: Models) -> None:
+    head, *lines = home.told("models").splitlines()
     assert " ".join(head.split()) == "--model size fits KV tokens here kind tool calls thoughts"
     (line,) = [line for line in lines if line.startswith("qwen3.5-0.8b")]
     figures = "qwen3.5-0.8b 1.10 MB yes 16,384 downloaded generates qwen3-coder think"

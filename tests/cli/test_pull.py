@@ -30,7 +30,7 @@ class Home:
     """Somebody's cache of the hub, and the commands that work on it."""
 
     def __init__(self, folder: Path, hub: Hub) -> None:
-        self.cache, self.env = folder / "hub", hub.environment(folder)
+        self.hub, self.cache, self.env = hub, folder / "hub", hub.environment(folder)
 
     def told(self, *arguments: str, code: int = 0) -> str:
         """What it says for people, on standard error, or what it prints."""

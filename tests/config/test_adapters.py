@@ -57,23 +57,6 @@ def test_tables_and_several_options() -> None:
     assert [option.source.name for option in settings.adapter] == ["one", "two"]
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        "a",
-        {"one": 1},
-        {"one": {}},
-        {"one": {"path": "a", "x": 1}},
-        {"one": {"path": "a", "scale": "1"}},
-        {"": "a"},
-    ],
-    ids=str,
-)
-def test_wrong_tables(table: object) -> None:
-    with pytest.raises(ValueError, match="adapter"):
-        adapters_of_table(table)
-
-
 class TestFiles:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

@@ -16,6 +16,7 @@ from openai_cpu_server.config.command_line import peer_options, peer_variables
 from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings, revealed
+from openai_cpu_server.contract.mcp import McpLimits
 from openai_cpu_server.contract.messages import AS_SERVED, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 from openai_cpu_server.errors import StartupError
@@ -354,20 +355,23 @@ ALL_ELSE = (
 """Some of each type."""
 
 
-@pytest.mark.parametrize(("name", "empty"), each_kind_of_empty(ALL_ELSE))
 def test_all_else_that_is_empty_is_as_if_not_set(
-    name: str, empty: str, tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = getattr(read_settings([]), name)
-    option = "--" + name.replace("_", "-")
-    found = [read_settings([option, empty]), read_settings([f"{option}={empty}"])]
-    found.append(configured(f"{name} = {json.dumps(empty)}"))
-    (tmp_path / f"ocs_{name}").write_text(empty)
+    empty = dict(each_kind_of_empty(ALL_ELSE))
+    options = {"--" + name.replace("_", "-"): value for name, value in empty.items()}
+    found = [read_settings([]), read_settings([*itertools.chain(*options.items())])]
+    found.append(read_settings([f"{option}={value}" for option, value in options.items()]))
+    found.append(configured("".join(f"{name} = {json.dumps(value)}\n" for name, value in empty.items())))
+    for name, value in empty.items():
+        (tmp_path / f"ocs_{name}").write_text(value)
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
     found.append(read_settings([]))
-    monkeypatch.setenv(f"OCS_{name.upper()}", empty)
+    for name, value in empty.items():
+        monkeypatch.setenv(f"OCS_{name.upper()}", value)
     found.append(read_settings([]))
-    assert [getattr(settings, name) for settings in found] == [before] * 5
+    shown = [{name: getattr(settings, name) for name in empty} for settings in found]
+    assert shown == shown[:1] * 6
 
 
 def test_an_empty_value_leaves_the_word_to_the_next_source(
@@ -458,6 +462,21 @@ def test_a_model_s_own_wishes_go_before_the_server_s(config: Path) -> None:
     settings = read_settings(["--config", str(config)])
     own = settings.models["a"].over(settings).offload
     assert own == Offload(gpu_layers="all", cpu_moe=ALL_LAYERS, tensor_place=(("b", "CPU"),))
+
+
+def test_a_table_of_an_mcp_server_is_a_program_or_a_url(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN_OF_MINE", "abc")
+    settings = configured(
+        '[mcp.files]\ncommand = "npx"\nargs = ["-y", "it"]\nenv = {A = "${TOKEN_OF_MINE}"}\ntools = ["x"]\n'
+        '[mcp.wiki]\nurl = "https://wiki.example/mcp"\nheaders = {X = "Bearer ${TOKEN_OF_MINE}"}\n',
+        *("--mcp-rounds", "3", "--mcp-result-kb", "2"),
+    )
+    files, wiki = (settings.mcp[name].options for name in ("files", "wiki"))
+    assert (files.command, files.env, files.tools) == (("npx", "-y", "it"), {"A": "abc"}, frozenset({"x"}))
+    assert (wiki.url, wiki.headers) == ("https://wiki.example/mcp", {"X": "Bearer abc"})
+    assert settings.mcp_limits == McpLimits(rounds=3, result_bytes=2048)
 
 
 def test_a_draft_model_s_layers_are_nothing_without_one() -> None:

@@ -41,7 +41,7 @@ class Engine:
         self.started: list[tuple[str, ...]] = []
         self.queues: list[QueueState] = []
         self.all_figures: list[StepFigures] = []
-        self.last = StepDone(events=(), kv=None)
+        self.done = [StepDone(events=(), kv=None)]
 
     def step(self, sharing: Sharing = ALONE) -> None:
         for message in self.core.step(sharing):
@@ -49,7 +49,7 @@ class Engine:
                 case StepDone(events=events, figures=figures):
                     self.events += events
                     self.all_figures += [] if figures is None else [figures]
-                    self.last = message
+                    self.done.append(message)
                 case StepStarted(ids=ids):
                     self.started.append(ids)
                 case QueueState():
@@ -59,6 +59,10 @@ class Engine:
     def run(self) -> None:
         while self.core.has_work:
             self.step()
+
+    @property
+    def last(self) -> StepDone:
+        return self.done[-1]
 
     @property
     def figures(self) -> StepFigures:

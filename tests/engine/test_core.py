@@ -33,7 +33,7 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Pr
 from openai_cpu_server.contract.step import Step, StepResult, TracePart, TraceState
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
 from openai_cpu_server.engine.building import build_core
-from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
+from openai_cpu_server.engine.embedding import build_embed_core
 from openai_cpu_server.engine.generating import EngineCore
 from openai_cpu_server.engine.process import calibrated
 from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
@@ -406,27 +406,18 @@ def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
     assert sum(f.preemptions for f in crowded.all_figures) > 0
 
 
-def cancel_on_disconnect(
-    *requests: GenerationRequest, max_seqs: int = 64, cache_bytes: int = 0, speculation: str = "off"
-) -> EngineCore:
-    options = EngineOptions(model_path="", **SPECULATION[speculation], cache_bytes=cache_bytes)
+def watched(*requests: GenerationRequest, max_seqs: int = 64, **options: object) -> Engine:
     info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
-    engine = build_core(options, FakeBackend(info), CURVE)
-    engine.handle(ShowSteps())
-    for one in requests:
-        engine.handle(Submit(one))
+    engine = Engine(EngineOptions(**{"model_path": "", **options}), FakeBackend(info))
+    engine.core.handle(ShowSteps())
+    engine.submit(*requests)
     return engine
 
 
-def step(engine: EngineCore | EmbedCore) -> list[StepDone]:
-    return [event for event in engine.step() if isinstance(event, StepDone)]
-
-
-def steps(engine: EngineCore | EmbedCore) -> list[StepDone]:
-    found = []
-    while engine.has_work:
-        found += step(engine)
-    return found
+def ran(*requests: GenerationRequest, **options: object) -> list[StepDone]:
+    engine = watched(*requests, **options)
+    engine.run()
+    return engine.done
 
 
 def parts(told: list[StepDone]) -> list[TracePart]:
@@ -438,10 +429,12 @@ def states(told: list[StepDone]) -> list[TraceState]:
 
 
 def test_nobody_watches_or_does_any_more_and_nothing_is_told() -> None:
-    engine = cancel_on_disconnect(request("a", output=4))
-    assert parts(step(engine))
-    engine.handle(HideSteps())
-    told = steps(engine)
+    engine = watched(request("a", output=4))
+    engine.step()
+    assert parts(engine.done)
+    engine.core.handle(HideSteps())
+    engine.run()
+    told = engine.done[2:]
     assert [step.shown for step in told] == [None] * len(told)
     assert b"shown" not in frame(told[0])
 
@@ -451,8 +444,8 @@ JOB = request("job", prompt=4, output=1, priority=Priority.BATCH)
 
 
 def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
-    told = parts(steps(cancel_on_disconnect(CHAT, JOB)))
-    for step in steps(cancel_on_disconnect(CHAT)):
+    told = parts(ran(CHAT, JOB))
+    for step in ran(CHAT):
         assert read_event(frame(step)[LENGTH.size :]) == step
     assert [part for part in told if part.id == "chat"] == [
         TracePart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
@@ -461,41 +454,38 @@ def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
 
 
 def test_forced_tokens_are_told_apart_and_drafts_with_how_many_were_right() -> None:
-    told = parts(steps(cancel_on_disconnect(request("a", output=9, constraint=Constraint(grammar="?abc?")))))
+    told = parts(ran(request("a", output=9, constraint=Constraint(grammar="?abc?"))))
     assert sum(part.forced for part in told) == 3
     assert sum(part.output for part in told) == 6  # the last one ends it
-    told = parts(steps(cancel_on_disconnect(request("a", prompt=60, output=40), speculation="always")))
+    told = parts(ran(request("a", prompt=60, output=40), **SPECULATION["always"]))
     assert sum(part.output for part in told) == 40
     assert all(0 <= part.accepted <= part.draft for part in told)
 
 
 def test_who_begins_to_watch_an_idle_engine_is_told_how_the_memory_stands_and_it_rests_again() -> None:
-    engine = cancel_on_disconnect(cache_bytes=6400)
-    (state,) = states(steps(engine))
+    (state,) = states(ran(cache_bytes=6400))
     assert (state.pool_tiles, state.tile_blocks, state.holdings) == (256, 1, ())
-    assert not engine.has_work
 
 
 def test_shared_cells_are_held_by_all_who_share_them() -> None:
     long = request("a", prompt=100, output=30)
-    engine = cancel_on_disconnect(long)
-    engine.handle(HideSteps())
-    step(engine)
-    step(engine)
-    engine.handle(Submit(msgspec.structs.replace(long, id="b")))
-    step(engine)
-    engine.handle(ShowSteps())
-    (state, *_) = states(step(engine))
+    engine = watched(long, cache_bytes=0)
+    engine.core.handle(HideSteps())
+    engine.step()
+    engine.step()
+    engine.submit(msgspec.structs.replace(long, id="b"))
+    engine.step()
+    engine.core.handle(ShowSteps())
+    engine.step()
+    (state,) = states(engine.done)
     tiles = [{first + n for first, count in h.runs for n in range(count)} for h in state.holdings]
     assert [h.id for h in state.holdings] == ["a", "b"]
     assert len(tiles[0] & tiles[1]) == 99 // 16
 
 
 def test_those_who_wait_are_told_why() -> None:
-    engine = cancel_on_disconnect(request("a", output=3), request("b", output=3), max_seqs=1)
-    (state, *_) = states(step(engine))
+    state, *_, last = states(ran(request("a", output=3), request("b", output=3), max_seqs=1))
     assert [(wait.id, wait.why) for wait in state.waits] == [("b", "slot")]
-    last = states(steps(engine))[-1]
     assert (last.holdings, last.waits) == ((), ())  # the picture of an idle engine is empty
 
 
@@ -503,15 +493,17 @@ def test_inputs_that_are_embedded_are_told_too() -> None:
     engine = build_embed_core(EngineOptions(model_path=""), FakeEmbedder())
     engine.handle(ShowSteps())
     engine.handle(Submit(EmbedRequest(id="e", inputs=((3, 4), (5,)), client="user:bob")))
-    assert parts(steps(engine)) == [TracePart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
+    assert engine.has_work
+    told = [message for message in engine.step() if isinstance(message, StepDone)]
+    assert parts(told) == [TracePart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
 
 
 def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.generating")
-    steps(cancel_on_disconnect(CHAT, JOB))
+    ran(CHAT, JOB)
     assert caplog.records == []
     caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.generating")
-    steps(cancel_on_disconnect(CHAT, JOB))
+    ran(CHAT, JOB)
     logged = [record.fields for record in caplog.records]
     keys = ("id", "priority", "tokens", "decodes")
     spans = [(*map(part.get, keys), *part["why"].items()) for step in logged for part in step["spans"]]

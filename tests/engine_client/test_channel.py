@@ -72,24 +72,13 @@ async def test_many_tokens_go_in_slices_and_in_order() -> None:
         assert await received(engine, 2) == ["10", "-10"]
 
 
-async def test_pictures_and_sounds_go_in_parts_and_arrive_whole() -> None:
+async def test_media_arrive_whole_and_those_of_a_request_that_cannot_be_framed_go_into_no_other() -> None:
     picture = Picture.of(PictureSize(1000, 800), bytes(2_400_000))
+    small = Picture.of(PictureSize(5, 5), bytes(75))
     items = (picture, Sound.of(bytes(range(256)) * 20_000), picture)
-    commands = [Submit(request=request("1", tokens=(1, 2), media_items=items)), submit(2, (3,))]
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel = ClientChannel(*await asyncio.open_connection(sock=ours))
-        channel.send(*commands)
-        engine = EngineChannel(theirs)
-        assert [await anyio.to_thread.run_sync(engine.receive) for _ in commands] == commands
-        channel.close()
-
-
-async def test_parts_of_a_request_that_cannot_be_framed_go_into_no_other() -> None:
-    picture = Picture.of(PictureSize(5, 5), bytes(75))
-    seeing = request("1", tokens=(1, 2), media_items=(picture,))
+    seeing, large = (request("1", tokens=(1, 2), media_items=each) for each in ((small,), items))
     embedding = Submit(request=EmbedRequest(id="2", inputs=((1,),)))
-    commands = [embedding, submit(3, (3,)), Submit(request=seeing)]
+    commands = [embedding, submit(3, (3,)), Submit(request=seeing), Submit(request=large), submit(4, (3,))]
     ours, theirs = socket.socketpair()
     with theirs:
         channel = ClientChannel(*await asyncio.open_connection(sock=ours))

@@ -91,6 +91,7 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
         (0, DeathKind.FAULT, "exit status 0", "exit_0"),
         (-60, DeathKind.KILL, "60", "signal_60"),
         (None, DeathKind.FAULT, "exit status None", "unknown"),
+        (UNLOADABLE, DeathKind.FAULT, "llama.cpp cannot be loaded: the log has the reason", "exit_72"),
     ],
 )
 def test_what_an_exit_status_means(status: int | None, kind: DeathKind, said: str, cause: str) -> None:
@@ -156,13 +157,3 @@ def test_starts_that_fail_count_in_a_row_however_long_each_takes() -> None:
         assert record.why_too_many == ("3 starts in a row that failed" if number == 3 else None)
         if number == 3:
             record.started()
-
-
-def test_an_engine_without_its_library_says_so() -> None:
-    """And not that it crashed, which would blame a model or a request."""
-    death = Death.of(UNLOADABLE, hang_s=None)
-    assert (death.kind, death.message) == (
-        DeathKind.FAULT,
-        "llama.cpp cannot be loaded: the log has the reason",
-    )
-    assert "exit status 1" in Death.of(1, hang_s=None).message

@@ -83,13 +83,6 @@ class Machine:
         return self.turns.used_s(name, work, self.now_s) / self.now_s
 
 
-def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:
-    machine = Machine()
-    assert machine.join("a", BATCH) == Decision("a", GrantTurn())
-    assert len(machine.run(100)) >= 1000
-    assert machine.turns.holder == "a"
-
-
 def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
     machine = Machine()
     machine.join("a", BATCH)
@@ -211,16 +204,6 @@ def test_the_dead_hold_nothing() -> None:
     machine.turns.leave("b", machine.now_s)
     assert machine.act() is None
     assert machine.turns.holder is None
-
-
-def test_who_wants_nothing_any_more_when_the_turn_comes_gives_it_back() -> None:
-    machine = Machine()
-    machine.join("a", BATCH)
-    machine.wants("a", None)
-    assert machine.turns.holder == "a"
-    machine.join("b", BATCH)
-    machine.turns.given_back("a", None, machine.now_s)
-    assert machine.act() == Decision("b", GrantTurn())
 
 
 NAMES = "abcd"

@@ -24,25 +24,22 @@ from tests.jobs.support import URL, row
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_lines_do_not_depend_on_how_the_file_is_cut(size: int) -> None:
-    content = b"\xef\xbb\xbfone\r\n\n  two \n\xc3\xa9\nlast"
-    splitter, lines = LineSplitter(100), []
+@pytest.mark.parametrize(
+    ("content", "most_bytes", "found"),
+    [
+        (b"\xef\xbb\xbfone\r\n\n  two \n\xc3\xa9\nlast", 100, [b"one", b"", b"two", "é".encode(), b"last"]),
+        (b"ten bytes.\n" + b" " * 500 + b"\nlast", 10, [b"ten bytes.", b" " * 11, b"last"]),
+    ],
+    ids=["short lines", "one byte too much is kept of a line that is too large"],
+)
+def test_lines_do_not_depend_on_how_the_file_is_cut(
+    size: int, content: bytes, most_bytes: int, found: list[bytes]
+) -> None:
+    splitter, lines = LineSplitter(most_bytes), []
     for start in range(0, len(content), size):
         lines += splitter.feed(content[start : start + size])
     lines += splitter.end()
-    found = [(line.number, line.content) for line in lines]
-    assert found == [(1, b"one"), (2, b""), (3, b"two"), (4, "é".encode()), (5, b"last")]
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_one_byte_too_much_is_kept_of_a_line_that_is_too_large(size: int) -> None:
-    content = b"ten bytes.\n" + b" " * 500 + b"\nlast"
-    splitter, lines = LineSplitter(10), []
-    for start in range(0, len(content), size):
-        lines += splitter.feed(content[start : start + size])
-    lines += splitter.end()
-    found = [(line.number, line.content) for line in lines]
-    assert found == [(1, b"ten bytes."), (2, b" " * 11), (3, b"last")]
+    assert [(line.number, line.content) for line in lines] == [*enumerate(found, start=1)]
 
 
 def test_a_row_keeps_its_body_as_it_was_written() -> None:

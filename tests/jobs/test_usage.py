@@ -13,9 +13,7 @@ import pytest
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot
-from openai_cpu_server.storage.database import DatabaseThreads
 from tests.jobs.support import jobs_at
 from tests.jobs.test_stores import stores_at
 from tests.waiting import eventually
@@ -100,39 +98,31 @@ async def test_costs_are_those_of_the_models_that_have_a_price(book: UsageBook) 
 async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server")
     path = tmp_path / "jobs.db"
-    database = open_database(str(path))
-    threads = DatabaseThreads(database, "jobs-db")
-    book = UsageBook(database, threads, clock=lambda: NOON_S)
-    connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE usage RENAME TO away")
-    book.add("a", "m", ONE)
-    with pytest.raises(JobsUnavailable):
-        await book.page(asked())
-    for _ in range(2):
+    async with stores_at(str(path)) as stores:
+        book, connection = stores.usage, sqlite3.connect(path)
+        connection.execute("ALTER TABLE usage RENAME TO away")
+        book.add("a", "m", ONE)
+        with pytest.raises(JobsUnavailable):
+            await book.page(asked())
+        for _ in range(2):
+            await book.save()
+        book.add("a", "m", ONE)
+        connection.execute("ALTER TABLE away RENAME TO usage")
+        connection.close()
         await book.save()
-    book.add("a", "m", ONE)
-    connection.execute("ALTER TABLE away RENAME TO usage")
-    connection.close()
-    await book.save()
-    page = await book.page(asked())
+        page = await book.page(asked())
     assert page.total.amounts == ONE + ONE
     away, back = caplog.messages
     assert away.startswith("the usage of keys cannot be written: ")
     assert back == "the usage of keys is written again"
-    await threads.close()
-    database.close()
 
 
 async def test_it_is_written_by_itself(tmp_path: Path) -> None:
-    database = open_database(str(tmp_path / "jobs.db"))
-    threads = DatabaseThreads(database, "jobs-db")
-    connection = sqlite3.connect(tmp_path / "jobs.db")
-    book = UsageBook(database, threads, clock=lambda: NOON_S, write_s=0.01)
-    async with anyio.create_task_group() as group:
+    async with stores_at(str(tmp_path / "jobs.db")) as stores, anyio.create_task_group() as group:
+        connection = sqlite3.connect(tmp_path / "jobs.db")
+        book = UsageBook(stores.database, stores.threads, clock=lambda: NOON_S, write_s=0.01)
         group.start_soon(book.run)
         book.add("a", "m", ONE)
         await eventually(lambda: connection.execute("SELECT day FROM usage").fetchall())
         group.cancel_scope.cancel()
     connection.close()
-    await threads.close()
-    database.close()

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.ended import Distribution, EndedCall, EndedRequest, RequestOrigin
 from openai_cpu_server.observe.telemetry import RecentActivity, SlicedWindow
+from tests.api.calls import FIGURES
 from tests.clock import Clock
 
 
 def ended(seconds: float, status: int = 200, code: str | None = None) -> EndedRequest:
     call = EndedCall(
         model="m",
-        figures=Figures(
-            prompt_tokens=5,
-            output_tokens=3,
-            queue_ms=100.0,
-            prefill_ms=100.0,
-            generation_ms=100.0,
-            latency_ms=300.0,
-            tokens_per_second=10.0,
-        ),
-        finish_reasons=("stop",),
+        figures=FIGURES,
         submitted_s=0.0,
         ttft_s=0.2,
         gaps=Distribution(),

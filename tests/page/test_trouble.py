@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -11,6 +10,7 @@ from playwright.sync_api import Browser, expect
 from tests.page.browser import visiting
 from tests.page.conftest import ANN
 from tests.page.talking import answers, endless, limit, say, whole_answer
+from tests.proxies import free_port
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -41,9 +41,7 @@ def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, locked_server:
 
 @pytest.mark.slow
 def test_a_server_that_comes_back_goes_on_where_it_was(browser: Browser) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = ("--model", "demo", "--port", str(port))
+    options = ("--model", "demo", "--port", str(free_port()))
     with ServerProcess(*options) as server, visiting(browser, server) as visit:
         page = visit.page
         endless(page, 300)

@@ -71,11 +71,6 @@ def held(tokens: tuple[int, ...], namespace: str = "") -> HeldUpdate:
     return HeldUpdate(version=1, saved=block_hashes(tokens, namespace))
 
 
-def test_where_the_first_token_is_expected_soonest() -> None:
-    choice = choose(fleet(300, 20), wanted())
-    assert (choice.replica, round(choice.expected_ms)) == ("b", 20 + 2 * len(_SYSTEM_PROMPT))
-
-
 def test_a_prefix_is_worth_the_time_that_it_saves_and_no_more() -> None:
     router = fleet(0, 0)
     notify(router, "a", forecast(1000), held=held(_SYSTEM_PROMPT[: 8 * BLOCK_TOKENS]))
