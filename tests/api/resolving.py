@@ -10,6 +10,7 @@ import pytest
 
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.api.generation.attachments import without_unsupported
 from openai_cpu_server.api.generation.call import ResolveContext, ResolvedRequest
 from openai_cpu_server.api.generation.resolve import resolve
 from openai_cpu_server.api.generation.route import ApiAdapter
@@ -69,7 +70,8 @@ def resolved(
     caller: Caller,
     info: ModelInfo = FAKE_INFO,
 ) -> ResolvedRequest:
-    ask = family.read(json.dumps(fields).encode(), lenient=False)
+    """Of a model without eyes and ears."""
+    ask = without_unsupported(family.read(json.dumps(fields).encode(), lenient=False))
     chosen = ModelRegistry([model]).choose(ask.model, None)
     return resolve(ask, ResolveContext(chosen, info, caller, OPTIONS))
 

@@ -129,7 +129,8 @@ def test_the_grammar_takes_the_familys_calls_and_no_others(form: str, follower: 
 
 
 @pytest.mark.parametrize("form", ONE)
-def test_a_named_function_is_called_once(form: str) -> None:
+def test_a_named_function_is_called_once_and_free_text_may_have_stop_strings(form: str) -> None:
+    assert asked(form, stop="x").requests[0].stop == ("x",)
     call = asked(form, tool_choice=NAMED)
     assert accepts(call, TAUGHT, ONE[form])
     for text in (ONE[form].replace("weather", "now"), TWO.get(form, "text"), "text"):
