@@ -29,14 +29,14 @@ from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallBegin, Part
 from tests.api.calls import tokens_of, told
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.following import Follower
 from tests.api.resolving import resolved
 from tests.api.test_exchanges import REPEATED
 from tests.api.test_refusals import repeated
+from tests.api.test_tool_formats import CONTROL, PLAIN, TAUGHT
 from tests.fakes import FAKE_INFO, STATEFUL_INFO
 from tests.reading import model_read_here
 
@@ -47,7 +47,6 @@ FAMILIES = {
     "/v1/messages": MESSAGES_API,
     "/v1/messages/count_tokens": COUNTED,
 }
-FOLLOWER = Follower()
 
 
 class Section:
@@ -62,19 +61,22 @@ class Section:
         is_on: bool | None = None,
         budget: int | None = None,
         is_flexible: bool = False,
+        has_control: bool = False,
         has_fim: bool = False,
         has_boundaries: bool = False,
     ) -> None:
-        """`is_on` and `budget` are the server's wishes about thoughts."""
+        """`is_on` and `budget` are the server's wishes about thoughts. `has_control`: the marks of all tool
+        formats are tokens."""
         self._base = base
         self._first: dict[str, Any] | None = None
         compiled = None if template is None else ChatTemplate(template, bos_text="<s>", eos_text="</s>")
         reasoning = compiled and template_reasoning(compiled)
+        self._follower = TAUGHT if has_control else PLAIN
         self._info = STATEFUL_INFO if has_boundaries else FAKE_INFO
         self._model = model_read_here(
             names=("fake", "other"),
             engine=FakeEngine(),
-            tokenizer=FakeTokenizer(has_fim=has_fim),
+            tokenizer=FakeTokenizer(has_fim=has_fim, control=CONTROL if has_control else ()),
             template=compiled,
             tool_format=TOOL_FORMATS[form],
             is_flexible=is_flexible,
@@ -85,7 +87,8 @@ class Section:
         """Behind a body, and of an output of its call."""
         if line.startswith("? "):
             constraint = self._call.requests[0].constraint
-            return "yes" if constraint is None or FOLLOWER.accepts(constraint, json.loads(line[2:])) else "no"
+            is_one = constraint is None or self._follower.accepts(constraint, json.loads(line[2:]))
+            return "yes" if is_one else "no"
         if line.startswith("> "):
             return self._read(json.loads(line[2:]))
         path, _, base = self._base.partition(" ")
@@ -106,10 +109,15 @@ class Section:
         return json.dumps(unlike, ensure_ascii=False)
 
     def _read(self, said: str) -> str:
-        of = self._call
-        (events,) = told(of, [TokenEvent(id=of.requests[0].id, tokens=tokens_of(said), text=said)])
+        """Letter by letter."""
+        of, parts = self._call, list[Part]()
+        letters = (TokenEvent(id=of.requests[0].id, tokens=tokens_of(one), text=one) for one in said)
         reader = of.reader()
-        return " ".join(repr(part) for event in events for part in reader.read(event))
+        for part in (part for events in told(of, letters) for event in events for part in reader.read(event)):
+            if parts and type(part) is type(parts[-1]) and not isinstance(part, CallBegin):
+                part = msgspec.structs.replace(part, text=parts.pop().text + part.text)
+            parts.append(part)
+        return " ".join(map(repr, parts))
 
 
 def shown(tokens: Sequence[int]) -> str:
