@@ -33,7 +33,7 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallBegin, Part
 from tests.api.calls import tokens_of, told
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.resolving import resolved
+from tests.api.resolving import Responses, resolved
 from tests.api.test_exchanges import REPEATED
 from tests.api.test_refusals import repeated
 from tests.api.test_tool_formats import CONTROL, PLAIN, TAUGHT
@@ -46,6 +46,7 @@ FAMILIES = {
     "/v1/completions": COMPLETIONS,
     "/v1/messages": MESSAGES_API,
     "/v1/messages/count_tokens": COUNTED,
+    "/v1/responses": Responses(),
 }
 
 
