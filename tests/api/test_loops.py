@@ -85,19 +85,3 @@ async def test_what_may_repeat_itself(ends: bool, fields: Json) -> None:
     made = await answer("/v1/completions", stream=False, ends=ends, **fields)
     assert made.json()["choices"][0]["text"].startswith(LOOP[:1600])
     assert HEADER not in made.headers
-
-
-FORMS: tuple[Json, ...] = (
-    {},
-    {"tools": [{"type": "function", "function": {"name": "f"}}]},
-    {"response_format": {"type": "json_object"}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "string"}}}},
-    {"regex": "(and so on, )*"},
-)
-
-
-async def test_a_loop_ends_in_forms_and_beside_tools_too() -> None:
-    async with client(api(engine := FakeEngine(says="Hi"))) as http:
-        for more in FORMS:
-            await http.post("/v1/chat/completions", json={"messages": MESSAGES, **more})
-    assert [request.ends_loops for request in engine.submitted] == [True] * len(FORMS)

@@ -185,19 +185,6 @@ def test_the_fingerprint_follows_the_file() -> None:
 # -- what is refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("header", "field", "param"),
-    [
-        ("urgent", None, "X-Priority"),
-        (None, "urgent", "priority"),
-        ("batch", "urgent", "priority"),
-        ("", None, "X-Priority"),
-    ],
-)
-def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
-    assert refused(Caller(priority_header=header).priority, field=field).param == param
-
-
 def test_without_a_mark_that_begins_it_a_prompt_has_tokens() -> None:
     assert refused(complete, prompt=["x", ""], tokenizer=FakeTokenizer(adds_bos=False)).param == "prompt"
 

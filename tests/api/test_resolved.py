@@ -20,6 +20,7 @@ from inline_snapshot import external_file
 
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.api.generate.routes import GENERATE
 from openai_cpu_server.api.generation.call import ResolvedRequest
 from openai_cpu_server.api.messages.routes import COUNTED, MESSAGES_API
 from openai_cpu_server.contract.messages import TokenEvent
@@ -44,6 +45,7 @@ FOLDER = Path(__file__).parent / "resolved"
 FAMILIES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
+    "/v1/generate": GENERATE,
     "/v1/messages": MESSAGES_API,
     "/v1/messages/count_tokens": COUNTED,
     "/v1/responses": Responses(),

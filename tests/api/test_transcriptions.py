@@ -230,10 +230,7 @@ async def test_a_form_without_a_file_is_refused(http: httpx.AsyncClient) -> None
     as_json = await http.post(TRANSCRIPTIONS, json={"file": "a"})
     as_text = await http.post(TRANSCRIPTIONS, files=[("file", (None, b"text"))])
     misnamed = await http.post(TRANSCRIPTIONS, files=[("sound", ("a.wav", LONG))])
-    broken = await http.post(
-        TRANSCRIPTIONS, content=b"--x\r\nno", headers={"content-type": "multipart/form-data; boundary=x"}
-    )
-    assert [one.status_code for one in (as_json, as_text, misnamed, broken)] == [400] * 4
+    assert [one.status_code for one in (as_json, as_text, misnamed)] == [400] * 3
     assert [error_of(one)["param"] for one in (as_json, as_text, misnamed)] == [None, "file", "sound"]
 
 
