@@ -10,13 +10,19 @@ import pytest
 
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.api.generation.attachments import without_unsupported
 from openai_cpu_server.api.generation.call import ResolveContext, ResolvedRequest
+from openai_cpu_server.api.generation.params import GenerationParams
 from openai_cpu_server.api.generation.resolve import resolve
 from openai_cpu_server.api.generation.route import ApiAdapter
+from openai_cpu_server.api.responses.conversation import current, to_messages, with_instructions
+from openai_cpu_server.api.responses.schema import ResponsesBody
+from openai_cpu_server.api.responses.to_params import new_items, to_params
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import parse
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ModelThinking, ServedModel
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -62,14 +68,25 @@ def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Res
     return resolved(COMPLETIONS, models.default, {"prompt": "hi", **fields}, Caller())
 
 
+class Responses:
+    """Reads bodies of `/v1/responses`, which begin a conversation."""
+
+    def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
+        body, _ = parse(ResponsesBody, data, lenient=lenient)
+        return to_params(
+            body, with_instructions(to_messages(current(new_items(body.input, {}))), body.instructions)
+        )
+
+
 def resolved(
-    family: ApiAdapter[Any],
+    family: ApiAdapter[Any] | Responses,
     model: ServedModel,
     fields: Mapping[str, object],
     caller: Caller,
     info: ModelInfo = FAKE_INFO,
 ) -> ResolvedRequest:
-    ask = family.read(json.dumps(fields).encode(), lenient=False)
+    """Of a model without eyes and ears."""
+    ask = without_unsupported(family.read(json.dumps(fields).encode(), lenient=False))
     chosen = ModelRegistry([model]).choose(ask.model, None)
     return resolve(ask, ResolveContext(chosen, info, caller, OPTIONS))
 

@@ -19,14 +19,11 @@ from openai_cpu_server.api.generation.output import usable_tools
 from openai_cpu_server.api.generation.params import ConversationParam, GenerationParams
 from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.api.messages.routes import MESSAGES_API
-from openai_cpu_server.api.responses.conversation import to_messages, with_instructions
-from openai_cpu_server.api.responses.schema import ResponsesBody
-from openai_cpu_server.api.responses.to_params import new_items, to_params
 from openai_cpu_server.contract.messages import FinishReason
-from openai_cpu_server.http.parse import parse
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
 from tests.api.calls import ScriptedReader, call, end, text, whole
 from tests.api.captures import captured
+from tests.api.resolving import Responses
 from tests.api.response_events import objects, stream, told
 from tests.prompt.test_conversation import NAMES, rendered
 
@@ -91,14 +88,11 @@ USER: Json = {"role": "user", "content": "on"}
 HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": responses_history}
 
 
+FAMILIES = {"chat": CHAT, "messages": MESSAGES_API, "responses": Responses()}
+
+
 def asked(family: str, body: Mapping[str, object]) -> GenerationParams:
-    data = json.dumps(body).encode()
-    if family != "responses":
-        reader = CHAT if family == "chat" else MESSAGES_API
-        return without_unsupported(reader.read(data, lenient=False))
-    parsed, _ = parse(ResponsesBody, data, lenient=False)
-    messages = with_instructions(to_messages(new_items(parsed.input, {})), parsed.instructions)
-    return to_params(parsed, messages)
+    return without_unsupported(FAMILIES[family].read(json.dumps(body).encode(), lenient=False))
 
 
 def prompt_of(name: str, ask: GenerationParams) -> str:

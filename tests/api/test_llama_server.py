@@ -19,7 +19,7 @@ from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, embedding_model, locked_api, served, started
-from tests.api.talking import error_of, events
+from tests.api.talking import error_of
 from tests.docs.markdown import DOCS
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 
@@ -58,14 +58,6 @@ async def test_each_line_of_the_manual(
     assert answer.status_code == status, answer.text
     if status == 400:
         error_of(answer)
-
-
-async def test_a_stream_tells_several_prompts_apart(http: httpx.AsyncClient) -> None:
-    prompts = ["hi", [106, 109], [106, "k"]]
-    whole, told = (await ask(http, prompt=prompts)).json(), ["", "", ""]
-    for chunk in events(await ask(http, prompt=prompts, stream=True)):
-        told[int(str(chunk["index"]))] += str(chunk["content"])
-    assert told == [one["content"] for one in whole]
 
 
 async def test_samplers_that_are_not_named_are_off(http: httpx.AsyncClient, engine: FakeEngine) -> None:

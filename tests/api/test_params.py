@@ -9,11 +9,6 @@ import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.api.completions.routes import COMPLETIONS
-from openai_cpu_server.api.generate.routes import GENERATE
-from openai_cpu_server.api.messages.routes import MESSAGES_API
-from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
@@ -37,15 +32,6 @@ BODIES: dict[str, Json] = {
     RESPONSES: {"input": "hi"},
     OLD: {"prompt": "hi"},
 }
-
-
-@pytest.mark.parametrize("family", [CHAT, COMPLETIONS, GENERATE, MESSAGES_API])
-def test_what_all_say_alike_is_one_ask(family: Any) -> None:
-    own = {CHAT: CHAT_PATH, COMPLETIONS: TEXT, GENERATE: OLD, MESSAGES_API: ANTHROPIC}
-    body = {**BODIES[own[family]], "model": "m", "stream": True, "temperature": 0.5, "top_k": 3}
-    ask = family.read(json.dumps(body).encode(), lenient=False)
-    assert (ask.model, ask.stream) == ("m", True)
-    assert ask.sampling == Sampling(seed=ask.sampling.seed, temperature=0.5, top_k=3)
 
 
 @pytest.mark.parametrize("path", BODIES)

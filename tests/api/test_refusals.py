@@ -24,6 +24,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, embedding_model, served
 from tests.api.talking import told_error
 from tests.api.test_adapters import adapter, find
+from tests.api.test_exchanges import REPEATED
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 
 FOLDER = Path(__file__).parent / "refused"
@@ -31,6 +32,10 @@ NEVER_STREAM = {
     *("adapters", "batches", "classify", "control", "detokenize"),
     *("embeddings", "generate_batch", "rerank", "tokenize"),
 }
+
+
+def repeated(found: re.Match[str]) -> str:
+    return (found[1] or found[2]) * int(found[3])
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ async def test_an_error_names_the_clients_field_before_a_stream(http: httpx.Asyn
     record = f"{first}\n"
     for line in lines:
         if line.startswith("{"):
-            body = {**json.loads(base), **json.loads(re.sub(r"\$(?:\((.+?)\)|(.))(\d+)", _repeated, line))}
+            body = {**json.loads(base), **json.loads(REPEATED.sub(repeated, line))}
             answers = [await http.post(path, json=body)]
             if name not in NEVER_STREAM:
                 answers.append(await http.post(path, json={"stream": True, **body}))
@@ -62,7 +67,3 @@ async def test_an_error_names_the_clients_field_before_a_stream(http: httpx.Asyn
             for error in dict.fromkeys(f"{one.status_code} {json.dumps(told_error(one))}" for one in answers):
                 record += f"{error}\n"
     assert record == external_file(f"refused/{name}.txt")
-
-
-def _repeated(found: re.Match[str]) -> str:
-    return (found[1] or found[2]) * int(found[3])

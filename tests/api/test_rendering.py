@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,14 +19,14 @@ from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.completions.render import CompletionRenderer, LegacyWriter
 from openai_cpu_server.api.generation.call import CallThinking, Prompt, ResolvedRequest, ToolCallStyle
 from openai_cpu_server.api.generation.generation import judged
-from openai_cpu_server.api.generation.renderer import new_tool_call_id
+from openai_cpu_server.api.generation.renderer import Chunk, Renderer, new_tool_call_id
 from openai_cpu_server.api.generation.route import events
 from openai_cpu_server.api.generation.running import TimedEvent
 from openai_cpu_server.api.messages.render import MessagesRenderer, new_tool_use_id
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
-from openai_cpu_server.http.errors import ErrorBody, ErrorObject, error_object
+from openai_cpu_server.http.errors import ErrorBody, ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
@@ -34,7 +34,6 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api import calls, response_events
 from tests.api.calls import MINUS_INFINITY, PIECES, call, end, figures, scored, text, tokens_of, told
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.response_events import kinds, objects
 
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 NAMED = ToolCallStyle(TOOL_FORMATS["hermes"], "stop")
@@ -48,13 +47,17 @@ SPACED = Prompt((0, *tokens_of(" hi")), "hi")
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = FAMILIES = ("chat", "completions", "messages", "responses")
 TALKING = (CHAT, MESSAGES, RESPONSES)
+WAITING = (MESSAGES, RESPONSES)
+OBJECT = {"type": "object"}
 OF_SEVERAL = (CHAT, COMPLETIONS)
 
 
 class Scenario(NamedTuple):
     call: ResolvedRequest
-    steps: tuple[TokenEvent, ...]
+    steps: tuple[TokenEvent | str, ...]
     families: tuple[str, ...] = FAMILIES
+    body: dict[str, object] | None = None
+    """Of a response, which is queued in the background."""
 
 
 def texts(*pieces: str, reason: FinishReason = FinishReason.STOP) -> tuple[TokenEvent, ...]:
@@ -70,6 +73,12 @@ def prompt_scores(letters: str, *values: float) -> TokenEvent:
     return TokenEvent(id="c-0", prompt_logprobs=tuple(map(scored, letters, values)))
 
 
+NEWS: dict[str, Callable[[Renderer], Sequence[Chunk]]] = {
+    "waits": lambda stream: stream.waiting(QueuePlace("c-0", 3, 100.0)),
+    "loads": lambda stream: stream.waiting(ModelLoading(0.5)),
+    "lives": lambda stream: stream.keepalive(),
+    "fails": lambda stream: stream.error(ErrorObject(ErrorBody("Oh.", "server_error", None, "broken"))),
+}
 SCENARIOS = {
     "text": Scenario(
         call(service_tier="flex", metadata={"k": "v"}),
@@ -163,13 +172,37 @@ SCENARIOS = {
     "thoughts that do not come": Scenario(
         call(thinking=CallThinking(REASONING_FORMATS["think"], ThinkingStage.BEFORE)), texts("Yes"), TALKING
     ),
+    "it waits, and there is nothing to wait for behind its first text": Scenario(
+        call(), ("waits", "loads", "waits", "lives", *texts("a")[:1], "lives", end(0)), WAITING
+    ),
+    "it lives before it waits": Scenario(call(), ("lives", "waits", *texts("a")), (RESPONSES,)),
+    "it was queued before it waits": Scenario(
+        call(), ("waits", *texts("a")), (RESPONSES,), {"background": True}
+    ),
+    "it fails on its way": Scenario(call(), (text(0, "a"), "fails")),
+    "what was asked for": Scenario(
+        call(),
+        texts("a"),
+        (RESPONSES,),
+        {
+            "tools": [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": OBJECT}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": OBJECT, "strict": True}},
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "service_tier": "flex",
+            "truncation": "auto",
+            "max_output_tokens": 5,
+        },
+    ),
     "thoughts, text and calls": Scenario(
         call(thinking=WITHIN, tool_calls=HERMES), texts(f"Hm.</think>\n\nSo {TWO}"), TALKING
     ),
 }
 
 
-def stream_and_renderer(family: str, of: ResolvedRequest) -> tuple[Any, Any]:
+def stream_and_renderer(
+    family: str, of: ResolvedRequest, body: dict[str, object] | None = None
+) -> tuple[Any, Any]:
     """A renderer is for whole answers; responses have none, for their streams end with the whole."""
     numbers = itertools.count(1)
     renderer = {
@@ -177,21 +210,31 @@ def stream_and_renderer(family: str, of: ResolvedRequest) -> tuple[Any, Any]:
         COMPLETIONS: CompletionRenderer(),
         MESSAGES: MessagesRenderer(new_id=lambda: f"toolu_{next(numbers)}"),
     }.get(family)
-    return (response_events.stream(of) if renderer is None else renderer.stream(of, PIECES)), renderer
+    if renderer is not None:
+        return renderer.stream(of, PIECES), renderer
+    status = ResponseStatus.QUEUED if body and "background" in body else ResponseStatus.IN_PROGRESS
+    return response_events.stream(of, status, body), None
 
 
-def rendered(family: str, of: ResolvedRequest, *steps: TokenEvent) -> str:
-    """Each event's chunks on lines of their own, and the whole answer behind them."""
-    stream, _ = stream_and_renderer(family, of)
+def rendered(family: str, scenario: Scenario) -> str:
+    """The chunks of each event or news on lines of their own, and the whole answer behind them."""
+    of = scenario.call
+    stream, _ = stream_and_renderer(family, of, scenario.body)
+    steps = [step for step in scenario.steps if isinstance(step, TokenEvent)]
+    cut = iter(told(of, steps))
     shown, finishes = [stream.begin()], dict[str, Finish]()
-    for event in itertools.chain.from_iterable(told(of, steps)):
-        shown.append(stream.event(event))
-        if event.finish is not None:
-            finishes[event.id] = event.finish
-    shown.append(stream.end(figures(of, finishes)))
+    for step in scenario.steps:
+        if isinstance(step, str):
+            shown.append(NEWS[step](stream))
+            continue
+        for event in next(cut):
+            shown.append(stream.event(event))
+            if event.finish is not None:
+                finishes[event.id] = event.finish
+    shown += [stream.end(figures(of, finishes))] if finishes else []
     blocks = [events(chunks).decode().replace("\n\n", "\n") or "-\n" for chunks in shown]
     _, renderer = stream_and_renderer(family, of)  # ids begin anew
-    if renderer is not None:
+    if renderer is not None and finishes:
         blocks.append(calls.whole(renderer, of, *steps).decode() + "\n")
     return "\n".join(blocks)
 
@@ -199,9 +242,9 @@ def rendered(family: str, of: ResolvedRequest, *steps: TokenEvent) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_told_as_recorded(family: str) -> None:
     shown = ""
-    for name, (of, steps, families) in SCENARIOS.items():
-        if family in families:
-            answer = rendered(family, of, *steps)
+    for name, scenario in SCENARIOS.items():
+        if family in scenario.families:
+            answer = rendered(family, scenario)
             if name != "text":  # the times are written out once
                 answer = re.sub(r'"timings":\{.*?\}', '"timings":{}', answer)
             shown += f"=== {name}\n\n{answer}\n"
@@ -318,84 +361,6 @@ def test_of_a_call_that_was_cut_the_beginning_is_told(form: str, said: str, read
     of = call(tool_calls=ToolCallStyle(TOOL_FORMATS[form], "tool_calls"))
     message = json.loads(calls.whole(MessagesRenderer(), of, *texts(said, reason=FinishReason.LENGTH)))
     assert [block["input"] for block in message["content"]] == [read]
-
-
-def test_the_bytes_of_a_failure_in_a_stream_of_messages() -> None:
-    stream = MessagesRenderer().stream(call(), PIECES)
-    error = error_object(GenerationFailed("broken"), request_id="r")
-    assert events(stream.error(error)) == (
-        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"broken"}}\n\n'
-    )
-
-
-def test_who_waits_for_a_message_is_pinged() -> None:
-    stream = MessagesRenderer().stream(call(), PIECES)
-    news = (stream.waiting(QueuePlace("c-0", 1, 5.0)), stream.waiting(ModelLoading(0.5)), stream.keepalive())
-    assert [events(chunks) for chunks in news] == [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
-
-
-# -- responses --------------------------------------------------------------------------------------------
-
-PLACE = QueuePlace(id="c-0", position=3, first_token_ms=100.0)
-
-
-@pytest.mark.parametrize(
-    ("status", "news", "expected"),
-    [
-        (ResponseStatus.IN_PROGRESS, "wwl", "created queued in_progress in_progress"),
-        (ResponseStatus.IN_PROGRESS, "lw", "created in_progress in_progress"),
-        (ResponseStatus.QUEUED, "w", "created queued in_progress"),
-    ],
-)
-def test_a_waiting_response_is_queued_once(status: ResponseStatus, news: str, expected: str) -> None:
-    """Nothing is queued behind progress."""
-    stream = response_events.stream(call(), status, {"background": status is ResponseStatus.QUEUED})
-    chunks = [*stream.begin()]
-    for letter in news:
-        chunks += stream.waiting(PLACE) if letter == "w" else stream.keepalive()
-    assert (stream.response.status == "queued") is ("l" not in news)
-    heard = objects([*chunks, *stream.event(text(0, "Hi"))])
-    assert " ".join(kinds(heard)).startswith(f"{expected} output_item.added")
-    assert [event["sequence_number"] for event in heard] == list(range(len(heard)))
-    assert stream.keepalive() == ()
-
-
-def test_a_failure_is_an_error_and_a_failed_response() -> None:
-    stream = response_events.stream(call())
-    chunks = [*stream.begin(), *stream.event(text(0, "Hi"))]
-    error, last = objects(
-        stream.error(ErrorObject(ErrorBody("Oh.", "server_error", None, "generation_failed")))
-    )
-    assert error == {
-        "type": "error",
-        "sequence_number": len(chunks),
-        "code": "generation_failed",
-        "message": "Oh.",
-        "param": None,
-    }
-    assert last["type"] == "response.failed"
-    assert last["response"]["error"] == {"code": "server_error", "message": "Oh."}
-    assert last["response"]["output"][0]["status"] == "incomplete"
-
-
-def test_the_object_says_what_was_asked_for() -> None:
-    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
-    said = {
-        "tool_choice": {"type": "function", "name": "f"},
-        "reasoning": {"effort": "low", "summary": "auto"},
-        "service_tier": "flex",
-        "truncation": "auto",
-        "max_output_tokens": 5,
-    }
-    body = {**said, "tools": [{"type": "web_search"}, tool], "text": {"format": form}}
-    (created,) = objects(response_events.stream(call(), body=body).begin())
-    assert created["response"] == {
-        **created["response"],
-        **said,
-        "tools": [{**tool, "description": None, "strict": False}],
-        "text": {"format": form, "verbosity": "medium"},
-    }
 
 
 class Alike(FakeTokenizer):

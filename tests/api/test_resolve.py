@@ -22,11 +22,13 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.resolve import last_turn, resolve
 from openai_cpu_server.api.generation.sampling import for_model
 from openai_cpu_server.contract.media import MediaEmbeddings, Sound
-from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
-from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptFarTooLong, PromptTooLong
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, PromptTooLong
 from openai_cpu_server.http.context import Caller
-from openai_cpu_server.models.served import ServedTemplate
+from openai_cpu_server.models.served import ModelThinking, ServedTemplate
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning import ReasoningFormat, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.calls import tokens_of
 from tests.api.fake_engine import FakeEngine
@@ -111,104 +113,6 @@ def test_many_texts_of_a_request_are_one_piece_of_work() -> None:
     assert tokenizer.num_calls == 1
 
 
-# -- sampling --------------------------------------------------------------------------------------------
-
-
-def test_every_sampling_field_arrives() -> None:
-    alike = {
-        "seed": 5,
-        "temperature": 0.0,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.05,
-        "typical_p": 0.8,
-        "repeat_penalty": 1.1,
-        "repeat_last_n": 0,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "top_n_sigma": 1.5,
-        "xtc_probability": 0.5,
-        "xtc_threshold": 0.2,
-        "min_tokens": 2,
-        "ignore_eos": True,
-    }
-    (request,) = chat(
-        **alike,
-        logit_bias={"7": 100, "300": -100},
-        dry_multiplier=0.8,
-        dry_base=2,
-        dry_allowed_length=3,
-        dry_penalty_last_n=100,
-        dry_sequence_breakers=["\n", "x"],
-        stop_token_ids=[9, 10],
-        bad_words=["ab", "c"],
-        stop=["a", "b"],
-        user="ann",
-    ).requests
-    assert request.sampling == Sampling(
-        **alike,
-        logit_bias={7: 100.0, 300: -100.0},
-        dry=DryPenalty(multiplier=0.8, base=2.0, allowed_length=3, last_n=100, breakers=("\n", "x")),
-        stop_tokens=(9, 10),
-        bad_words=((99, 100), (101,)),
-    )
-    assert (request.stop, request.client) == (("a", "b"), "user:ann")
-
-
-@pytest.mark.parametrize("sent", [{"prompt": "abcdef"}, {"prompt": [0, 99, 100, 101, 102, 103, 104]}])
-def test_the_last_tokens_of_a_prompt_are_kept(sent: dict[str, object]) -> None:
-    def kept(count: int) -> tuple[int, ...]:
-        return complete(**sent, truncate_prompt_tokens=count).prompts[0].tokens
-
-    assert (kept(3), kept(1), kept(7), kept(100)) == ((0, 103, 104), (104,), kept(100), kept(-1))
-    assert len(kept(100)) == 7
-    long = complete(prompt="x" * 9000, truncate_prompt_tokens=-1, max_tokens=6)
-    assert len(long.prompts[0].tokens) == 4090
-    said = [{"role": "user", "content": "x" * 9000}]
-    assert len(chat(messages=said, truncate_prompt_tokens=50).prompts[0].tokens) == 50
-    with pytest.raises(InvalidRequest):
-        complete(**sent, truncate_prompt_tokens=0)
-
-
-SEEDED, DRY = Sampling(seed=5), DryPenalty(multiplier=1.0)
-SAMPLINGS: list[tuple[dict[str, object], Sampling]] = [
-    ({}, SEEDED),
-    ({"dry_multiplier": 0, "dry_base": 2}, SEEDED),
-    ({"dry_base": 2, "dry_sequence_breakers": []}, SEEDED),
-    ({"dry_multiplier": 1, "dry_penalty_last_n": 0}, SEEDED),
-    ({"top_n_sigma": -1}, SEEDED),
-    ({"top_k": 0}, SEEDED),
-    ({"top_k": -1}, SEEDED),
-    ({"xtc_probability": 0}, SEEDED),
-    ({"min_tokens": 0, "stop_token_ids": []}, SEEDED),
-    ({"temperature": 1e-40}, Sampling(seed=5, temperature=0.0)),  # float32 cannot hold it
-    ({"temperature": 9e-6}, Sampling(seed=5, temperature=0.0)),
-    ({"temperature": 1e-5}, Sampling(seed=5, temperature=1e-5)),
-    ({"top_p": 1e-40}, Sampling(seed=5, top_p=0.0)),
-    ({"min_p": 1e-40}, SEEDED),
-    ({"typical_p": 1e-40}, Sampling(seed=5, typical_p=0.001)),
-    ({"presence_penalty": -1e-40}, SEEDED),
-    ({"frequency_penalty": 1e-320}, SEEDED),
-    ({"dry_multiplier": 1}, Sampling(seed=5, dry=DRY)),
-    ({"dry_multiplier": 1, "dry_penalty_last_n": -1}, Sampling(seed=5, dry=DRY)),
-]
-
-
-@pytest.mark.parametrize(("fields", "sampling"), SAMPLINGS)
-def test_samplers_are_off_unless_they_change_something(fields: dict[str, object], sampling: Sampling) -> None:
-    assert chat(seed=5, **fields).requests[0].sampling == sampling
-
-
-@pytest.mark.parametrize("seed", [0, -2, 2**63 - 1, -(10**40)])
-def test_any_seed_is_a_seed_and_choices_count_on(seed: int) -> None:
-    seeds = [request.sampling.seed for request in chat(seed=seed, n=3).requests]
-    assert all(0 <= s < 2**63 for s in seeds)
-    assert seeds == [(seed + i) % 2**63 for i in range(3)]
-    assert [r.sampling.seed for r in complete(prompt=["a", "b"], n=2, seed=9).requests] == [9, 10, 9, 10]
-    for none in ({}, {"seed": None}, {"seed": -1}):
-        assert chat(**none).requests[0].sampling.seed != chat(**none).requests[0].sampling.seed
-
-
 # -- limits ----------------------------------------------------------------------------------------------
 
 
@@ -224,50 +128,8 @@ def test_the_context_is_kept_to_the_last_token() -> None:
     assert error.value.param == "prompt"
 
 
-def test_a_prompt_that_is_too_long_is_refused_before_its_grammar_is_made() -> None:
-    unmakeable = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}
-    with pytest.raises(InvalidRequest, match="unknown 'type'"):
-        chat(response_format=unmakeable)
-    with pytest.raises(PromptTooLong):
-        chat(response_format=unmakeable, messages=[user("word " * 2 * CONTEXT)])
-
-
-FIELDS: list[tuple[dict[str, object], str, object]] = [
-    ({}, "client", "peer:@"),
-    ({}, "stop", ()),
-    ({}, "prompt_logprobs", False),
-    ({}, "top_logprobs", None),
-    ({"logprobs": False}, "top_logprobs", None),
-    ({"logprobs": True}, "top_logprobs", 0),
-    ({"logprobs": True, "top_logprobs": 20}, "top_logprobs", 20),
-    ({"stop": "###"}, "stop", ("###",)),
-    ({"max_tokens": 7}, "max_tokens", 7),
-    ({"max_completion_tokens": 7}, "max_tokens", 7),
-    ({"max_tokens": 7, "max_completion_tokens": 7}, "max_tokens", 7),
-    ({"safety_identifier": "bob", "prompt_cache_key": "any"}, "client", "user:bob"),
-    ({"user": "ann", "safety_identifier": "bob"}, "client", "user:ann"),
-]
-
-
-@pytest.mark.parametrize(("fields", "name", "value"), FIELDS)
-def test_fields_have_several_names_and_forms(fields: dict[str, object], name: str, value: object) -> None:
-    assert getattr(chat(**fields).requests[0], name) == value
-
-
 def test_a_call_may_have_so_many_sequences() -> None:
     assert len(complete(prompt=["a"] * 128, n=8).requests) == OPTIONS.max_sequences
-
-
-def test_usage_comes_at_the_end_of_a_stream_where_that_is_asked_for() -> None:
-    assert chat(stream=True, stream_options={"include_usage": True}).include_usage
-    assert not chat(stream=True, stream_options={}).include_usage
-
-
-def test_best_of_needs_logprobs_that_nobody_sees() -> None:
-    call = complete(best_of=3, n=2)
-    assert [request.top_logprobs for request in call.requests] == [0, 0, 0]
-    assert (call.shown_logprobs, call.n, call.best_of) == (None, 2, 3)
-    assert complete(best_of=2, n=2, stream=True).requests[0].top_logprobs is None
 
 
 # -- priority --------------------------------------------------------------------------------------------
@@ -302,16 +164,17 @@ def test_a_call_has_the_priority_of_all_its_requests() -> None:
 # -- the call --------------------------------------------------------------------------------------------
 
 
-def test_the_model_is_the_served_one_or_an_alias() -> None:
-    assert chat().model == "fake"
-    assert chat(model="other").model == "other"
-    with pytest.raises(ModelNotFound):
-        chat(model="gpt-4o")
-
-
 def test_ids_are_openais_and_never_the_same() -> None:
     ids = {chat().id, chat().id, complete().id}
     assert sorted(one.partition("-")[0] for one in ids) == ["chatcmpl", "chatcmpl", "cmpl"]
+    call = complete(prompt=["a", "b"], n=2)
+    numbered = [(f"{call.id}/{number}", (0, *tokens_of("aabb"[number]))) for number in range(4)]
+    assert [(request.id, request.tokens) for request in call.requests] == numbered
+
+
+@pytest.mark.parametrize("none", [{}, {"seed": None}, {"seed": -1}])
+def test_without_a_seed_each_call_has_another(none: dict[str, object]) -> None:
+    assert chat(**none).requests[0].sampling.seed != chat(**none).requests[0].sampling.seed
 
 
 def test_the_fingerprint_follows_the_file() -> None:
@@ -322,52 +185,11 @@ def test_the_fingerprint_follows_the_file() -> None:
 # -- what is refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": ["x", ""], "tokenizer": FakeTokenizer(adds_bos=False)}, "prompt"),
-        ({"suffix": "b", "echo": True, "tokenizer": FakeTokenizer(has_fim=True)}, "suffix"),
-    ],
-)
-def test_a_completion_is_refused_by_its_field(fields: dict[str, object], param: str) -> None:
-    assert refused(complete, **fields).param == param
-
-
-@pytest.mark.parametrize(
-    ("header", "field", "param"),
-    [
-        ("urgent", None, "X-Priority"),
-        (None, "urgent", "priority"),
-        ("batch", "urgent", "priority"),
-        ("", None, "X-Priority"),
-    ],
-)
-def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
-    assert refused(Caller(priority_header=header).priority, field=field).param == param
+def test_without_a_mark_that_begins_it_a_prompt_has_tokens() -> None:
+    assert refused(complete, prompt=["x", ""], tokenizer=FakeTokenizer(adds_bos=False)).param == "prompt"
 
 
 # -- conversations ---------------------------------------------------------------------------------------
-
-
-def test_a_conversation_is_rendered_and_begins_with_one_bos() -> None:
-    """A last message of the assistant is continued."""
-    (prompt,) = chat(messages=[user("hi")]).prompts
-    assert prompt.tokens == (0, 300, *tokens_of("hi"), 301)
-    (prompt,) = chat(messages=[user("hi"), {"role": "assistant", "content": "Sure, "}]).prompts
-    assert prompt.tokens == (0, 300, *tokens_of("hi"), 301, *tokens_of("Sure, "))
-    (prompt,) = chat(template="{{ bos_token }}{{ messages[0].content }}").prompts
-    assert prompt.tokens == (0, *tokens_of("hi"))
-
-
-def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:
-    """`<s><|system|>..`, which is no control token here, `<|user|>`, three letters, `<|assistant|>`."""
-    messages = [{"role": "system", "content": "s"}, user("abc")]
-    begun = len("<|system|>s") + 2
-    asked = chat(messages=messages, n=2, info=STATEFUL_INFO)
-    assert [request.boundaries for request in asked.requests] == [(begun, begun + 4)] * 2
-    assert [request.boundaries for request in chat(messages=messages).requests] == [()]  # they begin anywhere
-    raw = complete(prompt=["<|user|>abc<|assistant|>", "x"])
-    assert [request.boundaries for request in raw.requests] == [(), ()]
 
 
 def test_a_shortened_conversation_has_boundaries_of_its_own() -> None:
@@ -408,50 +230,12 @@ def test_a_template_for_tools_is_taken_where_there_are_any_or_by_name() -> None:
     assert caught.value.param == "chat_template"
 
 
-def test_no_template_is_no_chat() -> None:
-    with pytest.raises(InvalidRequest, match="--chat-template"):
-        chat(template=None)
-    assert chat(template="").prompts[0].tokens == (0,)
-
-
-# -- completion prompts ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("hi", [(0, *tokens_of("hi"))]),
-        (["a", "b<|user|>"], [(0, *tokens_of("a")), (0, *tokens_of("b"), 300)]),
-        ([5, 6], [(5, 6)]),
-        ([[5], [6, 7]], [(5,), (6, 7)]),
-        ("", [(0,)]),
-    ],
-)
-def test_prompts_in_all_shapes(prompt: object, expected: list[tuple[int, ...]]) -> None:
-    call = complete(prompt=prompt, n=2)
-    assert [p.tokens for p in call.prompts] == expected
-    assert [request.tokens for request in call.requests] == [t for t in expected for _ in range(2)]
-    assert [request.id for request in call.requests] == [f"{call.id}/{i}" for i in range(2 * len(expected))]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "text"), [("hi", "hi"), ([0, *tokens_of("hi")], "hi"), ([300, *tokens_of("hi")], "<|user|>hi")]
-)
-def test_what_is_echoed(prompt: object, text: str) -> None:
-    assert complete(prompt=prompt, echo=True).prompts[0].echo == text
-    assert complete(prompt=prompt).prompts[0].echo is None
-
-
-def test_echo_with_logprobs_scores_the_prompt() -> None:
-    (request,) = complete(echo=True, logprobs=2, max_tokens=0).requests
-    assert (request.prompt_logprobs, request.top_logprobs, request.max_tokens) == (True, 2, 0)
-    assert not complete(logprobs=2).requests[0].prompt_logprobs
-    assert not complete(echo=True).requests[0].prompt_logprobs
-
-
-def test_a_suffix_is_filled_in_by_models_that_can() -> None:
-    call = complete(prompt="a", suffix="b", tokenizer=FakeTokenizer(has_fim=True))
-    assert call.prompts[0].tokens == (0, 400, *tokens_of("a"), 401, *tokens_of("b"), 402)
+def test_marks_of_thoughts_that_are_control_tokens_are_shown_to_the_reader() -> None:
+    calls = ReasoningFormat("calls", "<|user|>", "<|tool_call|>", signs=())
+    reasoning = template_reasoning(ChatTemplate("a", bos_text="", eos_text=""), calls)
+    assert reasoning is not None
+    call = chat(template="a", thinks=ModelThinking(reasoning))
+    assert call.requests[0].show_control_tokens
 
 
 # -- the last turn, and what is around it ----------------------------------------------------------------

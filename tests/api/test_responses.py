@@ -19,11 +19,8 @@ import sqlalchemy
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.responses.conversation import current, to_messages
-from openai_cpu_server.api.responses.items import OWN_SUMMARY
-from openai_cpu_server.api.responses.schema import ResponsesBody, SentMessageItem
-from openai_cpu_server.api.responses.to_params import new_items, unsupported_names
-from openai_cpu_server.http.parse import parse
+from openai_cpu_server.api.responses.schema import SentMessageItem
+from openai_cpu_server.api.responses.to_params import unsupported_names
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -77,63 +74,6 @@ def text_of(response: Json) -> str:
     return str(response["output"][0]["content"][0]["text"])
 
 
-# -- making ------------------------------------------------------------------------------------------------
-
-
-SHELL: Json = {"action": {"type": "exec", "command": ["ls"]}}
-FOUND: Json = {"action": {"type": "search", "query": "x"}}
-LOOKED: Json = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-EMPTY = "[it contains no image]"
-HM: Json = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
-RULES: Json = {"role": "developer", "content": "Be kind."}
-SUMMARY: Json = {"type": "compaction", "encrypted_content": f"{OWN_SUMMARY}They met."}
-ELSEWHERE: list[tuple[list[Json], list[str], str | None]] = [
-    ([{"type": "local_shell_call", "call_id": "c", **SHELL},
-      {"type": "local_shell_call_output", "id": "c", "output": "a.py"}],
-     [f"assistant: local_shell {json.dumps(SHELL)}", "tool: a.py"],
-     "input[1] (local_shell_call),input[2] (local_shell_call_output)"),
-    ([{"type": "web_search_call", "id": "ws_1", **FOUND}],
-     [f"assistant: [web_search: {json.dumps(FOUND)}]"], "input[1] (web_search_call)"),
-    ([{"type": "compaction", "encrypted_content": "zz"}], [], "input[1] (compaction)"),
-    ([{"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
-      {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"}],
-     ["assistant: look {}", "tool: seen"], None),
-    ([LOOKED, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}],
-     ["assistant: look {}", f"tool: {EMPTY}"], "input[2].output[0] (input_image)"),
-    ([{"type": "function_call_output", "call_id": "gone", "output": "3"}],
-     ["tool: 3"], "input[1] (result without a call)"),
-    ([HM, {"role": "assistant", "content": "Yes."}], ["assistant: (Hm.) Yes."], None),
-    ([HM, LOOKED, {"type": "function_call_output", "call_id": "c", "output": "3"}],
-     ["assistant: (Hm.) look {}", "tool: 3"], None),
-]  # fmt: skip
-
-
-def told(items: list[Json]) -> list[str]:
-    """The messages that the model is shown of these items. Thoughts stand in brackets."""
-    body, _ = parse(ResponsesBody, json.dumps({"input": items}).encode(), lenient=False)
-    shown = []
-    for message in (dict(one.fields) for one in to_messages(current(new_items(body.input, {})))):
-        calls: Any = message.get("tool_calls", ())
-        called = [f"{one['function']['name']} {one['function']['arguments']}" for one in calls]
-        thoughts = [f"({message['reasoning_content']})"] if "reasoning_content" in message else []
-        words = [str(message["content"])] if message["content"] else []
-        shown.append(f"{message['role']}: {' '.join([*thoughts, *words, *called])}")
-    return shown
-
-
-@pytest.mark.parametrize(("items", "said", "named"), ELSEWHERE)
-async def test_a_conversation_that_was_begun_elsewhere_goes_on(
-    http: httpx.AsyncClient, items: list[Json], said: list[str], named: str | None
-) -> None:
-    given = [{"role": "user", "content": "hi"}, *items, {"role": "user", "content": "on"}]
-    assert told(given) == ["user: hi", *said, "user: on"]
-    response = await respond(http, input=given)
-    assert response.status_code == 200
-    assert response.headers.get("x-ignored-parameters") == named
-    again = await made(http, input="more", previous_response_id=response.json()["id"])
-    assert again["status"] == "completed"
-
-
 def test_a_text_is_not_read_character_by_character() -> None:
     """20 texts of 1.5 MB took minutes."""
 
@@ -145,16 +85,6 @@ def test_a_text_is_not_read_character_by_character() -> None:
 
     message = SentMessageItem.model_construct(role="user", content=Text("hello"))
     assert unsupported_names([message]) == []
-
-
-def test_behind_a_summary_stand_the_rules_and_what_is_not_answered_yet() -> None:
-    """A summary that an answer follows was made on the way to it; before any other stands what users said."""
-    said = [RULES, *({"role": role, "content": role} for role in ("system", "user", "assistant"))]
-    asked, answer = {"role": "user", "content": "Well?"}, {"role": "assistant", "content": "So."}
-    summed = "user: This is a summary of the conversation so far:\nThey met."
-    rules = ["developer: Be kind.", "system: system"]
-    assert told([*said, asked, SUMMARY, answer]) == [*rules, summed, "user: Well?", "assistant: So."]
-    assert told([*said, SUMMARY, asked]) == [*rules, "user: user", summed, "user: Well?"]
 
 
 # -- truncation --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`/v1/responses` as a WebSocket: one response after the other, the last one to be gone on from."""
+"""`/v1/responses` as a WebSocket, beside what `websockets/responses.txt` has: signs of life and ends."""
 
 from __future__ import annotations
 
@@ -36,56 +36,6 @@ async def until(socket: Socket, *kinds: str) -> list[Json]:
     while found[-1]["type"] not in kinds:
         found.append(await socket.next())
     return found
-
-
-async def test_events_are_those_of_a_stream() -> None:
-    async with socket_of(api(FakeEngine(says="Hello"))) as socket:
-        for _ in range(2):
-            socket.send({**CREATE, "store": False})
-            found = await until(socket, "response.completed")
-            assert [event["sequence_number"] for event in found] == list(range(len(found)))
-            assert found[-1]["response"]["output"][0]["content"][0]["text"] == "Hello"
-
-
-async def test_the_last_response_is_gone_on_from_without_a_database() -> None:
-    async with socket_of(api(FakeEngine(says="Hello"))) as socket:
-        socket.send(CREATE)
-        first = (await until(socket, "response.completed"))[-1]["response"]
-        socket.send({**CREATE, "previous_response_id": first["id"]})
-        second = (await until(socket, "response.completed"))[-1]["response"]
-        assert second["usage"]["input_tokens"] > 2 * first["usage"]["input_tokens"]
-        socket.send({**CREATE, "previous_response_id": first["id"]})
-        refused = await socket.next()
-        assert (refused["type"], refused["status"]) == ("error", 400)
-        assert refused["error"]["code"] == "previous_response_not_found"
-
-
-async def test_a_prompt_is_read_ahead() -> None:
-    async with socket_of(api(FakeEngine(says="Hello"))) as socket:
-        socket.send({**CREATE, "generate": False})
-        warm = (await until(socket, "response.completed"))[-1]["response"]
-        assert warm["output"] == []
-        socket.send({**CREATE, "input": "so", "previous_response_id": warm["id"]})
-        assert (await until(socket, "response.completed"))[-1]["response"]["output"]
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ("no JSON", "type"),
-        ([], "type"),
-        ({"input": "hi"}, "type"),
-        ({"type": "response.cancel"}, "type"),
-        ({**CREATE, "background": True}, "background"),
-        ({**CREATE, "input": 3}, "input"),
-    ],
-)
-async def test_a_wrong_message_is_refused_and_the_next_one_is_served(message: object, param: str) -> None:
-    async with socket_of(api(FakeEngine(says="Hello"))) as socket:
-        socket.send(message)
-        assert (await socket.next())["error"]["param"] == param
-        socket.send(CREATE)
-        await until(socket, "response.completed")
 
 
 async def test_signs_of_life_may_be_switched_off() -> None:

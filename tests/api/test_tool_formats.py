@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
-from openai_cpu_server.api.generation.resolve import UNENFORCED
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
@@ -129,7 +127,8 @@ def test_the_grammar_takes_the_familys_calls_and_no_others(form: str, follower: 
 
 
 @pytest.mark.parametrize("form", ONE)
-def test_a_named_function_is_called_once(form: str) -> None:
+def test_a_named_function_is_called_once_and_free_text_may_have_stop_strings(form: str) -> None:
+    assert asked(form, stop="x").requests[0].stop == ("x",)
     call = asked(form, tool_choice=NAMED)
     assert accepts(call, TAUGHT, ONE[form])
     for text in (ONE[form].replace("weather", "now"), TWO.get(form, "text"), "text"):
@@ -176,60 +175,6 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
         assert "<" in city or any(token in city for token in CONTROL)
 
 
-@pytest.mark.parametrize(
-    "city", ["Rome", "a & b", "<b>", "one\ntwo", "]]", "a]", "]>", "", "]]&", 'it\'s "so"']
-)
-def test_texts_with_marks_of_xml_are_wrapped(city: str) -> None:
-    text = TOOL_FORMATS["minicpm5"].written([WrittenCall("weather", {"city": city, "days": 3})])
-    assert ("CDATA" in text) is any(mark in city for mark in "<&\n")
-    assert accepts(asked("minicpm5"), TAUGHT, text)
-    assert read(asked("minicpm5").reader(), list(text)) == ("", "", [("weather", {"city": city, "days": 3})])
-    bare = text.replace("<![CDATA[", "").replace("]]></", "</")
-    assert accepts(asked("minicpm5"), TAUGHT, bare) is ("CDATA" not in text)
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
-        ("[weather(city='it\\'s \"so\"\\n', now=True)]", {"city": 'it\'s "so"\n', "now": True}),
-        ('[weather(city="O\'Hare", tags=["a)","b="], now=false)]', None),
-        ("[weather(city='x', unit='celsius')]", {"city": "x", "unit": "celsius"}),
-    ],
-)
-def test_pythons_strings_and_words_become_jsons(text: str, arguments: object) -> None:
-    wanted = arguments or {"city": "O'Hare", "tags": ["a)", "b="], "now": False}
-    assert read(asked("pythonic").reader(), list(text)) == ("", "", [("weather", wanted)])
-    assert accepts(asked("pythonic"), TAUGHT, text)
-    assert not accepts(asked("pythonic"), TAUGHT, text.replace("celsius", "kelvin").replace("city", "town"))
-
-
-def test_choices_bind_raw_text_too() -> None:
-    text = ONE["qwen3-coder"].replace("=days>\n3", "=unit>\ncelsius")
-    assert accepts(asked("qwen3-coder"), TAUGHT, text)
-    assert not accepts(asked("qwen3-coder"), TAUGHT, text.replace("celsius", "kelvin"))
-    assert not accepts(asked("qwen3-coder"), TAUGHT, ONE["qwen3-coder"].replace("city", "unit"))
-
-
-def test_llamas_calls_may_follow_its_mark() -> None:
-    text = "<|python_tag|>" + ONE["llama3"]
-    assert accepts(asked("llama3"), TAUGHT, text)
-    assert read(asked("llama3").reader(), list(text)) == ("", "", [ROME])
-
-
-def test_harmonys_channels_are_thoughts_content_and_calls() -> None:
-    text = (
-        "<|channel|>analysis<|message|>We need <the> tool.<|end|><|start|>assistant"
-        "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
-        ' to=functions.weather<|channel|>commentary json<|message|>{"city":"Rome","days":3}'
-    )
-    assert accepts(asked("harmony"), TAUGHT, text)
-    assert read(asked("harmony").reader(), list(text)) == ("We need <the> tool.", "One moment.", [ROME])
-    final = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
-    assert accepts(asked("harmony"), TAUGHT, final)
-    assert read(asked("harmony").reader(), list(final)) == ("Easy.", "Hi", [])
-    assert read(asked("harmony").reader(), ["no channels"]) == ("", "no channels", [])
-
-
 SPLIT = [name for name, form in TOOL_FORMATS.items() if form.splits_parameters]
 FILE = {
     "type": "object",
@@ -254,15 +199,6 @@ def test_parameters_come_in_any_order_where_the_tool_is_not_strict(form: str) ->
     assert not accepts(free, PLAIN, twice.replace("LIMIT", "limit"))
 
 
-def test_many_parameters_keep_their_order() -> None:
-    names = [f"p{number}" for number in range(9)]
-    many = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
-    call = split(many, form="glm")
-    for order, is_taken in ((names, True), (names[::-1], False)):
-        written = TOOL_FORMATS["glm"].written([WrittenCall("f", dict.fromkeys(order, 1))])
-        assert accepts(call, PLAIN, written) is is_taken
-
-
 @pytest.mark.parametrize("form", SPLIT)
 def test_parameters_have_any_names_that_the_format_can_read(form: str) -> None:
     names = ["größe", "$filter", "a b", "a:b", "a=b", "a,b", "x-y", "max(1)", "it's", "@type", "a>b", "a.b"]
@@ -276,51 +212,9 @@ def test_parameters_have_any_names_that_the_format_can_read(form: str) -> None:
     assert read(call.reader(), list(written)) == ("", "", [("f", arguments)])
 
 
-def test_names_and_texts_of_arguments_are_written_as_they_are() -> None:
-    call = split({"type": "object", "properties": {"größe": {"type": "string"}}})
-    written = TOOL_FORMATS["qwen3-coder"].written([WrittenCall("f", {"größe": "zoë"})])
-    parts = call.reader().read_texts("", written)
-    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == '{"größe":"zoë"}'
-
-
 def split(parameters: object, *, form: str = "qwen3-coder", strict: bool | None = None) -> ResolvedRequest:
     function = {"name": "f", "parameters": parameters, "strict": strict}
     return chat(form=form, tools=[{"type": "function", "function": function}], tool_choice="required")
-
-
-SEVERAL = {"type": "object", "properties": {"a": {"type": "integer"}}, "minProperties": 1}
-
-
-def test_what_concerns_several_parameters_at_once_is_named() -> None:
-    assert split(SEVERAL).headers[UNENFORCED] == "tools[0].function.parameters.minProperties"
-
-
-@pytest.mark.parametrize(
-    ("schema", "keyword"),
-    [
-        ({"properties": []}, "properties"),
-        ({"properties": {}, "required": "a"}, "required"),
-        ({"required": [1]}, "required"),
-        ({"required": ["a<b"]}, "required"),
-        (SEVERAL, "minProperties"),
-    ],
-)
-def test_schemas_that_cannot_be_split_are_refused(schema: dict[str, object], keyword: str) -> None:
-    """Of a strict tool also those that concern several parameters at once."""
-    with pytest.raises(InvalidRequest) as error:
-        split(schema, strict=schema is SEVERAL or None)
-    assert error.value.param == f"tools[0].function.parameters.{keyword}"
-
-
-def test_a_string_with_limits_is_json_in_its_tag() -> None:
-    short = {"type": "string", "maxLength": 2}
-    schema = {"properties": {"a": {"$ref": "#/$defs/short"}}, "$defs": {"short": short}}
-    call = split({"type": "object", "required": ["a"], **schema})
-    text = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
-    assert accepts(call, PLAIN, text % '"ab"')
-    assert not accepts(call, PLAIN, text % '"abc"')
-    assert not accepts(call, PLAIN, text % "ab")
-    assert read(call.reader(), list(text % '"ab"')) == ("", "", [("f", {"a": "ab"})])
 
 
 KINDS = {"$defs": {"kind": {"type": "string", "enum": ["a", "b c"]}}}
@@ -351,56 +245,6 @@ def test_a_string_beside_other_scalars_is_raw_where_strings_are(
             assert read(call.reader(), pieces) == ("", "", [("f", {"a": value})])
     other = TOOL_FORMATS[form].written([WrittenCall("f", {"a": "c"})])
     assert accepts(call, PLAIN, other) is ("Rome" in values)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": ["string", "boolean"], "enum": ["a", True]},
-        {"type": ["string", "null"], "const": None},
-        {"type": ["string", "null"], "maxLength": 3},
-        {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "integer"}]},
-        {"oneOf": [{"type": "string"}, {"type": ["string", "null"]}]},
-        {"type": ["string", "array"]},
-        {"type": {}},
-        {"anyOf": {}},
-        {"anyOf": [{"type": "string"}, {"type": []}]},
-        {"$ref": "#/properties/a"},
-    ],
-)
-def test_other_schemas_with_strings_are_no_raw_text(schema: dict[str, object]) -> None:
-    try:
-        call = split({"type": "object", "properties": {"a": schema}, "required": ["a"]})
-    except InvalidRequest:
-        return
-    text = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
-    assert not accepts(call, PLAIN, text % "x y")
-
-
-def test_references_of_a_parameter_lead_into_the_whole_schema() -> None:
-    schema = {
-        "$id": "https://example.org/f",
-        "type": "object",
-        "properties": {
-            "a": {"type": "integer", "maximum": 5},
-            "b": {"$ref": "#/properties/a"},
-            "c": {"$ref": "urn:short"},
-        },
-        "$defs": {"s": {"$id": "urn:short", "enum": [1, 2]}},
-        "required": ["b", "c"],
-    }
-    call = split(schema, form="pythonic")
-    assert accepts(call, PLAIN, "[f(b=5, c=2)]")
-    assert not accepts(call, PLAIN, "[f(b=6, c=2)]")
-    assert not accepts(call, PLAIN, "[f(b=5, c=3)]")
-
-
-def test_many_optional_parameters_make_no_large_grammar() -> None:
-    many = {f"p{index}": {"type": "integer"} for index in range(40)}
-    call = split({"type": "object", "properties": many}, form="pythonic")
-    for text in ("[f()]", "[f(p3=1)]", "[f(p0=1, p39=2)]"):
-        assert accepts(call, PLAIN, text)
-    assert not accepts(call, PLAIN, "[f(p4=1, p3=2)]")
 
 
 PART = {

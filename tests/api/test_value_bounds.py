@@ -13,61 +13,23 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import DetokenizeBody
-from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.files.routes import BatchBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues
-from openai_cpu_server.http.body import MOST_SMALL_BYTES
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.prompt.template import arguments_object
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import chat, complete
-from tests.api.serving import OPTIONS, api, client, served
+from tests.api.serving import api
 from tests.api.sockets import opened
-from tests.api.talking import MESSAGES, error_of
+from tests.api.talking import MESSAGES
 from tests.fakes import FAKE_INFO
 
 MANY = 250_000
-PATHS = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
-    "/v1/chat/completions/input_tokens",
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/tokenize",
-    "/detokenize",
-    "/generate",
-    "/v1/generate/batch",
-]
-ODD = {
-    "lists": b"[" + b",".join([b"[]"] * MANY) + b"]",
-    "objects": b"[" + b",".join([b"{}"] * MANY) + b"]",
-    "names": b"{" + b",".join(b'"%d":""' % number for number in range(MANY)) + b"}",
-    "depth": b"[" * MANY,
-    "numbers": b"[" + b",".join([b"0"] * 3 * MANY) + b"]",
-    "digits": b"7" * 9_000_000,
-}
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("path", "odd"), [*((PATHS[0], odd) for odd in ODD), *((path, "lists") for path in PATHS[1:])]
-)
-async def test_no_family_parses_too_many_values(engine: FakeEngine, path: str, odd: str) -> None:
-    body = b'{"model":null,"an_unknown_field":' + ODD[odd] + b"}"
-    async with client(api(engine)) as http:
-        refused = await http.post(path, content=body)
-    assert refused.status_code == 413
-    assert "send several smaller requests" in refused.text
 
 
 @pytest.mark.parametrize(
@@ -101,16 +63,6 @@ def test_the_first_wrong_value_of_an_object_is_enough(schema: type[Body], name: 
     with pytest.raises(ValidationError) as caught:
         schema.model_validate_json(json.dumps(body))
     assert len(caught.value.errors()) < 5
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("path", ["/v1/adapters", "/v1/batches"])
-async def test_what_manages_takes_small_bodies_only(engine: FakeEngine, path: str, jobs: Jobs) -> None:
-    app = create_api(served(engine), OPTIONS, jobs=jobs).app
-    async with client(app) as http:
-        refused = await http.post(path, content=b'{"metadata":"' + b"x" * MOST_SMALL_BYTES + b'"}')
-        assert (refused.status_code, error_of(refused)["code"]) == (413, "request_too_large")
-        assert (await http.post(path, json={})).status_code == 400
 
 
 class Untouched(FakeTokenizer):

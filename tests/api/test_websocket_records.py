@@ -1,0 +1,79 @@
+"""Messages of WebSockets and their answers, as `websockets/` has them.
+
+A section is a connection to a server of its own: a title, `{...}` with what is special about them, and
+messages as in test_exchanges.py. Indented are the handshake's answer and those up to the last about a
+message; `pytest --inline-snapshot=fix tests/api/test_websocket_records.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from inline_snapshot import external_file
+
+from openai_cpu_server.http.keys import KeyRing
+from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring
+from tests.api.serving import OPTIONS, locked_api
+from tests.api.sockets import Socket, connected, is_last
+from tests.api.test_exchanges import NEW_ID, REPEATED, TIMES
+from tests.api.test_refusals import repeated
+
+FOLDER = Path(__file__).parent / "websockets"
+MASKED = re.compile(TIMES.pattern.replace("request_id|", ""))
+
+
+class Recorder:
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._names: dict[str, str] = {}
+
+    async def handshake(self) -> list[str]:
+        message = await self._socket.from_app.get()
+        if message["type"] == "websocket.accept":
+            return [
+                self._shown({**message, "headers": [[*map(bytes.decode, one)] for one in message["headers"]]})
+            ]
+        body = await self._socket.from_app.get()
+        return [f"    {message['status']} {json.dumps(json.loads(body['body']))}"]
+
+    async def answers(self, line: str) -> list[str]:
+        for new_id, name in self._names.items():
+            line = line.replace(name, new_id)
+        self._socket.send(REPEATED.sub(repeated, line))
+        found: list[dict[str, Any]] = []
+        while not found or not (is_last(found[-1]) or found[-1].get("type") == "response.completed"):
+            found.append(await self._socket.next())
+        return [*map(self._shown, found)]
+
+    def _shown(self, message: dict[str, Any]) -> str:
+        return "    " + NEW_ID.sub(self._named, MASKED.sub(r"\1~", json.dumps(message)))
+
+    def _named(self, found: re.Match[str]) -> str:
+        number = 1 + sum(name.startswith(f"<{found[1]}_") for name in self._names.values())
+        return self._names.setdefault(found[0], f"<{found[1]}_{number}>")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
+async def test_messages_are_answered_as_recorded(tmp_path: Path, name: str) -> None:
+    sections = []
+    for section in (FOLDER / f"{name}.txt").read_text("utf-8").split("\n\n## "):
+        lines = [line for line in section.split("\n") if line and not line.startswith("    ")]
+        record, how = lines[:2], json.loads(lines[1])
+        keys = KeyRing() if "keys" not in how else key_ring(tmp_path, **how.pop("keys"))
+        connection = {each: how.pop(each) for each in ("path", "headers", "subprotocols") if each in how}
+        options = msgspec.structs.replace(OPTIONS, keep_alive_s=0, **how)
+        app = locked_api(FakeEngine(says="Hi"), keys, options=options)
+        async with connected(app, **connection) as socket:
+            recorder = Recorder(socket)
+            record += await recorder.handshake()
+            for line in lines[2:]:
+                record += [line, *([] if line.startswith("# ") else await recorder.answers(line))]
+        sections.append("\n".join(record))
+    assert "\n\n\n## ".join(sections) + "\n" == external_file(f"websockets/{name}.txt")
