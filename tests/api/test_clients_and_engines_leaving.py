@@ -37,6 +37,7 @@ async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: F
         engine.goes_on.set()
         said = [chunk for chunk in await one.rest() if chunk != b": keep-alive\n"]
     assert len(said) >= 3, "each token is one"
+    assert (one.headers["cache-control"], one.headers["x-accel-buffering"]) == ("no-cache", "no")
     assert said[-1].endswith(b"data: [DONE]\n\n")
 
 

@@ -12,11 +12,10 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.serving import api
-from tests.api.talking import chat, complete, events
+from tests.api.talking import complete, events
 
 pytestmark = pytest.mark.anyio
 
-IN_PROGRESS = "response.in_progress"
 LONG_CHAT = [{"role": "user", "content": "a" * 600}]
 
 
@@ -91,37 +90,6 @@ def texts_of(told: list[dict[str, Any]]) -> str:
     """Of chunks of any of the three shapes."""
     choices = [choice for event in told for choice in event.get("choices", [event])]
     return "".join(one.get("delta", one).get("content", one.get("text")) or "" for one in choices)
-
-
-async def test_a_stream_says_what_the_whole_response_says(http: httpx.AsyncClient) -> None:
-    whole = (await chat(http, n=2)).json()
-    response = await chat(http, n=2, stream=True, stream_options={"include_usage": True})
-    chunks = events(response)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["cache-control"] == "no-cache"
-    assert response.headers["x-accel-buffering"] == "no"
-    assert response.text.endswith("\n\ndata: [DONE]\n\n")
-    texts = {0: "", 1: ""}
-    for chunk in chunks[:-1]:
-        assert chunk["usage"] is None
-        for choice in chunk["choices"]:  # type: ignore[attr-defined]
-            texts[choice["index"]] += choice["delta"].get("content", "")
-    assert texts == {i: whole["choices"][i]["message"]["content"] for i in range(2)}
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == whole["usage"]
-    assert whole["usage"]["prompt_tokens"] == 5
-
-
-async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncClient) -> None:
-    fields = {"prompt": ["a", "bc"], "n": 2, "echo": True}
-    whole = (await complete(http, **fields)).json()
-    texts = dict.fromkeys(range(4), "")
-    for chunk in events(await complete(http, **fields, stream=True)):
-        for choice in chunk["choices"]:  # type: ignore[attr-defined]
-            texts[choice["index"]] += choice["text"]
-    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
-    assert [texts[i][:2] for i in (2, 3)] == ["bc", "bc"]
-    assert whole["usage"]["prompt_tokens"] == 2 + 3
 
 
 async def test_a_prompt_is_scored(http: httpx.AsyncClient) -> None:
