@@ -12,7 +12,6 @@ from openai_cpu_server.http.parse import IGNORED
 from tests.api.following import Follower
 from tests.api.resolving import chat, refused
 from tests.api.test_tool_formats import ANSWER, PLAIN, TOOLS, accepts, split
-from tests.prompt.test_conversation import said
 
 Json = dict[str, Any]
 
@@ -98,20 +97,3 @@ def test_values_that_are_null_stay() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     call = chat(tools=[tool], tool_choice="required")
     assert accepts(call, Follower(), '<|tool_call|>{"name":"f","arguments":{"a":null}}')
-
-
-EMPTY: dict[str, Json] = {
-    "null": {"content": None},
-    "no content": {},
-    "no parts": {"content": []},
-    "an empty text": {"content": ""},
-    "no calls": {"content": None, "tool_calls": []},
-}
-
-
-@pytest.mark.parametrize("name", EMPTY)
-def test_an_answer_without_anything_is_taken(name: str) -> None:
-    """The server gives such an answer when reasoning uses up `max_tokens`."""
-    empty = {"role": "assistant", **EMPTY[name]}
-    assert chat(messages=[said("user", "a"), empty, said("user", "b")]).prompts
-    assert refused(messages=[{"role": "user", **EMPTY["null"]}]).param == "messages[0].content"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,8 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Client, Identity, Key, client_address
 from tests.api.fake_engine import FakeEngine
-from tests.api.keys import key_ring, of, sha
-from tests.api.serving import OPTIONS, api, client, locked_api, num_live, started
+from tests.api.serving import OPTIONS, api, client, num_live, started
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES
 from tests.waiting import eventually
@@ -162,11 +160,3 @@ async def test_a_sockets_requests_are_their_peers(held: FakeEngine) -> None:
         socket.send({**LONG, "request_id": "a"})
         await eventually(lambda: num_live(held) == 1)
         assert held.requests()[0].client == "peer:@2001:db8:7:8::/64"
-
-
-async def test_an_administrators_key_sees_addresses(held: FakeEngine, tmp_path: Path) -> None:
-    app = locked_api(held, key_ring(tmp_path, "shared", root="admin = true"))
-    asking = started(coming_from("192.0.2.1", app), held, CHAT, LONG, of("shared"))
-    async with asking, client(app, of("root")) as http:
-        (card,) = (await http.get("/v1/requests")).json()["data"]
-    assert card["client"] == f"{sha('shared')[:16]}@192.0.2.1"
