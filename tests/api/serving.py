@@ -61,12 +61,12 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
         await task
 
 
-def served(engine: Engine, **more: Any) -> ModelRegistry:
+def served(engine: Engine, *, template: ChatTemplate | None = TEMPLATE, **more: Any) -> ModelRegistry:
     """One model by two names."""
     model = model_read_here(
         names=("fake", "team/fake"),
         engine=engine,
-        template=TEMPLATE,
+        template=template,
         tool_format=TOOL_FORMATS["demo"],
         **more,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from openai_cpu_server.api.generation.resolve import UNENFORCED
 from openai_cpu_server.http.parse import IGNORED
+from tests.api.captures import captured
 from tests.api.following import Follower
 from tests.api.resolving import chat, refused
 from tests.api.test_tool_formats import ANSWER, PLAIN, TOOLS, accepts, split
@@ -97,3 +99,22 @@ def test_values_that_are_null_stay() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     call = chat(tools=[tool], tool_choice="required")
     assert accepts(call, Follower(), '<|tool_call|>{"name":"f","arguments":{"a":null}}')
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("query", ["", "?beta=true"])
+async def test_a_request_of_claude_code(http: httpx.AsyncClient, query: str) -> None:
+    """The first of a conversation."""
+    body = captured("claude_code")
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "anthropic-dangerous-direct-browser-access": "true",
+        "x-app": "cli",
+    }
+    body |= {"model": "fake", "messages": body["messages"][:1]}
+    answer = await http.post(f"/v1/messages{query}", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
+    ignored = answer.headers["x-ignored-parameters"].split(",")
+    assert {"context_management", "tools[1] (web_search_20250305)"} <= set(ignored)

@@ -41,6 +41,14 @@ async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: F
     assert said[-1].endswith(b"data: [DONE]\n\n")
 
 
+async def test_a_batch_ends_when_its_client_leaves(engine: FakeEngine) -> None:
+    engine.goes_on.clear()
+    async with exchange(api(engine), "/v1/generate/batch", {"prompts": ["a"] * 200}) as one:
+        await eventually(lambda: num_live(engine) == 64)
+        one.disconnect()
+    assert num_live(engine) == 0
+
+
 # -- streams that are taken up again -------------------------------------------------------------------------
 
 

@@ -10,8 +10,10 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from openai_cpu_server.api.application import create_api
 from openai_cpu_server.engine_client.client import EngineClient
-from tests.api.serving import api
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, api, client, served
 from tests.api.talking import complete, events
 
 pytestmark = pytest.mark.anyio
@@ -97,3 +99,12 @@ async def test_a_prompt_is_scored(http: httpx.AsyncClient) -> None:
     (choice,) = scored["choices"]
     assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("hi", [None, -1.0, -1.0])
     assert scored["usage"]["completion_tokens"] == 0
+
+
+async def test_a_model_that_cannot_chat_continues_the_prompt(engine: FakeEngine) -> None:
+    body = {"prompt": "hi", "max_tokens": 8, "temperature": 0}
+    async with client(create_api(served(engine, template=None), OPTIONS).app) as http:
+        text, raw = [
+            (await http.post("/generate", json={**body, "raw": raw})).json() for raw in (False, True)
+        ]
+    assert text["text"] == raw["text"] != ""
