@@ -44,6 +44,7 @@ def chat(
     form: str = "demo",
     tokenizer: FakeTokenizer | None = None,
     is_flexible: bool = False,
+    is_open: bool = False,
     thinks: ModelThinking | None = None,
     info: ModelInfo = FAKE_INFO,
     **fields: object,
@@ -57,6 +58,7 @@ def chat(
         template=compiled,
         tool_format=TOOL_FORMATS[form],
         is_flexible=is_flexible,
+        is_open=is_open,
         thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,7 +30,6 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import Exchange, exchange
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.grammar_check import check_grammar as known_check
 from tests.reading import model_read_here
 from tests.waiting import eventually
 
@@ -62,20 +61,14 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
         await task
 
 
-def served(
-    engine: Engine,
-    *,
-    tokenizer: FakeTokenizer | None = None,
-    check_grammar: Callable[[str], object] = known_check,
-) -> ModelRegistry:
+def served(engine: Engine, *, template: ChatTemplate | None = TEMPLATE, **more: Any) -> ModelRegistry:
     """One model by two names."""
     model = model_read_here(
         names=("fake", "team/fake"),
         engine=engine,
-        tokenizer=tokenizer or FakeTokenizer(),
-        template=TEMPLATE,
+        template=template,
         tool_format=TOOL_FORMATS["demo"],
-        check_grammar=check_grammar,
+        **more,
     )
     return ModelRegistry([model])
 

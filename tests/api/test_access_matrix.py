@@ -28,12 +28,10 @@ pytestmark = pytest.mark.anyio
 HEADERS = [lambda key: {"authorization": f"Bearer {key}"}, lambda key: {"x-api-key": key}]
 
 
-def names(routes: list[BaseRoute]) -> Iterator[str]:
-    for route in routes:
-        assert isinstance(route, Route | WebSocketRoute), f"what does {route} ask of a key?"
-        methods = route.methods if isinstance(route, Route) else {"WEBSOCKET"}
-        path = route.path.replace(":path}", "}")
-        yield from (f"{method} {path}" for method in sorted((methods or set()) - {"HEAD"}))
+def name_of(route: BaseRoute) -> str:
+    assert isinstance(route, Route | WebSocketRoute), f"what does {route} ask of a key?"
+    (method,) = {*(route.methods or ())} - {"HEAD"} if isinstance(route, Route) else {"WEBSOCKET"}
+    return f"{method} {re.sub(r':[a-z]+}', '}', route.path)}"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_the_table_names_every_route(locked: Starlette) -> None:
-    assert sorted(names(locked.routes)) == sorted([*NEEDED, *SOCKETS])
+    assert sorted(map(name_of, locked.routes)) == sorted([*NEEDED, *SOCKETS])
     assert OTHERS.keys() <= NEEDED.keys()
 
 
@@ -162,11 +160,7 @@ class Reached:
     def __init__(self, app: Starlette) -> None:
         self.names: list[str] = []
         for route in app.routes:
-            assert isinstance(route, Route | WebSocketRoute)
-            methods = route.methods if isinstance(route, Route) else {"WEBSOCKET"}
-            (method,) = (methods or set()) - {"HEAD"}
-            name = f"{method} {re.sub(r':[a-z]+}', '}', route.path)}"
-            route.app = self._noting(route.app, name)
+            route.app = self._noting(route.app, name_of(route))  # type: ignore[attr-defined]
 
     def _noting(self, app: ASGIApp, name: str) -> ASGIApp:
         async def noted(scope: Scope, receive: Receive, send: Send) -> None:

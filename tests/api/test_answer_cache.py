@@ -193,31 +193,17 @@ async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: htt
     assert (await chat(http)).headers["x-cache"] == "miss"
 
 
-ONE, ALIKE = ([{"role": "user", "content": "aaaaaaaaaaa" + end}] for end in "ab")
-"""The fake embeds texts by their letters."""
+async def test_rows_of_batches_get_no_similar_answers() -> None:
+    """Nobody would see that they are. The fake embeds texts by their letters."""
+    similar, path = Cached(least=0.9), "/v1/chat/completions"
 
+    def asked(text: str) -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
 
-@pytest.fixture
-async def similar() -> Cached:
-    cached = Cached(least=0.9)
-    async with client(cached.app) as http:
-        await chat(http, messages=ONE)
-    await cached.kept()
-    return cached
-
-
-async def test_without_the_model_that_embeds_all_is_computed(similar: Cached) -> None:
-    similar.vectors.told = msgspec.structs.replace(READY, state=EngineState.FAILED)
     async with client(similar.app) as http:
-        assert (await chat(http, messages=ALIKE)).headers["x-cache"] == "miss"
-        assert (await chat(http, messages=ONE)).headers["x-cache"] == "exact"
-
-
-async def test_rows_of_batches_get_no_similar_answers(similar: Cached) -> None:
-    """Nobody would see that they are."""
-    body = {"messages": ALIKE, "max_tokens": 8, "temperature": 0}
-    await similar.api.run_row("/v1/chat/completions", json.dumps(body).encode(), "")
-    older = {"prompts": [ALIKE[0]["content"] + "b"], "max_tokens": 8, "temperature": 0}
-    async with client(similar.app) as http:
+        await http.post(path, json=asked("aaaaaaaaaaaa"))
+        await similar.kept()
+        await similar.api.run_row(path, json.dumps(asked("aaaaaaaaaaab")).encode(), "")
+        older = {"prompts": ["aaaaaaaaaaabb"], "max_tokens": 8, "temperature": 0}
         await http.post("/v1/generate/batch", json=older)
     assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)

@@ -162,50 +162,46 @@ async def statuses(app: Starlette, peer: str, **headers: str) -> set[int]:
         return {(await http.request(*route, headers=headers)).status_code for route in AS_ADMIN}
 
 
-@pytest.fixture
-def local(engine: FakeEngine) -> Starlette:
-    """Who is on the machine is an administrator."""
-    return api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False))
+HERE = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+ELSEWHERE = [LAN, "2001:db8::1", "::ffff:10.0.0.1", "unknown"]
+SENT_ON = [
+    *({"x-forwarded-for": hops} for hops in (LAN, f"127.0.0.1, {LAN}", f"{LAN}, 127.0.0.1", "unknown")),
+    {"forwarded": f"for={LAN}"},
+    {"forwarded": 'for="[2001:db8::1]:80"'},
+]
 
 
-@pytest.mark.parametrize("peer", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
-async def test_whoever_is_on_the_machine_is_an_administrator(local: Starlette, peer: str) -> None:
-    assert await statuses(local, peer) <= {200, 204}
+@pytest.mark.parametrize("trusted", [(), (ip_network("127.0.0.0/8"), ip_network("0.0.0.0/0"))])
+@pytest.mark.parametrize(
+    ("peer", "headers", "is_administrator"),
+    [
+        *((peer, {}, True) for peer in HERE),
+        *((peer, {}, False) for peer in ELSEWHERE),
+        *(("127.0.0.1", headers, False) for headers in SENT_ON),
+        (LAN, {"x-forwarded-for": "127.0.0.1"}, False),
+        *(("127.0.0.1", {"host": host}, False) for host in ("evil.example", "")),
+        ("127.0.0.1", {"host": "10.0.0.1:80"}, True),
+    ],
+)
+async def test_only_who_is_on_the_machine_administrates(
+    engine: FakeEngine, trusted: Any, peer: str, headers: dict[str, str], is_administrator: bool
+) -> None:
+    """A proxy on the machine makes nobody local, whether it is trusted or not, nor does a page whose name
+    points here: any name may be the server's."""
+    app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False, trusted_proxies=trusted))
+    found = await statuses(app, peer, **headers)
+    assert found <= {200, 204} if is_administrator else found == {403}
 
 
-@pytest.mark.parametrize("peer", [LAN, "2001:db8::1", "::ffff:10.0.0.1", "unknown"])
-async def test_others_may_ask_and_not_administrate(local: Starlette, peer: str) -> None:
-    assert await statuses(local, peer) == {403}
-    async with client(local, peer) as http:
+@pytest.mark.parametrize("peer", ELSEWHERE)
+async def test_others_may_ask(engine: FakeEngine, peer: str) -> None:
+    async with client(api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False)), peer) as http:
         for path in ("/v1/models", "/metrics", "/v1/stats", "/v1/requests", "/version", "/"):
             assert (await http.get(path)).status_code == 200
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 200
         said = error_of(await http.delete("/v1/cache"))
         assert said["code"] == "missing_scope"
         assert "--open-admin" in str(said["message"])
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        *({"x-forwarded-for": hops} for hops in (LAN, f"127.0.0.1, {LAN}", f"{LAN}, 127.0.0.1", "unknown")),
-        {"forwarded": f"for={LAN}"},
-        {"forwarded": 'for="[2001:db8::1]:80"'},
-    ],
-)
-async def test_a_proxy_on_the_machine_makes_nobody_local(engine: FakeEngine, headers: dict[str, str]) -> None:
-    """Whether it is trusted or not; and no header makes somebody local who is not."""
-    for trusted in ((), (ip_network("127.0.0.0/8"), ip_network("0.0.0.0/0"))):
-        app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False, trusted_proxies=trusted))
-        assert await statuses(app, "127.0.0.1", **headers) == {403}
-        assert await statuses(app, LAN, **{"x-forwarded-for": "127.0.0.1"}) == {403}
-
-
-@pytest.mark.parametrize(("host", "allowed"), [("evil.example", False), ("", False), ("10.0.0.1:80", True)])
-async def test_nor_does_a_page_whose_name_points_here(local: Starlette, host: str, allowed: bool) -> None:
-    """A browser of this machine shows it, and any name may be the server's."""
-    found = await statuses(local, "127.0.0.1", host=host)
-    assert found <= {200, 204} if allowed else found == {403}
 
 
 async def test_a_key_goes_before_where_somebody_is_and_all_can_be_open(engine: FakeEngine) -> None:

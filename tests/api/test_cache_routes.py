@@ -14,7 +14,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.serving import OPTIONS, api, client, new_engine, running
-from tests.api.talking import error_of
+from tests.api.talking import MESSAGES, error_of
 from tests.fakes import FAKE_INFO
 from tests.waiting import eventually
 
@@ -153,6 +153,21 @@ async def test_keys_keep_prompts_apart_where_that_is_asked_for(
         assert (await cached(http, {"authorization": "Bearer bob"}) > 0) is not isolates
         assert (await cached(http) > 0) is not isolates
         assert await cached(http, {"authorization": "bearer  ann "}) > 0
+
+
+async def test_a_prompt_of_claude_code_is_found_again_whatever_its_billing_line(
+    http: httpx.AsyncClient,
+) -> None:
+    usages = []
+    for number in ("fa690", "0aaa9"):
+        lines = (f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cch={number};", "Help. " * 50)
+        system = [{"type": "text", "text": line} for line in lines]
+        body = {"model": "fake", "messages": MESSAGES, "max_tokens": 8, "system": system}
+        usages.append((await http.post("/v1/messages", json=body)).json()["usage"])
+    first, second = usages
+    assert first["cache_read_input_tokens"] == 0
+    assert second["input_tokens"] == 1
+    assert second["cache_read_input_tokens"] == first["input_tokens"] - 1
 
 
 def test_namespaces_are_equal_for_equal_pairs_alone() -> None:

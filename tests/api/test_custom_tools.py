@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
+from openai_cpu_server.api.generation.call import PartsReader
 from openai_cpu_server.api.generation.params import MessageParam
 from openai_cpu_server.api.responses.conversation import to_messages
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.api.responses.to_params import ignored_tools, new_items, to_params, unsupported_names
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallBegin, CallText, Content, WrittenCall
-from tests.api.following import Follower
 from tests.api.resolving import chat
+from tests.api.test_tool_formats import PLAIN as FOLLOWER
+from tests.api.test_tool_formats import accepts
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 
 Json = dict[str, Any]
-FOLLOWER = Follower()
 
 
 def custom(name: str, definition: str = "", syntax: str = "lark") -> Json:
@@ -30,12 +30,6 @@ PATCHES = custom("apply_patch", APPLY_PATCH)
 PLAIN: Json = {"type": "custom", "custom": {"name": "note", "format": {"type": "text"}}}
 FUNCTION = {"type": "function", "function": {"name": "now"}}
 TOOLS = [PATCHES, PLAIN, FUNCTION]
-
-
-def accepts(of: ResolvedRequest, output: str) -> bool:
-    constraint = of.requests[0].constraint
-    assert constraint is not None
-    return FOLLOWER.accepts(constraint, output)
 
 
 def written(form: str, name: str, told: str) -> str:
@@ -70,14 +64,14 @@ def test_every_format_writes_and_reads_the_text(form: str) -> None:
         if form in ("pythonic", "lfm2", "minicpm5") and name == "apply_patch":
             plain = f"<![CDATA[{said}]]>" if form == "minicpm5" else repr(said)
             output = output.replace(plain, json.dumps(said, ensure_ascii=False))
-        assert accepts(of, output), output
+        assert accepts(of, FOLLOWER, output), output
         for pieces in ([output], list(output)):
             assert read(of.reader(), pieces) == [(name, said)]
     wrong = written(form, "apply_patch", PATCH.replace("*** Update", "*** Rename"))
-    assert not accepts(of, wrong)
+    assert not accepts(of, FOLLOWER, wrong)
     if end := TOOL_FORMATS[form].text_end:  # what ends a raw text cannot be in it
         marked = written(form, "apply_patch", PATCH.replace("def f", f"def f{end}"))
-        assert not accepts(of, marked)
+        assert not accepts(of, FOLLOWER, marked)
 
 
 def test_escapes_that_are_cut_wait_for_their_end() -> None:
@@ -94,7 +88,7 @@ def test_only_custom_tools_are_told_as_such_and_one_can_be_chosen() -> None:
     output = '<tool_call>\n{"name":"now","arguments":{}}\n</tool_call>\n' + written("hermes", "note", "x")
     assert read(of.reader(), [output]) == [("now()", ""), ("note", "x")]
     of = chat(form="hermes", tools=TOOLS, tool_choice={"type": "custom", "custom": {"name": "note"}})
-    assert not accepts(of, written("hermes", "apply_patch", PATCH))
+    assert not accepts(of, FOLLOWER, written("hermes", "apply_patch", PATCH))
 
 
 # -- Responses -----------------------------------------------------------------------------------------------

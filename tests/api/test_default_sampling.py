@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -61,57 +62,42 @@ async def sampled(path: str, defaults: ModelDefaults, **fields: object) -> tuple
     return tuple(getattr(request.sampling, name) for name in FIELDS)
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_values_of_the_model_stand_below_those_of_the_request(path: str) -> None:
-    values = await sampled(path, OWN)
-    assert (values[0], values[2:3], values[4:]) == (0.6, (20,), (1.1, 0.5))
-    values = await sampled(path, OWN, temperature=1.5, top_k=3)
-    assert (values[0], values[2]) == (1.5, 3)
+LAST_STEP = {
+    **dict.fromkeys(OURS, (1.0, 1.0, None, 0.05, 1.0, 0.0)),
+    **dict.fromkeys(OLLAMA, (0.8, 0.9, 40, 0.0, 1.0, 0.0)),
+    "/completion": (0.8, 0.95, 40, 0.05, 1.0, 0.0),
+}
+"""Values that neither a request nor its model has."""
+CHATS, OPENAIS = ("/v1/chat/completions", "/api/chat", "/completion"), OURS[:2]
+BUT_ANTHROPICS = [path for path in BODIES if path != "/v1/messages"]
+DERIVED = {**OWN.values, "temperature": 0.9, "top_k": None}
+GREEDY = {"temperature": 0.0, "top_k": 20}
+"""Penalties would change the output; what cuts the distribution has no effect."""
+CASES: list[tuple[Iterable[str], ModelDefaults, Json, Mapping[str, object]]] = [
+    (BODIES, NOTHING, {}, {}),
+    (OLLAMA, BARE, {}, {}),
+    (OURS, BARE, {}, {"min_p": 0.0}),
+    (BUT_ANTHROPICS, NOTHING, {"min_p": 0}, {"min_p": 0.0}),
+    (BODIES, OWN, {}, OWN.values),
+    (BODIES, OWN, {"temperature": 1.5, "top_k": 3}, {**OWN.values, "temperature": 1.5, "top_k": 3}),
+    (BODIES, OWN, {"temperature": 0}, GREEDY),
+    (BUT_ANTHROPICS, OWN, {"temperature": 0, "presence_penalty": 1}, {**GREEDY, "presence_penalty": 1.0}),
+    (OPENAIS, OWN, {"repetition_penalty": 1.3}, {**OWN.values, "repeat_penalty": 1.3}),
+    (CHATS, OWN, {"model": "derived"}, DERIVED),
+    (CHATS, OWN, {"model": "derived", "temperature": 0.1}, {**DERIVED, "temperature": 0.1}),
+    (OPENAIS, OWN, {"samplers": ["temperature"]}, {"temperature": 0.6, "min_p": 0.0}),
+]
 
 
-@pytest.mark.parametrize("path", OURS)
-async def test_the_last_step_cuts_the_tail_unless_the_defaults_are_bare(path: str) -> None:
-    assert await sampled(path, NOTHING) == (1.0, 1.0, None, 0.05, 1.0, 0.0)
-    if path != "/v1/messages":
-        assert await sampled(path, NOTHING, min_p=0) == (1.0, 1.0, None, 0.0, 1.0, 0.0)
-    assert await sampled(path, BARE) == (1.0, 1.0, None, 0.0, 1.0, 0.0)
-
-
-@pytest.mark.parametrize("path", OLLAMA)
-@pytest.mark.parametrize("defaults", [NOTHING, BARE])
-async def test_ollamas_clients_get_ollamas_last_step(path: str, defaults: ModelDefaults) -> None:
-    assert await sampled(path, defaults) == (0.8, 0.9, 40, 0.0, 1.0, 0.0)
-
-
-async def test_llama_servers_clients_get_llama_servers_last_step() -> None:
-    assert await sampled("/completion", NOTHING) == (0.8, 0.95, 40, 0.05, 1.0, 0.0)
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_greedy_output_depends_on_the_request_alone(path: str) -> None:
-    """Penalties would change it; what cuts the distribution has no effect."""
-    values = await sampled(path, OWN, temperature=0)
-    assert (values[0], values[4:]) == (0.0, (1.0, 0.0))
-    if path != "/v1/messages":
-        values = await sampled(path, OWN, temperature=0, presence_penalty=1)
-        assert values[4:] == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_vllms_name_of_a_penalty_stands_above_the_models(path: str) -> None:
-    assert (await sampled(path, OWN, repetition_penalty=1.3))[4] == 1.3
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/completion"])
-async def test_a_derived_name_stands_above_the_model_and_below_the_request(path: str) -> None:
-    values = await sampled(path, OWN, model="derived")
-    assert (values[0], values[2], values[4]) == (0.9, None, 1.1)
-    assert (await sampled(path, OWN, model="derived", temperature=0.1))[0] == 0.1
-
-
-async def test_samplers_that_a_client_leaves_out_are_off_though_the_model_has_values() -> None:
-    values = await sampled("/v1/chat/completions", OWN, samplers=["temperature"])
-    assert values == (0.6, 1.0, None, 0.0, 1.0, 0.0)
+@pytest.mark.parametrize(
+    ("path", "defaults", "fields", "known"),
+    [(path, *case) for paths, *case in CASES for path in paths],
+)
+async def test_a_requests_values_stand_above_its_models_and_those_above_its_familys(
+    path: str, defaults: ModelDefaults, fields: Json, known: Json
+) -> None:
+    expected = {**dict(zip(FIELDS, LAST_STEP[path], strict=True)), **known}
+    assert await sampled(path, defaults, **fields) == tuple(expected.values())
 
 
 # -- the end of an answer ----------------------------------------------------------------------------------
@@ -126,45 +112,38 @@ async def limit_of(path: str, defaults: ModelDefaults, **fields: object) -> int:
     return request.max_tokens
 
 
-WITHOUT_LIMIT = [path for path in BODIES if path != "/v1/messages"]
-
-
-@pytest.mark.parametrize("path", WITHOUT_LIMIT)
+@pytest.mark.parametrize("path", BUT_ANTHROPICS)
 async def test_an_answer_without_a_limit_has_the_models(path: str) -> None:
     assert await limit_of(path, OWN) == 30
     assert await limit_of(path, NOTHING) > 3000
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/chat/completions", {"max_tokens": 500}),
-        ("/v1/chat/completions", {"max_completion_tokens": 500}),
-        ("/v1/chat/completions", {"n_predict": 500}),
-        ("/v1/completions", {"max_tokens": 500}),
-        ("/v1/messages", {"max_tokens": 500}),
-        ("/v1/responses", {"max_output_tokens": 500}),
-        ("/v1/generate", {"max_tokens": 500}),
-        ("/completion", {"n_predict": 500}),
-        ("/api/chat", {"options": {"num_predict": 500}}),
-    ],
-)
-async def test_a_requests_own_limit_wins(path: str, fields: Json) -> None:
-    assert await limit_of(path, OWN, **fields) == 500
+REST = (3000, FAKE_INFO.context_limit - 1)
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "fields", "bounds"),
     [
-        ("/v1/chat/completions", {"n_predict": -1}),
-        ("/v1/completions", {"n_predict": -1}),
-        ("/completion", {"n_predict": -1}),
-        ("/api/generate", {"options": {"num_predict": -1}}),
-        ("/api/generate", {"options": {"num_predict": -2}}),
+        ("/v1/chat/completions", {"max_tokens": 500}, (500, 500)),
+        ("/v1/chat/completions", {"max_completion_tokens": 500}, (500, 500)),
+        ("/v1/chat/completions", {"n_predict": 500}, (500, 500)),
+        ("/v1/completions", {"max_tokens": 500}, (500, 500)),
+        ("/v1/messages", {"max_tokens": 500}, (500, 500)),
+        ("/v1/responses", {"max_output_tokens": 500}, (500, 500)),
+        ("/v1/generate", {"max_tokens": 500}, (500, 500)),
+        ("/completion", {"n_predict": 500}, (500, 500)),
+        ("/api/chat", {"options": {"num_predict": 500}}, (500, 500)),
+        ("/v1/chat/completions", {"n_predict": -1}, REST),
+        ("/v1/completions", {"n_predict": -1}, REST),
+        ("/completion", {"n_predict": -1}, REST),
+        ("/api/generate", {"options": {"num_predict": -1}}, REST),
+        ("/api/generate", {"options": {"num_predict": -2}}, REST),
     ],
 )
-async def test_a_client_may_ask_for_the_rest_of_the_context(path: str, fields: Json) -> None:
-    assert 3000 < await limit_of(path, OWN, **fields) < FAKE_INFO.context_limit
+async def test_a_requests_own_limit_wins_and_may_be_the_rest_of_the_context(
+    path: str, fields: Json, bounds: tuple[int, int]
+) -> None:
+    assert bounds[0] <= await limit_of(path, OWN, **fields) <= bounds[1]
 
 
 async def test_a_conversation_that_may_forget_leaves_room_for_an_answer_of_any_length() -> None:
@@ -175,44 +154,6 @@ async def test_a_conversation_that_may_forget_leaves_room_for_an_answer_of_any_l
 
 
 # -- where clients see it ----------------------------------------------------------------------------------
-
-
-async def test_the_list_of_models_shows_the_values_of_openais_routes() -> None:
-    shown = {
-        "temperature": 0.6,
-        "top_p": 1.0,
-        "top_k": 20,
-        "min_p": 0.05,
-        "repeat_penalty": 1.1,
-        "repeat_last_n": 64,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.0,
-        "max_output_tokens": 30,
-    }
-    async with asking(FakeEngine(), OWN) as http:
-        cards = {card["id"]: card["sampling"] for card in (await http.get("/v1/models")).json()["data"]}
-        assert (await http.get("/v1/models/fake")).json()["sampling"] == shown
-    assert cards["fake"] == shown
-    assert cards["derived"] == {**shown, "temperature": 0.9, "top_k": 0, "max_output_tokens": 7}
-
-
-async def test_props_shows_the_values_of_llama_servers_routes() -> None:
-    async with asking(FakeEngine(), OWN) as http:
-        props = (await http.get("/props")).json()["default_generation_settings"]["params"]
-        derived = (await http.get("/props?model=derived")).json()["default_generation_settings"]["params"]
-    assert (props["temperature"], props["top_p"], props["top_k"]) == (0.6, 0.95, 20)
-    assert (props["repeat_penalty"], props["n_predict"], props["max_tokens"]) == (1.1, 30, 30)
-    assert (derived["temperature"], derived["top_k"], derived["n_predict"]) == (0.9, 0, 7)
-
-
-async def test_a_response_shows_what_applies_to_it() -> None:
-    async with asking(FakeEngine(), OWN) as http:
-        shown = (await http.post("/v1/responses", json={"input": "hi"})).json()
-        own = (
-            await http.post("/v1/responses", json={"input": "hi", "top_p": 0.5, "max_output_tokens": 9})
-        ).json()
-    assert (shown["temperature"], shown["top_p"], shown["max_output_tokens"]) == (0.6, 1.0, 30)
-    assert (own["top_p"], own["max_output_tokens"]) == (0.5, 9)
 
 
 def test_a_modelfile_may_switch_a_sampler_of_the_model_off() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 from starlette.applications import Starlette
@@ -16,10 +14,9 @@ from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.pooling.render import as_base64, as_numbers, checked, normalised
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.models.registry import ModelRegistry
-from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, embedding_model, locked_api, num_live
+from tests.api.serving import OPTIONS, client, embedding_model, num_live
 from tests.api.talking import error_of
 from tests.api.watching import page
 from tests.fakes import FAKE_EMBEDDER
@@ -49,30 +46,6 @@ async def test_as_many_inputs_as_openai_takes_come_in_their_order(http: httpx.As
     body = (await http.post(PATH, json={"input": ["x"] * 2048})).json()
     assert [item["index"] for item in body["data"]] == list(range(2048))
     assert body["usage"]["prompt_tokens"] == 3 * 2048
-
-
-async def test_a_call_that_takes_too_long_is_408(engine: FakeEngine, http: httpx.AsyncClient) -> None:
-    engine.goes_on.clear()
-    answer = await http.post(PATH, json={"input": "a", "timeout": 0.05})
-    assert (answer.status_code, error_of(answer)["code"]) == (408, "request_timeout")
-    assert num_live(engine) == 0
-
-
-async def test_tokens_count_against_a_key_but_for_calls_that_are_refused(
-    engine: FakeEngine, tmp_path: Path
-) -> None:
-    keys = key_ring(tmp_path, ann="tokens_per_minute = 10")
-    app = locked_api(engine, keys, models=ModelRegistry([embedding_model(engine, "e")]))
-    async with client(app, of("ann")) as http:
-        first = await http.post(PATH, json={"input": "abcde"})
-        assert first.headers["x-ratelimit-remaining-tokens"] == "3"
-        second = await http.post(PATH, json={"input": "abcde"})
-        assert (second.status_code, error_of(second)["type"]) == (429, "tokens")
-        engine.told = msgspec.structs.replace(READY, state=READY.state.RESTARTING)
-        refused = await http.post(PATH, json={"input": "a"})
-        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (503, "3")
-        engine.told = READY
-        assert (await http.post(PATH, json={"input": "a"})).status_code == 200
 
 
 async def test_rows_of_a_batch_embed_with_its_priority(api: ServedApplication, engine: FakeEngine) -> None:

@@ -306,10 +306,14 @@ async def test_steps_cells_rates_and_restarts_of_a_real_engine() -> None:
         app = api(engine)
         async with watching(app) as one, exchange(app, "/v1/completions", body) as call:
             assert (await one.next())["restarts"] == []
-            await one.until("step", lambda event: any(part.get("output") for part in parts_of(event)))
+            await one.until(
+                "step", lambda event: any(p.get("output") for s in event["steps"] for p in s["parts"])
+            )
             (cache,) = (await one.until("cache"))["models"]
             assert (cache["pool"]["blocks"], cache["pool"]["tiles"]) == (256, 256)
-            rate = await one.until("rate", lambda rate: latency_of(rate)["inter_token_ms"]["count"])
+            rate = await one.until(
+                "rate", lambda rate: rate["priorities"]["interactive"]["inter_token_ms"]["count"]
+            )
             assert rate["output_tokens_per_s"] > 0
             assert engine.engine_pid is not None
             os.kill(engine.engine_pid, signal.SIGSEGV)
@@ -319,14 +323,6 @@ async def test_steps_cells_rates_and_restarts_of_a_real_engine() -> None:
             call.disconnect()
         async with watching(app) as later:
             assert [past["cause"] for past in (await later.next())["restarts"]] == ["SIGSEGV"]
-
-
-def parts_of(event: Event) -> list[Event]:
-    return [part for step in event["steps"] for part in step["parts"]]
-
-
-def latency_of(rate: Event) -> Event:
-    return dict(rate["priorities"]["interactive"])
 
 
 async def test_the_stream_is_described(http: httpx.AsyncClient) -> None:

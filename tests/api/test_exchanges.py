@@ -3,9 +3,9 @@
 A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
 `key: METHOD path body` behind their headers, `@ name: value`. A request behind `&` is held by the engine
 until a line `&`. Behind `!` stand the engine's state from then on and its reason; `! held` holds all requests
-until the next state. `$(x)50` stands for 50 times x, `<resp_1>` for the first id of a response. Indented
-lines are answers, in which `~` stands for times; `pytest --inline-snapshot=fix tests/api/test_exchanges.py`
-writes them anew.
+until the next state; `!2` means the third engine. `$(x)50` stands for 50 times x, `<resp_1>` for the first id
+of a response. Indented lines are answers, in which `~` stands for times;
+`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.defaults import ModelDefaults
+from openai_cpu_server.models.registry import ModelRegistry, Preset
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
@@ -88,13 +89,15 @@ class Server:
         self._num_misses = 0
 
     def change(self, words: str) -> None:
-        state, _, reason = words.partition(" ")
-        engine = self.engines[0]
+        number, state, reason = f"{words} ".split(" ", 2)
+        engine = self.engines[int(number or 0)]
         if state == "held":
             engine.goes_on.clear()
         else:
             engine.goes_on.set()
-            engine.told = msgspec.structs.replace(READY, state=EngineState(state), reason=reason or None)
+            engine.told = msgspec.structs.replace(
+                READY, state=EngineState(state), reason=reason.strip() or None
+            )
 
     async def begin(self, line: str) -> None:
         for engine in self.engines:
@@ -140,8 +143,8 @@ class Server:
 
 @asynccontextmanager
 async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
-    """`special`: what the engine says, keys with their lines, whether there is a database, options, and for a
-    cache of answers the similarity from which on questions are alike, or 1."""
+    """`special`: what the engine says, its model's defaults, keys with their lines, whether there is a
+    database, options, and for a cache of answers the similarity from which on questions are alike, or 1."""
     engines = [FakeEngine(says=special.pop("says", "Hello you")), FakeEngine()]
     engines += [FakeEngine(FAKE_EMBEDDER), FakeEngine(FAKE_RERANKER)]
     await engines[0].load_adapter(adapter("french"))
@@ -156,6 +159,11 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     keys = key_ring(folder, special.pop("shared", None), **holders) if holders else None
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
     registry, kept, answer_lookup = ModelRegistry(models), Kept(), None
+    if defaults := special.pop("defaults", None):
+        models[0].defaults = ModelDefaults(**defaults)
+        registry.derive(
+            "derived", Preset(base="fake", parameters={"temperature": 0.9, "top_k": 0}, max_tokens=7)
+        )
     if least := special.pop("cache", None):
         for model in models:
             model.content_digest = lambda model=model: model.name  # type: ignore[misc]
@@ -182,9 +190,9 @@ async def test_answers_are_as_recorded(tmp_path: Path, name: str) -> None:
         record = [title, *(lines.pop(0) for _ in range(lines[0].startswith("{")))]
         async with serving(tmp_path, json.loads(record[1]) if record[1:] else {}) as server:
             for line in lines:
-                record += [line] if record[-1].startswith(("# ", "! ", "@ ", "& ")) else ["", line]
-                if line.startswith("! "):
-                    server.change(line[2:])
+                record += [line] if record[-1].startswith(("# ", "!", "@ ", "& ")) else ["", line]
+                if line.startswith("!"):
+                    server.change(line[1:])
                 elif line.startswith("@ "):
                     header, _, value = line[2:].partition(":")
                     server.headers[header] = value.strip()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
-import msgspec
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
 from openai_cpu_server.http.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
@@ -26,7 +23,7 @@ from openai_cpu_server.mcp_servers.connection import ConfiguredServers
 from openai_cpu_server.models.registry import ModelRegistry, Preset
 from tests.access_table import NEEDED
 from tests.api.asgi import exchange
-from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, named, served
 from tests.api.sockets import connected
@@ -95,48 +92,33 @@ QUERIES = (
 BY_ID = sorted(name for name in NEEDED if "{" in name and "/page/" not in name and "/blobs/" not in name)
 
 
-@asynccontextmanager
-async def working(jobs: Jobs) -> AsyncIterator[Jobs]:
-    never = asyncio.Event()
+class World(NamedTuple):
+    """Objects of ann, by kind. Two more keys, bob and boss, may not use her models."""
 
-    async def run_row(*_: object) -> Any:
-        await never.wait()
-
-    task = asyncio.create_task(jobs.run(run_row))
-    yield jobs
-    await jobs.close()
-    await task
+    ann: httpx.AsyncClient
+    app: Starlette
+    ids: dict[str, str]
 
 
-class World:
-    """Objects of ann, by kind, and clients with three keys: bob and boss may not use ann's models."""
-
-    def __init__(self, ann: httpx.AsyncClient, app: Starlette, secret: FakeEngine) -> None:
-        self.ann, self.app, self.secret = ann, app, secret
-        self.ids: dict[str, str] = {
-            "a model": "secret",
-            "an adapter": "secret:french",
-            "a derived name": "polite",
-        }
-
-    async def make(self) -> None:
-        """Each kind of object, once."""
-        self.ids["an MCP server"] = "calculator"
-        file = await self.ann.post(
-            "/v1/files", files={"file": ("a.jsonl", io.BytesIO(ROW))}, data={"purpose": "batch"}
-        )
-        self.ids["a file"] = file.json()["id"]
-        batch = {**BODIES["input_file_id"], "input_file_id": self.ids["a file"]}
-        self.ids["a batch"] = (await self.ann.post("/v1/batches", json=batch)).json()["id"]
-        made = (
-            await self.ann.post("/v1/conversations", json={"items": [{"role": "user", "content": "hi"}]})
-        ).json()
-        self.ids["a conversation"] = made["id"]
-        items = (await self.ann.get(f"/v1/conversations/{made['id']}/items")).json()["data"]
-        self.ids["an item of a conversation"] = items[0]["id"]
-        response = (await self.ann.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2})).json()
-        self.ids["a response"] = response["id"]
-        self.ids["an item of a response"] = response["output"][0]["id"]
+async def each_kind_once(ann: httpx.AsyncClient) -> dict[str, str]:
+    upload = {"file": ("a.jsonl", io.BytesIO(ROW))}
+    file = (await ann.post("/v1/files", files=upload, data={"purpose": "batch"})).json()["id"]
+    batch = (await ann.post("/v1/batches", json={**BODIES["input_file_id"], "input_file_id": file})).json()
+    conversation = (await ann.post("/v1/conversations", json={"items": HI})).json()["id"]
+    items = (await ann.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+    response = (await ann.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2})).json()
+    return {
+        "a model": "secret",
+        "an adapter": "secret:french",
+        "a derived name": "polite",
+        "an MCP server": "calculator",
+        "a file": file,
+        "a batch": batch["id"],
+        "a conversation": conversation,
+        "an item of a conversation": items[0]["id"],
+        "a response": response["id"],
+        "an item of a response": response["output"][0]["id"],
+    }
 
 
 def absent(known: str) -> str:
@@ -150,20 +132,10 @@ async def answers(
     """The answers for this id and for one of nothing, without the ids."""
     found = []
     for one in (known, absent(known)):
-        data = (
-            None
-            if body is None
-            else httpx.Request("POST", "http://x", json=body).content.replace(b"ID", one.encode())
-        )
-        answer = await http.request(
-            method,
-            path.replace("ID", one),
-            content=data,
-            headers={"x-request-id": "r", "connection": "close"},
-        )
-        headers = {
-            name: value for name, value in answer.headers.items() if not name.startswith("x-ratelimit")
-        }
+        content = None if body is None else json.dumps(body).replace("ID", one)
+        sent = {"x-request-id": "r", "connection": "close"}
+        answer = await http.request(method, path.replace("ID", one), content=content, headers=sent)
+        headers = {n: value for n, value in answer.headers.items() if not n.startswith("x-ratelimit")}
         text = re.sub(r'"created(_at)?":\d+|"(id|request_id)":"\w+"', "", answer.text.replace(one, "ID"))
         found.append((answer.status_code, headers | {"x-request-id": "", "request-id": ""}, text))
     return found
@@ -182,21 +154,23 @@ async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     tools = McpServerOptions(url="http://127.0.0.1:9/mcp")
     mcp = ConfiguredServers({"calculator": tools}, McpLimits(), allowed_hosts=())
     keys = key_ring(folder, ann=ann, **others)
-    async with working(jobs):
-        app = create_api(models, OPTIONS, keys=keys, jobs=jobs, mcp=mcp).app
-        async with client(app, of("ann")) as of_ann:
-            world = World(of_ann, app, secret)
-            await world.make()
-            engine.goes_on.clear()
-            body = {"messages": HI, "max_tokens": 9, "stream": True}
-            headers = {**of("ann"), "x-conversation-id": "conv-of-ann"}
-            async with exchange(app, CHAT, body, headers) as live:
-                await eventually(lambda: bool(engine.requests()))
-                world.ids["a live request"] = engine.requests()[0].id.partition("/")[0]
-                world.ids["a stream"] = "conv-of-ann"
-                yield world
-                engine.goes_on.set()
-                live.disconnect()
+    app = create_api(models, OPTIONS, keys=keys, jobs=jobs, mcp=mcp).app
+    never = asyncio.Event()
+    task = asyncio.create_task(jobs.run(lambda *_: never.wait()))
+    async with client(app, of("ann")) as of_ann:
+        world = World(of_ann, app, await each_kind_once(of_ann))
+        engine.goes_on.clear()
+        body = {"messages": HI, "max_tokens": 9, "stream": True}
+        headers = {**of("ann"), "x-conversation-id": "conv-of-ann"}
+        async with exchange(app, CHAT, body, headers) as live:
+            await eventually(lambda: bool(engine.requests()))
+            world.ids["a live request"] = engine.requests()[0].id.partition("/")[0]
+            world.ids["a stream"] = "conv-of-ann"
+            yield world
+            engine.goes_on.set()
+            live.disconnect()
+    await jobs.close()
+    await task
 
 
 async def check_same(there: World, method: str, path: str, body: Json | None, key: str = "bob") -> None:
@@ -241,33 +215,6 @@ async def test_lists_and_refusals_name_what_the_key_may_use(there: World) -> Non
             assert "french" not in text
             assert "polite" not in text
             assert "secret" not in text.replace(f"'{model}'", "")
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_a_probe_names_what_its_key_may_use(there: World, path: str) -> None:
-    usable = {"ann": ["fake", "secret"], "bob": ["fake"], "nobody": [], "": []}
-    for state in (EngineState.READY, EngineState.FAILED):
-        there.secret.told = msgspec.structs.replace(READY, state=state, reason="secret.gguf is damaged")
-        for key, names in usable.items():
-            async with client(there.app, of(key) if key else {}) as http:
-                answer = (await http.get(path)).json()
-            assert list(answer["models"]) == names
-            assert answer["model"] == next(iter(names), None)
-            assert answer["status"] == ("ready" if state is EngineState.READY else "degraded")
-            assert ("secret" in str(answer)) == (key == "ann")
-    there.secret.told = READY
-
-
-@pytest.mark.parametrize("state", [EngineState.FAILED, EngineState.RESTARTING, EngineState.STOPPED])
-async def test_the_refusal_of_a_probe_names_no_file_without_a_key(state: EngineState, tmp_path: Path) -> None:
-    engine = FakeEngine(told=msgspec.structs.replace(READY, state=state, reason="/a/secret.gguf is damaged"))
-    app = create_api(served(engine), OPTIONS, keys=key_ring(tmp_path, ann=SCOPES)).app
-    async with client(app) as http:
-        stranger, wrong = await http.get("/ready"), await http.get("/ready", headers=of("nobody"))
-        known = await http.get("/ready", headers=of("ann"))
-    assert {each.status_code for each in (stranger, wrong, known)} == {503}
-    assert "secret" not in stranger.text + wrong.text
-    assert "/a/secret.gguf is damaged" in known.json()["error"]["message"]
 
 
 async def test_the_objects_are_there_for_their_own_key(there: World) -> None:

@@ -10,13 +10,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from openai_cpu_server.api.application import create_api
 from openai_cpu_server.engine_client.client import EngineClient
-from tests.api.serving import api
-from tests.api.talking import chat, complete, events
+from tests.api.fake_engine import FakeEngine
+from tests.api.serving import OPTIONS, api, client, served
+from tests.api.talking import complete, events
 
 pytestmark = pytest.mark.anyio
 
-IN_PROGRESS = "response.in_progress"
 LONG_CHAT = [{"role": "user", "content": "a" * 600}]
 
 
@@ -93,39 +94,17 @@ def texts_of(told: list[dict[str, Any]]) -> str:
     return "".join(one.get("delta", one).get("content", one.get("text")) or "" for one in choices)
 
 
-async def test_a_stream_says_what_the_whole_response_says(http: httpx.AsyncClient) -> None:
-    whole = (await chat(http, n=2)).json()
-    response = await chat(http, n=2, stream=True, stream_options={"include_usage": True})
-    chunks = events(response)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["cache-control"] == "no-cache"
-    assert response.headers["x-accel-buffering"] == "no"
-    assert response.text.endswith("\n\ndata: [DONE]\n\n")
-    texts = {0: "", 1: ""}
-    for chunk in chunks[:-1]:
-        assert chunk["usage"] is None
-        for choice in chunk["choices"]:  # type: ignore[attr-defined]
-            texts[choice["index"]] += choice["delta"].get("content", "")
-    assert texts == {i: whole["choices"][i]["message"]["content"] for i in range(2)}
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == whole["usage"]
-    assert whole["usage"]["prompt_tokens"] == 5
-
-
-async def test_completions_of_several_prompts_stream_by_index(http: httpx.AsyncClient) -> None:
-    fields = {"prompt": ["a", "bc"], "n": 2, "echo": True}
-    whole = (await complete(http, **fields)).json()
-    texts = dict.fromkeys(range(4), "")
-    for chunk in events(await complete(http, **fields, stream=True)):
-        for choice in chunk["choices"]:  # type: ignore[attr-defined]
-            texts[choice["index"]] += choice["text"]
-    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
-    assert [texts[i][:2] for i in (2, 3)] == ["bc", "bc"]
-    assert whole["usage"]["prompt_tokens"] == 2 + 3
-
-
 async def test_a_prompt_is_scored(http: httpx.AsyncClient) -> None:
     scored = (await complete(http, echo=True, logprobs=1, max_tokens=0)).json()
     (choice,) = scored["choices"]
     assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("hi", [None, -1.0, -1.0])
     assert scored["usage"]["completion_tokens"] == 0
+
+
+async def test_a_model_that_cannot_chat_continues_the_prompt(engine: FakeEngine) -> None:
+    body = {"prompt": "hi", "max_tokens": 8, "temperature": 0}
+    async with client(create_api(served(engine, template=None), OPTIONS).app) as http:
+        text, raw = [
+            (await http.post("/generate", json={**body, "raw": raw})).json() for raw in (False, True)
+        ]
+    assert text["text"] == raw["text"] != ""
