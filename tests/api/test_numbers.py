@@ -16,7 +16,6 @@ from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.files.routes import BatchBody
 from openai_cpu_server.api.generate.routes import GenerateBatchBody, GenerateBody
-from openai_cpu_server.api.generation.schema import GenerationBody
 from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
 from openai_cpu_server.api.responses.schema import ResponsesBody
@@ -76,7 +75,6 @@ INTEGERS = {
     "top_n": (["1"], ["0", "-1", *HUGE]),
 }
 FIELDS = {**FLOATS, **INTEGERS}
-GENERATING = [family for family in FAMILIES if issubclass(family, GenerationBody)]
 
 
 def body(family: type[Body], name: str, value: str) -> bytes:

@@ -100,7 +100,6 @@ async def test_errors_are_described_by_their_codes(described: Json) -> None:
 
 CHAT = {"messages": MESSAGES, "max_tokens": 4, "seed": 1}
 MESSAGE = {"messages": MESSAGES, "max_tokens": 4}
-IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
 GOOD: list[tuple[str, Json | None]] = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2, "metadata": {"a": "b"}}),
