@@ -61,7 +61,7 @@ FINDINGS = {
         "api/test_foreign_objects.py::test_by_the_path",
         "api/test_foreign_objects.py::test_by_a_field_of_the_body",
         "api/test_foreign_objects.py::test_lists_and_refusals_name_what_the_key_may_use",
-        "api/test_foreign_objects.py::test_a_probe_names_what_its_key_may_use",
+        "api/exchanges/health.txt::A probe names what its key may use",
     ),
     "D11 a server that can never serve goes on": (
         "cli/test_bad_starts.py::test_what_is_found_when_the_model_is_read",

@@ -42,7 +42,6 @@ from tests.reading import model_read_here
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
-Json = dict[str, Any]
 HEARING = msgspec.structs.replace(FAKE_INFO, sound_rate=RATE)
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 QUIET = np.zeros(RATE)
