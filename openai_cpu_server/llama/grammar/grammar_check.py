@@ -59,10 +59,8 @@ class _OpenList(NamedTuple):
     """Texts that begin like the next item."""
 
     def behind(self, text: bytes) -> _OpenList:
-        item, like = self.next_item(text), self.like
-        if like and item:
-            item = _without_blanks(item)
-            like = tuple(other for other in like if other.startswith(item))
+        item = _without_blanks((self.next_item(text) if self.like else None) or b"")
+        like = tuple(other for other in self.like if other.startswith(item))
         return self._replace(owed=self.owed[len(text) :], rest=self.rest + text[len(self.owed) :], like=like)
 
     def with_item(self, text: bytes, value: object, owed: bytes, rest: bytes) -> _OpenList:
@@ -126,7 +124,6 @@ class ListItems(msgspec.Struct, frozen=True):
         return False
 
     def may_end(self, text: bytes) -> bool:
-        """Return True if `text` may end an item behind another one."""
         return (bool(self.lists) or b"," in text) and not _ENDS_OF_ITEMS.isdisjoint(text)
 
     def is_blank(self, text: bytes) -> bool:
