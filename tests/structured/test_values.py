@@ -3,12 +3,14 @@
 import itertools
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from openai_cpu_server.llama.grammar.grammar_check import ListItems, keeps_items_apart
 from openai_cpu_server.structured.languages.expr import ROOT, Ref, character, seq
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import InvalidGrammar, Options, UnsupportedSchema, Whitespace
 from openai_cpu_server.structured.scalars.numbers import INTEGER
-from tests.structured.making import check_schema
+from tests.structured.making import check_schema, schema_to_lark
 from tests.structured.oracle import accepts, check, check_ours, check_spelling, check_texts, compact, table
 
 ALL = [None, True, False, 0, -3, 1.5, 1e30, "", "a", [], [1, [2]], {}, {"a": {"b": None}}]
@@ -264,6 +266,42 @@ def test_a_name_is_not_ended_where_all_objects_with_it_are_in_the_list():
         for count, is_allowed in ((3, False), (2, True)):
             text = compact(objects[:count])[:-1] + ',{"name":"a'
             assert (b'"' in grammar.after(text.encode()).allowed) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("taken", "name", "allowed"),
+    [(["x"], "", "x"), (["x y"], "x", '"'), (["x"], "x", " "), (["x", "x y"], "", "")],
+)
+def test_a_blank_within_a_string_makes_an_item_differ(taken, name, allowed):
+    item = {**CLOSED, "properties": {"name": {"enum": ["x", "x y"]}}}
+    text = compact([{"name": each} for each in taken])[:-1] + ',{"name":"' + name
+    for options in (None, FLEXIBLE):
+        following = check_schema(array(items=item, uniqueItems=True), options).after(text.encode())
+        assert following.allowed == allowed.encode()
+
+
+class WithPair:
+    """Tokens for each byte, for the end, and for two equal items."""
+
+    tokens = (*(bytes([i]) for i in range(256)), b"<end>", b'"","",')
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+
+    def __call__(self, text):
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@pytest.mark.parametrize("begin", [b"[", b'["a",'])
+def test_a_token_of_two_equal_items_is_not_taken(begin):
+    lark = schema_to_lark(array(items={"type": "string", "maxLength": 9}, uniqueItems=True))
+    tokenizer = LLTokenizer(TokenizerWrapper(WithPair()))
+    matcher, items = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark)), ListItems()
+    for byte in begin:
+        assert matcher.consume_token(byte)
+        items = items.behind(bytes([byte]), matcher)
+    assert matcher.validate_tokens([257]) == 1
+    assert not keeps_items_apart(items, 257, matcher, WithPair.tokens.__getitem__)
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])

@@ -55,13 +55,17 @@ class _OpenList(NamedTuple):
     """End of the last item that the output does not have yet."""
     rest: bytes = b""
     """Output behind the last item."""
+    like: tuple[bytes, ...] = ()
+    """Texts that begin like the next item."""
 
     def behind(self, text: bytes) -> _OpenList:
-        return self._replace(owed=self.owed[len(text) :], rest=self.rest + text[len(self.owed) :])
+        item = _without_blanks((self.next_item(text) if self.like else None) or b"")
+        like = tuple(other for other in self.like if other.startswith(item))
+        return self._replace(owed=self.owed[len(text) :], rest=self.rest + text[len(self.owed) :], like=like)
 
     def with_item(self, text: bytes, value: object, owed: bytes, rest: bytes) -> _OpenList:
         texts = (*self.texts, _without_blanks(text))
-        return _OpenList(self.rule, texts, self.values | {value}, owed, rest)
+        return _OpenList(self.rule, texts, self.values | {value}, owed, rest, texts)
 
     def next_item(self, text: bytes = b"") -> bytes | None:
         """Return what the output and `text` have of the next item, or None before its comma."""
@@ -113,14 +117,19 @@ class ListItems(msgspec.Struct, frozen=True):
     def repeat(self, text: bytes = b"") -> bool:
         """Return True if the output with `text` may become a list with two equal items."""
         for each in self.lists:
-            if (item := each.next_item(text)) is not None:
+            if each.like and (item := each.next_item(text)) is not None:
                 item = _without_blanks(item)
-                if any(other.startswith(item) or (text and item.startswith(other)) for other in each.texts):
+                if any(other.startswith(item) or (text and item.startswith(other)) for other in each.like):
                     return True
         return False
 
     def may_end(self, text: bytes) -> bool:
-        return bool(self.lists) and not _ENDS_OF_ITEMS.isdisjoint(text)
+        return (bool(self.lists) or b"," in text) and not _ENDS_OF_ITEMS.isdisjoint(text)
+
+    def is_blank(self, text: bytes) -> bool:
+        """Return True for white space outside of strings."""
+        last = self.lists[0]
+        return text.isspace() and not last.owed and not _without_blanks(last.rest + text).endswith(text)
 
 
 _MOST_TOKENS = 2_000
@@ -151,12 +160,14 @@ def keeps_items_apart(
                 return True
             tokens = matcher.compute_ff_tokens()
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        if bits.sum() > _MOST_TOKENS:
+        if np.count_nonzero(bits) > _MOST_TOKENS:
             return True
-        tokens = [token for token in map(int, np.flatnonzero(bits)) if not text_of(token).isspace()]
-        if any(not items.repeat(text_of(token)) for token in tokens):
+        ways = {text_of(token): token for token in np.flatnonzero(bits).tolist()}
+        shortest = [text for text in ways if not any(text[:n] in ways for n in range(1, len(text)))]
+        shortest = [text for text in shortest if not items.is_blank(text)]
+        if not all(items.repeat(text) or items.may_end(text) for text in shortest):
             return True
-        return any(can_differ(items, token, matcher) for token in tokens)
+        return any(can_differ(items, ways[text], matcher) for text in shortest)
 
     text = text_of(token)
     return not (items.repeat(text) or items.may_end(text)) or can_differ(items, token, matcher)
