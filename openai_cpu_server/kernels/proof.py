@@ -73,8 +73,8 @@ def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lam
             _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
             library.switch_off(kernel)  # the next is compared with ggml too
         states[kernel] = _found[kernel]
-    if not (recurrent := states[Kernel.RECURRENT]).is_on:  # which computes the last tokens of a prompt
-        states[Kernel.RECURRENT_TILES] = recurrent
+    if not states[Kernel.RECURRENT].is_on:  # that kernel computes the last tokens of a prompt
+        states[Kernel.RECURRENT_TILES] = states[Kernel.RECURRENT]
     for kernel, state in states.items():
         if state.is_on:
             library.switch_on(kernel)

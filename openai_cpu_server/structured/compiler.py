@@ -54,7 +54,7 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
     Whitespace,
 )
-from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER, UNCOUNTED
+from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language, rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, without_unevaluated
@@ -82,8 +82,6 @@ from openai_cpu_server.structured.writing.notations import value_writing
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""
-_ENDLESS = {INTEGER: UNCOUNTED[0], NUMBER: UNCOUNTED[1]}
-"""Numbers with any number of digits in place of those with a usual number."""
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
@@ -274,8 +272,7 @@ class _Compiler:
         branches = self._goals.branches(goal, JsonKind.NUMBER)
         if any(self._numbers.multiples(branch) is not None for branch in branches):
             return None
-        found = alt(*map(self._numbers.language, branches))
-        return self._number(_ENDLESS.get(found, found), hint)
+        return self._number(alt(*map(self._numbers.language, branches)), hint)
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
         found: dict[object, Expr] = {}

@@ -18,6 +18,7 @@ from openai_cpu_server.llama.grammar.grammar_check import (
     GrammarCheck,
     ListItems,
     keeps_items_apart,
+    new_trials,
     text_of_byte,
 )
 from openai_cpu_server.structured.options import Options
@@ -47,7 +48,9 @@ class Sampler:
             if allowed.may_end and (not allowed.all or rng.random() < 0.3):
                 return bytes(text)
             byte = allowed.pick(rng)
-            if self._has_list_items and not keeps_items_apart(items, byte, matcher, text_of_byte):
+            if self._has_list_items and not keeps_items_apart(
+                items, byte, matcher, text_of_byte, new_trials()
+            ):
                 continue
             assert matcher.consume_token(byte), matcher.get_error()
             following = items.behind(bytes([byte]), matcher)

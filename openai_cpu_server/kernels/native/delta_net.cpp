@@ -240,6 +240,10 @@ private:
     int64_t heads_, num_tokens_, num_sequences_;
 };
 
+bool has_chunks(const ggml_tensor& node) {
+    return node.src[GATES]->ne[0] == 1 && chunks_end(node.src[VALUES]->ne[2], node.op_params[0]) > 0;
+}
+
 bool has_float_rows(const ggml_tensor& tensor) {
     return tensor.type == GGML_TYPE_F32 && tensor.nb[0] == sizeof(float);
 }
@@ -263,10 +267,6 @@ States states_of_delta_net(const ggml_tensor& node) {
     states.earlier = row * sequences;
     states.num_kept = node.op_params[0];
     return states;
-}
-
-bool has_chunks(const ggml_tensor& node) {
-    return node.src[GATES]->ne[0] == 1 && chunks_end(node.src[VALUES]->ne[2], node.op_params[0]) > 0;
 }
 
 std::unique_ptr<Task> delta_net(const ggml_tensor& node, States states, bool by_tiles) {

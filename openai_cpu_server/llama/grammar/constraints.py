@@ -23,7 +23,7 @@ from openai_cpu_server.contract.request import Constraint, ReasoningTracker
 from openai_cpu_server.contract.step import num_right
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar, grammar_tokenizer
-from openai_cpu_server.llama.grammar.grammar_check import ListItems, keeps_items_apart
+from openai_cpu_server.llama.grammar.grammar_check import ListItems, keeps_items_apart, new_trials
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,9 @@ class ConstrainedOutput:
         self._thoughts = _thoughts(constraint)
         """Parser of thoughts; None once the answer has begun."""
         self._items = ListItems() if CAPTURE in (constraint.grammar or "") else None
-        """Read lists whose items must differ, or None if the grammar has none."""
+        """Lists whose items must differ, or None if the grammar has none."""
+        self._trials = new_trials()
+        """Trials that are left before the next token."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
@@ -177,7 +179,7 @@ class ConstrainedOutput:
 
     def _keeps_items_apart(self, matcher: LLMatcher, items: ListItems, token: int) -> bool:
         with self._charged():
-            return keeps_items_apart(items, token, matcher, self._tokens.text_of)
+            return keeps_items_apart(items, token, matcher, self._tokens.text_of, self._trials)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens may come next. In free text all may, because a token that ends a
@@ -269,6 +271,7 @@ class ConstrainedOutput:
                 raise _failure(matcher)
             return
         self._patience_s += _PATIENCE_PER_TOKEN_S * len(tokens)
+        self._trials = new_trials()
         for token in tokens:
             if not matcher.consume_token(token):
                 raise _failure(matcher)

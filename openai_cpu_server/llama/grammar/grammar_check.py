@@ -128,25 +128,31 @@ class ListItems(msgspec.Struct, frozen=True):
 
     def is_blank(self, text: bytes) -> bool:
         """Return True for white space outside of strings."""
-        last = self.lists[0]
-        return text.isspace() and not last.owed and not _without_blanks(last.rest + text).endswith(text)
+        outer = self.lists[0]
+        return text.isspace() and not outer.owed and not _without_blanks(outer.rest + text).endswith(text)
 
 
 _MOST_TOKENS = 2_000
 """With more allowed tokens, one of them makes an item differ."""
-_MOST_TRIALS = 60
+_MOST_TRIALS = 120
+"""Tokens that are tried behind others for one place of the output, of some 0.5 ms each."""
+
+
+def new_trials() -> Iterator[int]:
+    return iter(range(_MOST_TRIALS))
 
 
 def keeps_items_apart(
-    items: ListItems, token: int, matcher: LLMatcher, text_of: Callable[[int], bytes]
+    items: ListItems,
+    token: int,
+    matcher: LLMatcher,
+    text_of: Callable[[int], bytes],
+    trials: Iterator[int],
 ) -> bool:
     """Return False if an allowed token completes an item that is in its list already, or leads to where
-    every text does. After `_MOST_TRIALS` trials the answer is True."""
-    trials = iter(range(_MOST_TRIALS))
+    every text does. `trials`: those left for this place; without any, only the token itself is checked."""
 
     def can_differ(items: ListItems, token: int, before: LLMatcher) -> bool:
-        if next(trials, None) is None:
-            return True
         matcher, tokens = before.deep_copy(), [token]
         while tokens:
             for token in tokens:
@@ -167,7 +173,7 @@ def keeps_items_apart(
         shortest = [text for text in shortest if not items.is_blank(text)]
         if not all(items.repeat(text) or items.may_end(text) for text in shortest):
             return True
-        return any(can_differ(items, ways[text], matcher) for text in shortest)
+        return any(next(trials, None) is None or can_differ(items, ways[text], matcher) for text in shortest)
 
     text = text_of(token)
     return not (items.repeat(text) or items.may_end(text)) or can_differ(items, token, matcher)
@@ -192,7 +198,7 @@ def _comparable(value: object) -> object:
         return frozenset((name, _comparable(each)) for name, each in value.items())
     if isinstance(value, list):
         return tuple(map(_comparable, value))
-    return str(value) if isinstance(value, bool) else (value,)
+    return type(value), value
 
 
 class TextFit(msgspec.Struct, frozen=True):
@@ -238,24 +244,25 @@ class GrammarCheck:
             raise self._too_complex("The grammar is too large, or too deeply nested, to be used.")
 
     def check(self, text: str | bytes) -> TextFit:
-        self._matcher = self._start.deep_copy()
         tokens = list(text.encode() if isinstance(text, str) else text)
-        accepted = self._num_accepted(tokens)
+        accepted, _ = self._follow(tokens)
         if self._matcher.is_error():
             raise self._too_complex(f"The grammar is too complex after {accepted} bytes of the text.")
         return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
-    def _num_accepted(self, tokens: list[int]) -> int:
-        if not self._has_list_items:
-            return int(self._matcher.try_consume_tokens(tokens))
+    def _follow(self, tokens: list[int]) -> tuple[int, ListItems]:
+        """Return how many tokens are accepted from the start on, and the lists behind them."""
+        self._matcher = self._start.deep_copy()
         items = ListItems()
+        if not self._has_list_items:
+            return int(self._matcher.try_consume_tokens(tokens)), items
         for number, token in enumerate(tokens):
             if not self._matcher.try_consume_tokens([token]):
-                return number
+                return number, items
             if (following := items.behind(bytes([token]), self._matcher)) is None:
-                return number
+                return number, items
             items = following
-        return len(tokens)
+        return len(tokens), items
 
     def _too_complex(self, message: str) -> InvalidRequest:
         """Return an error without the native text, which has paths and backtraces."""
@@ -264,21 +271,14 @@ class GrammarCheck:
 
     def after(self, text: bytes) -> WhatMayFollow:
         """`text` must fit completely."""
-        self._matcher = self._start.deep_copy()
-        accepted = self._matcher.try_consume_tokens(list(text))
+        accepted, items = self._follow(list(text))
         assert accepted == len(text), "the text does not fit"
         mask = self._matcher.compute_bitmask()
-        items: ListItems | None = ListItems()
-        if self._has_list_items:
-            follower = self._start.deep_copy()
-            for byte in text:
-                follower.consume_token(byte)
-                items = items and items.behind(bytes([byte]), follower)
+        possible = (byte for byte in range(_END) if mask[byte >> 3] >> (byte & 7) & 1)
         allowed = bytes(
             byte
-            for byte in range(_END)
-            if mask[byte >> 3] >> (byte & 7) & 1
-            and (items is None or keeps_items_apart(items, byte, self._matcher, text_of_byte))
+            for byte in possible
+            if keeps_items_apart(items, byte, self._matcher, text_of_byte, new_trials())
         )
         return WhatMayFollow(self._matcher.compute_ff_bytes(), allowed, self._matcher.is_accepting())
 

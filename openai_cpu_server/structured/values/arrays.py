@@ -83,9 +83,9 @@ _MOST_SUBSETS = 260
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
-    "cannot be enforced beside 'prefixItems' and 'contains', nor where numbers are among other items, are "
-    "multiples, or have flexible white space: list up to 400 values with 'enum', or allow one item "
-    "('maxItems': 1)"
+    "cannot be enforced beside 'prefixItems' or 'contains', on items that may be numbers or other values, on "
+    "large multiples, nor on numbers with flexible white space: list up to 400 values with 'enum', or allow "
+    "one item ('maxItems': 1)"
 )
 
 
