@@ -30,7 +30,9 @@ from bench.results import percentile
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.llama.grammar.compile import grammar_tokenizer
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import Options, PropertyOrder, UnsupportedSchema, Whitespace
@@ -54,36 +56,18 @@ class Result:
     failures: list[str] = field(default_factory=list)
 
 
-class Vocabulary:
+class _Vocabulary:
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], end: int, special: list[int]) -> None:
-        self.tokens, self.eos_token_id, self.special_token_ids = tokens, end, special
+    def __init__(self, tokens: list[bytes], end: int) -> None:
+        self.tokens, self.eos_token_id, self.special_token_ids = tokens, end, [end]
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Unused, because the benchmark tokenises greedily."""
         return []
 
 
-def vocabulary_of_model(path: str) -> Vocabulary:
-    from gguf import GGUFReader
-
-    fields = GGUFReader(path).fields
-    pieces = fields["tokenizer.ggml.tokens"].contents()
-    kinds = fields["tokenizer.ggml.token_type"].contents()
-    end = fields["tokenizer.ggml.eos_token_id"].contents()
-    tokens, special = [], []
-    for i, (piece, kind) in enumerate(zip(pieces, kinds, strict=True)):
-        if kind == 6:
-            tokens.append(bytes([int(piece[3:5], 16)]))
-        else:
-            tokens.append(piece.replace("\u2581", " ").encode())
-        if kind in (2, 3):
-            special.append(i)
-    return Vocabulary(tokens, end, special)
-
-
-def vocabulary_of_text(cases: list[dict], size: int = VOCABULARY) -> Vocabulary:
+def tokenizer_of_text(cases: list[dict], size: int = VOCABULARY) -> LLTokenizer:
     counts: collections.Counter[str] = collections.Counter()
     for case in cases:
         words = json.dumps(case, ensure_ascii=False).split(" ")
@@ -92,15 +76,13 @@ def vocabulary_of_text(cases: list[dict], size: int = VOCABULARY) -> Vocabulary:
                 word[i:j] for i in range(min(len(word), 24)) for j in range(i + 2, min(i + 9, len(word) + 1))
             )
     pieces = [piece.encode() for piece, _ in counts.most_common(size - 257)]
-    return Vocabulary(
-        [bytes([i]) for i in range(256)] + pieces + [b"</s>"], 256 + len(pieces), [256 + len(pieces)]
-    )
+    tokens, end = [*(bytes([i]) for i in range(256)), *pieces, b"</s>"], 256 + len(pieces)
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, end)), slices=LLTokenizer.json_slices())
 
 
 class Bench:
-    def __init__(self, vocabulary: Vocabulary, options: Options) -> None:
-        self.vocabulary_size = len(vocabulary.tokens)
-        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=LLTokenizer.json_slices())
+    def __init__(self, tokenizer: LLTokenizer, options: Options) -> None:
+        self._tokenizer = tokenizer
         self._options = options
         self.result = Result()
 
@@ -210,34 +192,33 @@ def read_cases(path: Path) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def measure(cases: list[dict], vocabulary: Vocabulary, options: Options) -> Bench:
-    bench = Bench(vocabulary, options)
-    for case in cases:
-        bench.run(case)
-    return bench
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path)
-    parser.add_argument("--model", help="GGUF file to take the vocabulary from (default: made from FILE)")
+    parser.add_argument("--model", type=Path, help="GGUF with the vocabulary (default: made from FILE)")
     parser.add_argument("--order", choices=[o.value for o in PropertyOrder], help="default: both")
     parser.add_argument("--whitespace", choices=[w.value for w in Whitespace], default="compact")
     parser.add_argument("--failures", action="store_true", help="list them")
     arguments = parser.parse_args()
     cases = read_cases(arguments.file)
-    vocabulary = vocabulary_of_model(arguments.model) if arguments.model else vocabulary_of_text(cases)
+    if arguments.model:
+        vocabulary = Vocabulary.open(arguments.model)  # the tokenizer must not outlive it
+        tokenizer = grammar_tokenizer(vocabulary, for_many_masks=True)
+    else:
+        tokenizer = tokenizer_of_text(cases)
     valid = [t["valid"] for c in cases for t in c["tests"]]
     gc.freeze()  # the collector must not scan the cases while a schema is compiled
     orders = [PropertyOrder(arguments.order)] if arguments.order else list(PropertyOrder)
     for order in orders:
         options = Options(whitespace=Whitespace(arguments.whitespace), order=order)
-        bench = measure(cases, vocabulary, options)
+        bench = Bench(tokenizer, options)
+        for case in cases:
+            bench.run(case)
         default = ", as the server has it" if order is Options().order else ""
         print(f"properties in {order.value} order{default}; white space {arguments.whitespace}")
-        print(report(bench.result, sum(valid), len(valid) - sum(valid), bench.vocabulary_size))
+        print(report(bench.result, sum(valid), len(valid) - sum(valid), tokenizer.vocab_size))
         print(*(bench.result.failures if arguments.failures else []), sep="\n")
 
 

@@ -19,7 +19,7 @@ from bench.asking import Failed
 from bench.bench import Bench
 from bench.models import add_options, models_of, settle
 from bench.report import show
-from regressions import COMPUTE_HERE, HAVE_KERNELS, MEASUREMENTS
+from regressions import COMPUTE_HERE, MEASUREMENTS
 from rich.console import Console
 
 from openai_cpu_server.config.folders import HUGE_PAGES
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("name", choices=MEASUREMENTS, metavar="NAME")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTIONS")
     name, arguments = vars(parser.parse_args()).values()
-    if name in HAVE_KERNELS:
+    if name in COMPUTE_HERE:
         put_in_front()  # before llama.cpp is loaded: the linker takes what came first
     module = importlib.import_module(f"regressions.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(

@@ -24,10 +24,6 @@ def described(error: Exception) -> str:
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
 
 
-def first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
 class Priority(enum.Enum):
     """Values of the header `X-Priority`; servers without priorities ignore it."""
 

@@ -83,11 +83,6 @@ class TreeSampler:
         self._peak_rss = max(self._peak_rss, rss)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return CPU seconds so far of a process and its children."""
-    return sum(cpu_by_process(pid).values())
-
-
 def cpu_by_process(pid: int) -> dict[int, float]:
     """Return CPU seconds so far of a process and of each of its children."""
     root = psutil.Process(pid)

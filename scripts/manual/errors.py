@@ -13,7 +13,9 @@ _UNFORESEEN = "The server had an error of its own. The log has the details under
 
 
 def error_table() -> str:
-    rows = [_row(failure, _meaning(error)) for error, failure in TABLE.items()]
+    meanings = {error: " ".join((inspect.getdoc(error) or "").split()) for error in TABLE}
+    meanings[ServerError] = _UNFORESEEN
+    rows = [_row(failure, meanings[error]) for error, failure in TABLE.items()]
     rows += [
         _row(Failure(status, "invalid_request_error", code), f"{HTTPStatus(status).phrase}.")
         for status, code in HTTP_CODES.items()
@@ -24,7 +26,3 @@ def error_table() -> str:
 def _row(failure: Failure, meaning: str) -> tuple[str, str, str, str]:
     code = f"`{failure.code}`" if failure.code else "depends on the field"
     return str(failure.status), code, f"`{failure.type}`", meaning
-
-
-def _meaning(error: type[ServerError]) -> str:
-    return _UNFORESEEN if error is ServerError else " ".join((inspect.getdoc(error) or "").split())

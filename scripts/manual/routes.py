@@ -25,13 +25,12 @@ _MOST_TOLD = 2**31
 
 def route_tables() -> str:
     described: Json = json.loads(json.dumps(document(ROWS, lenient=False)))
-    return "\n".join([*_routes(described), *_bodies(described)])
-
-
-def _routes(described: Json) -> Iterator[str]:
-    for tag in dict.fromkeys(row.tag for row in ROWS):
-        rows = [_route(row, described) for row in ROWS if row.tag == tag]
-        yield f"## {tag}\n\n" + table(("Route", "What it does", "Scope", "Errors"), rows)
+    heads = ("Route", "What it does", "Scope", "Errors")
+    tags = (
+        f"## {tag}\n\n" + table(heads, [_route(row, described) for row in ROWS if row.tag == tag])
+        for tag in dict.fromkeys(row.tag for row in ROWS)
+    )
+    return "\n".join([*tags, *_bodies(described)])
 
 
 def _route(row: ApiRoute, described: Json) -> tuple[str, str, str, str]:
@@ -60,13 +59,9 @@ def _fields(row: ApiRoute, described: Json) -> str:
     rows = (
         (f"`{name}`" + " (required)" * (name in required), _kind(schema["properties"][name], described))
         for name in names
-        if _is_heeded(schema["properties"][name])
+        if not {"x-ignored", "x-refused"} & schema["properties"][name].keys()
     )
     return table(("Field", "Value"), rows)
-
-
-def _is_heeded(field: Json) -> bool:
-    return "x-ignored" not in field and "x-refused" not in field
 
 
 def _kind(schema: Json, described: Json) -> str:

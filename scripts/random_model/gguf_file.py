@@ -102,7 +102,8 @@ def weights_for(
 ) -> list[Tensor]:
     """Return weights scaled so that a normalised input gives each layer an output of about 1 per element."""
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
-    weights = _Weights(quant, _num_layers(shapes), tuple(quiet), query_key_norm)
+    num_layers = 1 + max((_layer(name) for name in shapes if name.startswith(_LAYER)), default=-1)
+    weights = _Weights(quant, num_layers, tuple(quiet), query_key_norm)
     found = {name: weights.of(name, shape) for name, shape in shapes.items()}
     is_tied, logit_std = _OUTPUT not in shapes, LOGIT_STD
     if is_tied:
@@ -156,10 +157,6 @@ def _kind(name: str) -> str:
 
 def _layer(name: str) -> int:
     return int(name.split(".")[1])
-
-
-def _num_layers(shapes: Shapes) -> int:
-    return 1 + max((_layer(name) for name in shapes if name.startswith(_LAYER)), default=-1)
 
 
 def _gets_more_bits(layer: int, layers: int) -> bool:

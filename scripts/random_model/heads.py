@@ -81,7 +81,9 @@ def arrange(path: Path) -> None:
     vocab, width = tensors["token_embd.weight"].shape
     draw = np.random.default_rng(0)
     bases = draw.choice(np.array([-1, 1], np.float32), (-(-vocab // width), width))
-    cycles = [_rotations(base) for base in bases]
+    places = np.arange(width)
+    rotated = (places[None, :] - places[:, None]) % width  # a row for each rotation to the right
+    cycles = [base[rotated] for base in bases]
     codes, before = (
         np.roll(np.concatenate(rows)[:vocab], FIRST_TEXT, axis=0)
         for rows in (cycles, [np.roll(cycle, 1, axis=0) for cycle in cycles])
@@ -94,12 +96,6 @@ def arrange(path: Path) -> None:
         new = _arranged(name, codes, outputs, head)
         if new is not None:
             data[:] = new
-
-
-def _rotations(base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a row for each rotation of the base, to the right."""
-    places = np.arange(len(base))
-    return np.take(base, (places[None, :] - places[:, None]) % len(base))
 
 
 def spoil(path: Path, right_percent: int) -> None:

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -51,29 +52,15 @@ def _fill_f16(blocks: Bytes, std: Gains) -> None:
     _put_half(blocks, 0, integers * (std / _std_of_integers(65_536)))
 
 
-def _fill_q8_0(blocks: Bytes, std: Gains) -> None:
-    """d (fp16), 32 x int8: w = d * q."""
-    _put_signed_half(blocks, 0, std / _std_of_integers(256))
+def _fill_integers(levels: int, blocks: Bytes, std: Gains) -> None:
+    """d (fp16), 32 x int8 or 4 bits: w = d * q, with q centred on zero."""
+    _put_signed_half(blocks, 0, std / _std_of_integers(levels))
 
 
-def _fill_q4_0(blocks: Bytes, std: Gains) -> None:
-    """d (fp16), 32 x 4 bits: w = d * (q - 8)."""
-    _put_signed_half(blocks, 0, std / _std_of_integers(16))
-
-
-def _fill_q4_k(blocks: Bytes, std: Gains) -> None:
-    """d, dmin (fp16), 8 x (6-bit scale, 6-bit minimum), 256 x 4 bits: w = d * scale * q - dmin * minimum."""
-    _put_scales_and_minima(blocks, std, levels=16)
-
-
-def _fill_q5_k(blocks: Bytes, std: Gains) -> None:
-    """Like q4_k, with 256 fifth bits in between."""
-    _put_scales_and_minima(blocks, std, levels=32)
-
-
-def _put_scales_and_minima(blocks: Bytes, std: Gains, levels: int) -> None:
-    """Write the head of a q4_k or q5_k block. Minimum = scale and dmin = (levels - 1) / 2 * d, which
-    centres the levels on zero. Below 16, all bits of a scale lie in the low nibbles of the packed layout."""
+def _fill_with_minima(levels: int, blocks: Bytes, std: Gains) -> None:
+    """d, dmin (fp16), 8 x (6-bit scale, 6-bit minimum), 256 x 4 or 5 bits: w = d * scale * q - dmin * min.
+    Minimum = scale and dmin = (levels - 1) / 2 * d, which centres the levels on zero. Below 16, all bits of a
+    scale lie in the low nibbles of the packed layout."""
     d = std / np.float32(_GROUP_SCALE * _std_of_integers(levels))
     scales = (blocks[:, 4:12] & 7) | 8
     blocks[:, 4:8] = scales[:, :4]
@@ -101,10 +88,10 @@ def _fill_mxfp4(blocks: Bytes, std: Gains) -> None:
 _FILL: dict[GGMLQuantizationType, Callable[[Bytes, Gains], None]] = {
     GGMLQuantizationType.F32: _fill_f32,
     GGMLQuantizationType.F16: _fill_f16,
-    GGMLQuantizationType.Q8_0: _fill_q8_0,
-    GGMLQuantizationType.Q4_0: _fill_q4_0,
-    GGMLQuantizationType.Q4_K: _fill_q4_k,
-    GGMLQuantizationType.Q5_K: _fill_q5_k,
+    GGMLQuantizationType.Q8_0: partial(_fill_integers, 256),
+    GGMLQuantizationType.Q4_0: partial(_fill_integers, 16),
+    GGMLQuantizationType.Q4_K: partial(_fill_with_minima, 16),
+    GGMLQuantizationType.Q5_K: partial(_fill_with_minima, 32),
     GGMLQuantizationType.Q6_K: _fill_q6_k,
     GGMLQuantizationType.MXFP4: _fill_mxfp4,
 }

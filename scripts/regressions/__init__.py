@@ -8,23 +8,17 @@ from __future__ import annotations
 
 MEASUREMENTS = {
     "speculation": "drafts on against off, where answers quote and where they do not",
-    "priority": "priorities against first come, first served, in a pool that is too small",
     "schedule": "a step in Python, with 10,000 requests waiting",
-    "pool-pressure": "more requests than the pool holds: none fails, no answer changes",
     "neighbours": "a model's chats beside batch work of its own, of another, and embedding",
     "wires": "the bytes of some 200 answers of all families of routes, recorded in a file or compared",
     "waits": "one client's small requests beside the heaviest pieces of another, and /health",
     "streams": "what users feel of the scheduler's options and constants, simulated",
-    "overhead": "the server against a bare loop of the same steps",
-    "embedding": "short texts: a bare loop, our server, llama-server",
     "kernels": "products of weights, ggml's and ours",
     "roofline": "products by AMX, as shares of the peak of its tiles",
     "attention": "attention of a layer, ggml's and ours: wide heads, latent, windows",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
-    "sampling": "choosing a token from a large vocabulary",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }
 
-COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "roofline", "attention", "steps"})
-"""Computed in this process, with allocations in huge pages, as in an engine."""
-HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
+COMPUTE_HERE = frozenset({"kernels", "roofline", "attention", "steps"})
+"""Computed in this process by our kernels, with allocations in huge pages, as in an engine."""

@@ -35,7 +35,7 @@ def bench():
 
 
 def test_the_bench_counts_what_happens(bench):
-    run = bench["Bench"](bench["vocabulary_of_text"](TINY, size=300), bench["Options"]())
+    run = bench["Bench"](bench["tokenizer_of_text"](TINY, size=300), bench["Options"]())
     for each in TINY:
         run.run(each)
     result = run.result
@@ -55,7 +55,7 @@ def test_the_bench_counts_what_happens(bench):
 def test_a_sample_of_real_schemas(bench, order, least_passed):
     cases = bench["read_cases"](DATA)[::25]
     run = bench["Bench"](
-        bench["vocabulary_of_text"](TINY, size=300), bench["Options"](order=bench["PropertyOrder"](order))
+        bench["tokenizer_of_text"](TINY, size=300), bench["Options"](order=bench["PropertyOrder"](order))
     )
     for each in cases:
         run.run(each)

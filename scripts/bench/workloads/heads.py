@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from bench.asking import described
@@ -13,7 +12,7 @@ from bench.bench import Bench
 from bench.clients import LoadFailed
 from bench.models import made_head_model
 from bench.prompts import RandomPrompts
-from bench.results import Contest, Direction, Goal, Line, Rounds, WorkloadResult, ratios
+from bench.results import Contest, Direction, Goal, Line, WorkloadResult, ratios
 from bench.servers import Contestant, Room, Server, ServerSpec, Variant
 from bench.workloads.batches import BatchRun, clients_in_words, questions, run_batch
 
@@ -81,13 +80,16 @@ def run(name: str, shape: str, points: Sequence[Point], bench: Bench) -> Workloa
                     if len(runs) <= number:
                         runs.append({})
                     runs[number][point.clients] = batch
-    lines = {point: _line(contest, point, "output", "tok/s", _speed) for point in points}
+    lines = {
+        point: _line(contest, point, "output", "tok/s", lambda batch: batch.output_tokens_per_s)
+        for point in points
+    }
     return WorkloadResult(
         name=name,
         sizes=f"{shape} in {_TYPE}, prompts of {_PROMPT_TOKENS} random tokens; clients and output tokens of "
         f"each: {', '.join(f'{point.clients}: {point.tokens}' for point in points)}",
         goals=tuple(_goals(contest, lines)),
-        lines=(*lines.values(), *_draft_lines(contest, points)),
+        lines=(*lines.values(), *(line for point in points for line in _draft_lines(contest, point))),
         failures=contest.failures,
     )
 
@@ -135,10 +137,6 @@ def _measured(server: Server, point: Point, number: int) -> BatchRun:
     return run_batch(server, asks, point.clients)
 
 
-def _speed(batch: BatchRun) -> float:
-    return batch.output_tokens_per_s
-
-
 def _drafted(batch: BatchRun) -> float:
     return 1000 * sum(trace.timings.draft_n for trace in batch.traces) / batch.output_tokens
 
@@ -152,19 +150,13 @@ def _line(
     contest: Contest[Runs], point: Point, what: str, unit: str, figure: Callable[[BatchRun], float]
 ) -> Line:
     what = f"{what}, {clients_in_words(point.clients)}"
-    of_point = partial(_of_point, point.clients, figure)
-    return contest.line(what, unit, Direction.AT_LEAST, of_point)
+    return contest.line(what, unit, Direction.AT_LEAST, lambda runs: figure(runs[point.clients]))
 
 
-def _of_point(clients: int, figure: Callable[[BatchRun], float], runs: Runs) -> float:
-    return figure(runs[clients])
-
-
-def _draft_lines(contest: Contest[Runs], points: Sequence[Point]) -> Iterator[Line]:
+def _draft_lines(contest: Contest[Runs], point: Point) -> tuple[Line, Line]:
     drafting = contest.those(lambda who: not who.label.endswith("off"))
-    for point in points:
-        yield _line(drafting, point, "drafted", "of 1,000 tokens", _drafted)
-        yield _line(drafting, point, "accepted", "%", _accepted)
+    drafted = _line(drafting, point, "drafted", "of 1,000 tokens", _drafted)
+    return drafted, _line(drafting, point, "accepted", "%", _accepted)
 
 
 def _goals(contest: Contest[Runs], lines: dict[Point, Line]) -> Iterator[Goal]:
@@ -177,11 +169,8 @@ def _goals(contest: Contest[Runs], lines: dict[Point, Line]) -> Iterator[Goal]:
     )
     for one, other, limit in pairs:
         for point, line in lines.items():
-            found = _times(line.servers, one, other)
+            speeds = line.servers
+            found = ratios(speeds[one], speeds[other]) if {one, other} <= speeds.keys() else None
             if found is not None or other == "off":
                 what = f"{clients_in_words(point.clients)}: '{one}' against '{other}'"
                 yield Goal.at_least(what, found, limit(point), "x")
-
-
-def _times(speeds: dict[str, Rounds], one: str, other: str) -> Rounds | None:
-    return ratios(speeds[one], speeds[other]) if {one, other} <= speeds.keys() else None

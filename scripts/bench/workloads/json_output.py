@@ -77,7 +77,7 @@ def run(bench: Bench) -> WorkloadResult:
             line("constrained: TTFT p50", "s", at_most, lambda run: run.bound.ttft_s(50)),
             line("free: TTFT p50", "s", at_most, lambda run: run.free.ttft_s(50)),
         ),
-        figures=contest.of_ours("figures", lambda runs: (_forced(runs),)),
+        figures=contest.of_ours("figures", _figures),
         failures=contest.failures,
         notes=(_COMPARED, _LEFT_OUT, *contest.of_ours("answers", _wrong_answers)),
     )
@@ -104,9 +104,9 @@ def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
     )
 
 
-def _forced(runs: list[JsonRun]) -> Figure:
+def _figures(runs: list[JsonRun]) -> tuple[Figure, ...]:
     rounds = Rounds.of(runs, lambda run: run.forced_percent)
-    return Figure(what="ours: forced tokens, of the output", rounds=rounds, unit="%")
+    return (Figure(what="ours: forced tokens, of the output", rounds=rounds, unit="%"),)
 
 
 def _wrong_answers(runs: list[JsonRun]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from bench.bench import Bench
 from bench.clients import CacheStats, LoadFailed, Pool, cache_stats
 from bench.prompts import random_tokens
 from bench.results import OURS, Direction, Figure, Goal, Rounds, WorkloadResult
-from bench.servers import Contestant, Room, Server, TreeUse, Variant, cpu_seconds, running
+from bench.servers import Contestant, Room, Server, TreeUse, Variant, cpu_by_process, running
 
 _ROOM = Room(pool_tokens=16384, request_tokens=2000)
 """For servers with 16 slots: in all as many cells as eight full contexts."""
@@ -102,9 +102,10 @@ def run(bench: Bench) -> WorkloadResult:
             with running(who.spec(bench.model, _ROOM), []):
                 pass  # its calibration is no part of "ready after"
         with bench.start(who, _ROOM) as server:
-            start, before_s = time.perf_counter(), cpu_seconds(server.pid)
+            start, before_s = time.perf_counter(), sum(cpu_by_process(server.pid).values())
             time.sleep(size.idle_s)
-            idle_cores = (cpu_seconds(server.pid) - before_s) / (time.perf_counter() - start)
+            used_s = sum(cpu_by_process(server.pid).values()) - before_s
+            idle_cores = used_s / (time.perf_counter() - start)
             peak = asyncio.run(_load(size, server, number, is_ours=who.key == OURS))
         _, use = bench.uses[-1]
         return MemoryRun(idle_cores, use, peak)

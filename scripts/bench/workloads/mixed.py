@@ -12,27 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from bench.asking import Ask, Priority, Trace, described, first_token_times
 from bench.bench import Bench
 from bench.clients import LoadFailed
 from bench.prompts import Prompts, about
-from bench.results import (
-    OURS,
-    Contest,
-    Direction,
-    Figure,
-    Goal,
-    Line,
-    Rounds,
-    WorkloadResult,
-    percentile,
-    ratios,
-)
+from bench.results import OURS, Direction, Figure, Goal, Rounds, WorkloadResult, percentile, ratios
 from bench.servers import Contestant, Room, Server, Variant
-
-T = TypeVar("T")
 
 _MARGIN = 1.1
 _PACE = 2.0
@@ -252,7 +238,7 @@ def run(bench: Bench) -> WorkloadResult:
             line("batch output", "tok/s", at_least, lambda run: run.both.batch_output_per_s),
             output,
             line("computed, both classes", "tok/s", at_least, lambda run: run.both.computed_per_s),
-            *class_lines(contest, lambda run: run.both),
+            *contest.seconds(_class_figures()),
         ),
         figures=contest.of_ours("figures", _figures),
         failures=contest.failures,
@@ -263,13 +249,13 @@ def _ttft_s(percent: float, run: MixedRun) -> float:
     return run.both.ttft_s(percent)
 
 
-def class_lines(contest: Contest[T], window: Callable[[T], Window]) -> tuple[Line, ...]:
-    percents, figures = (50, 95, 99), dict[str, Callable[[T], float]]()
+def _class_figures() -> dict[str, Callable[[MixedRun], float]]:
+    percents, figures = (50, 95, 99), dict[str, Callable[[MixedRun], float]]()
     for p in percents:
-        figures[f"batch TTFT p{p}"] = lambda run, p=p: window(run).ttft_s(p, Priority.BATCH)
+        figures[f"batch TTFT p{p}"] = lambda run, p=p: run.both.ttft_s(p, Priority.BATCH)
     for one, p in itertools.product(Priority, percents):
-        figures[f"{one.value} whole answer p{p}"] = lambda run, one=one, p=p: window(run).answer_s(p, one)
-    return contest.seconds(figures)
+        figures[f"{one.value} whole answer p{p}"] = lambda run, one=one, p=p: run.both.answer_s(p, one)
+    return figures
 
 
 def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
