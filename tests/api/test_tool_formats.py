@@ -247,6 +247,12 @@ def test_a_string_beside_other_scalars_is_raw_where_strings_are(
     assert accepts(call, PLAIN, other) is ("Rome" in values)
 
 
+def test_null_that_two_ways_of_oneof_allow_is_not_written() -> None:
+    schema = {"oneOf": [{"type": ["string", "null"]}, {"type": "null"}]}
+    call = split({"type": "object", "properties": {"a": schema}, "required": ["a"]}, strict=True)
+    assert not accepts(call, PLAIN, TOOL_FORMATS["qwen3-coder"].written([WrittenCall("f", {"a": None})]))
+
+
 PART = {
     "type": "object",
     "properties": {

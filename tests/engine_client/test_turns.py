@@ -105,6 +105,18 @@ def test_work_of_the_same_class_is_not_interrupted_nor_batch_work_that_has_becom
     assert not decision.command.interrupts
 
 
+def test_a_holder_whose_work_has_ended_is_left_to_give_the_turn_back_and_gets_no_other() -> None:
+    machine = Machine()
+    machine.join("a", BATCH)
+    machine.turns.wants("a", None, machine.now_s)
+    assert machine.join("b", INTERACTIVE) is None
+    machine.turns.given_back("a", None, machine.now_s)
+    assert machine.act() == Decision("b", GrantTurn())
+    machine.turns.given_back("b", None, machine.now_s)
+    assert not machine.turns.is_waiting("b")
+    assert machine.act() is None
+
+
 @pytest.mark.parametrize(
     ("work", "names", "step_s", "seconds", "turns"),
     [
