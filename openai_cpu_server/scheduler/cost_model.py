@@ -75,9 +75,8 @@ _GUESS = CostCurve(
 class CostModel:
     """ms = all * (tile[n] * table[n] + attention * price * attended pairs + state * price * states).
 
-    A step in several passes takes the sum of their times. The table is from a measured curve; the factors
-    start at 1 and follow actual times. The sizes of a tile share one factor, so that learning keeps the
-    curve's relation between neighbouring sizes.
+    The table is from a measured curve; the factors start at 1 and follow actual times. The sizes of a tile
+    share one factor, so that learning keeps the curve's relation between neighbouring sizes.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -94,13 +93,13 @@ class CostModel:
 
     @classmethod
     def guess(cls, num_parameters: int = 10**9) -> CostModel:
-        """Return a model without measurements: the curve of one known machine, scaled by the number of
-        parameters. Its times can be far off until some dozens of steps have refined them."""
+        """Scale the curve of one known machine by the number of parameters. Its times can be far off until
+        some dozens of steps have refined them."""
         return cls(_scaled(_GUESS, max(num_parameters, 10**6) / 10**9))
 
     @property
     def curve(self) -> CostCurve:
-        """Learned curve, which predicts the same up to the last measured point."""
+        """Learned curve."""
         learned = msgspec.structs.replace(self._curve, step_ms=tuple(enumerate(self._learned))[1:])
         return _scaled(learned, self._all.value, self._attention.value, self._states.value)
 
@@ -178,8 +177,8 @@ _MEMORY_BOUND = 0.77
 
 
 class ThreadCosts:
-    """A `StepCost` for the present number of threads. Each number learns separately, and begins with the
-    slowed-down curve of all threads."""
+    """A `StepCost` for the present number of threads. Each number learns separately, from the slowed-down
+    curve of all threads on."""
 
     def __init__(self, full: CostModel, *, threads: int = 1) -> None:
         self._most = threads
@@ -208,8 +207,6 @@ class ThreadCosts:
 
 
 class _Factor:
-    """Positive number that follows errors slowly and within bounds."""
-
     __slots__ = ("_log", "_rate", "value")
 
     def __init__(self, rate: float) -> None:
@@ -227,7 +224,6 @@ def _passes(size: StepSize) -> Sequence[Pass]:
 
 
 def _scaled(curve: CostCurve, factor: float, attention: float = 1.0, states: float = 1.0) -> CostCurve:
-    """Negative costs become 0."""
     return CostCurve(
         step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
         attended_ms=factor * attention * max(0.0, curve.attended_ms),
@@ -281,8 +277,6 @@ def _slope(table: Sequence[float]) -> float:
 
 
 class CopyPrice:
-    """Milliseconds for each token that a step's verbs save or restore."""
-
     def __init__(self, state_tokens: int = 0) -> None:
         self._token_ms = _COPIED_TOKEN_MS
         self._state_tokens = state_tokens
@@ -356,8 +350,8 @@ class LearnedCosts:
         equal_parts: bool = False,
         state_tokens: int = 0,
     ) -> None:
-        """`equal_parts`: as in `StepCapacity`; such steps are not padded, because padding would be another
-        part. `state_tokens`: number of tokens whose cells are as large as a state."""
+        """`equal_parts`: as in `StepCapacity`; padding would be another part. `state_tokens`: tokens whose
+        cells are as large as a state."""
         self.model = model
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles and not equal_parts
@@ -384,7 +378,7 @@ class LearnedCosts:
         return self._copies.state_ms * _READ_TOKENS / self.model.predict_ms(_READ_TOKENS)
 
     def predict_ms(self, step: Step, attended: int) -> float:
-        """Predict the time of the step without drafting. `attended`: pairs of a token and a cell."""
+        """Predict the time without drafting."""
         copying_ms = self._copies.predict_ms(step.verbs)
         if not step.spans:
             return copying_ms
@@ -404,8 +398,8 @@ class LearnedCosts:
     def learn(
         self, step: Step, result: StepResult, *, size: StepSize, attended: int, elapsed_ms: float
     ) -> float | None:
-        """Learn from `elapsed_ms`, which excludes verbs and includes drafting. Return the predicted time,
-        or None if the step switched adapters and teaches only the cost of that."""
+        """Learn from `elapsed_ms`, which excludes verbs and includes drafting. Return the predicted time, or
+        None if the step teaches only the cost of switching adapters."""
         cost = self.of(step.adapter)
         predicted_ms = cost.predict_ms(size, attended) + result.drafting_ms
         if self._is_switch(step):

@@ -1,4 +1,4 @@
-"""Queue of requests to embed, and choice of the inputs of the next step. Pure."""
+"""Queue of requests to embed, and choice of the inputs of the next step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class EmbedPart:
 
 
 def _path(pending: PendingEmbed) -> Path:
-    """Groups of clients take turns, then the clients of a group, then the requests of a client."""
     return (*pending.request.turns, pending.request.id)
 
 
@@ -59,11 +58,8 @@ class EmbedCapacity(NamedTuple):
 
 
 class EmbedQueue:
-    """Owner of the requests that have inputs left.
-
-    Interactive inputs go first. Beside them batch work earns `batch_floor` of the tokens of each step, and
-    its next input is computed first as soon as the savings cover it.
-    """
+    """Owner of the requests that have inputs left. Interactive inputs go first; beside them batch work earns
+    `batch_floor` of the tokens of each step, which pays for its next input."""
 
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
@@ -88,7 +84,8 @@ class EmbedQueue:
 
     @property
     def waiting(self) -> list[PendingEmbed]:
-        """Requests without a computed input, approximately in the order in which they will begin."""
+        """Return the requests without a computed input, approximately in the order in which they will
+        begin."""
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
@@ -105,7 +102,7 @@ class EmbedQueue:
         return pending
 
     def compose(self, capacity: EmbedCapacity) -> list[EmbedPart]:
-        """Return the parts of the next step, without changing anything; some if any request waits."""
+        """Return the parts of the next step, without changing anything."""
         step = _Composition(capacity, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:

@@ -1,4 +1,4 @@
-"""Plan of a step: the tokens of each sequence, their reasons, and their cost."""
+"""Plan of a step and its cost."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ class Assignment(NamedTuple):
 
 
 class StepCapacity(NamedTuple):
-    """Capacity of one step of the backend."""
-
     tokens: int
     outputs: int
     """Rows of logits."""
@@ -163,7 +161,7 @@ class StepPlan:
         self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Plan draft tokens behind all pending tokens. The caller has checked `draft_room`."""
+        """Plan draft tokens behind all pending tokens."""
         assert 0 < num_tokens <= self.draft_room
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
@@ -181,18 +179,17 @@ class StepPlan:
 
 
 class StepCost(Protocol):
-    """Cost model for the scheduler. Times are in milliseconds."""
+    """Cost model. Times are in milliseconds."""
 
     def predict_ms(self, size: StepSize, attended: int = 0) -> float:
-        """Predict the time of a step. `attended`: pairs of a token and a cell that it attends to."""
+        """`attended`: pairs of a token and a cell that it attends to."""
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        """Return the size from `num_tokens` to the end of its tile, at most `limit`, that is clearly
-        fastest, or `num_tokens` if none is."""
+        """Return the clearly fastest size from `num_tokens` to the end of its tile, at most `limit`."""
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free.
-        They must be tokens that are needed anyway, not padding."""
+        """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free if
+        they are needed anyway."""
 
     def chunk_size(self, limit: int) -> int:
         """Return the smallest size, at most `limit`, from which a token becomes hardly cheaper."""
@@ -202,8 +199,6 @@ class StepCost(Protocol):
 
 @dataclass(frozen=True)
 class StepPrices:
-    """Predicted costs of plans. Times are in milliseconds."""
-
     cost: StepCost
     max_tokens: int
     fills_tiles: bool = True
@@ -239,7 +234,7 @@ class StepPrices:
 
     def chunk_room(self, plan: StepPlan) -> int:
         """Return the prompt tokens for which a step without streams has room. More would let a new request
-        wait longer, for nothing."""
+        wait longer."""
         return max(0, self.cost.chunk_size(self.max_tokens) - plan.num_tokens)
 
     def fit(self, plan: StepPlan, sequence: Sequence, wanted: int, budget_ms: float) -> int:

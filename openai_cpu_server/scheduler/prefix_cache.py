@@ -1,9 +1,5 @@
-"""Index of the prefix cache. It knows which runs of tokens have KV cells in host memory, and at which of
-their ends the state of a recurrent or hybrid memory is saved.
-
-Pure: the index names blocks and states by number. The backend holds their bytes, and verbs refer to the
-numbers.
-"""
+"""Index of the prefix cache: runs of tokens whose KV cells are in host memory, and those of their ends where
+a state is saved. It names blocks and states by number; the backend holds their bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ class _Root(Branch):
 
 @dataclass(eq=False)
 class Block(Branch):
-    """Block of tokens. Only complete blocks have children; the last block of a text may have fewer tokens."""
+    """Only complete blocks have children; the last block of a text may have fewer tokens."""
 
     number: int = field(kw_only=True)
     tokens: Tokens = field(kw_only=True)
@@ -89,8 +85,6 @@ class Block(Branch):
 
 
 class PrefixJournal:
-    """Additions and removals of whole blocks, for routers."""
-
     def __init__(self) -> None:
         self._changes: dict[int, bool] = {}
         """True by name if the block is saved now. An added and removed block counts as removed."""
@@ -143,7 +137,6 @@ class BlockTree:
         return path[-1] if path else self._roots.get(namespace) or _NOWHERE
 
     def add(self, number: int, tokens: Tokens, parent: Block | None, namespace: str) -> Block:
-        """`parent`: None for the first block of a text."""
         branch: Branch | None = parent or self._roots.get(namespace)
         if branch is None:
             branch = self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
@@ -188,7 +181,7 @@ def is_block(tokens: Tokens) -> bool:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix. Comparing many tokens at once is fast in Python."""
+    """Comparing many tokens at once is fast in Python."""
     length, at = min(len(a), len(b)), 0
     while at < length and tuple(a[at : at + _STRIDE]) == tuple(b[at : at + _STRIDE]):
         at += _STRIDE
@@ -205,7 +198,7 @@ _LEAST_RECENT = 16
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """Longest saved prefix: all of `blocks`, and the first `tail_tokens` of the block `tail`."""
+    """All of `blocks`, and the first `tail_tokens` of the block `tail`."""
 
     blocks: tuple[int, ...] = ()
     tail: int | None = None
@@ -221,8 +214,8 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class PrefixInsertion:
-    """New blocks (number, first position, position behind the last), the number of the new state at their
-    end, and the numbers of evicted ones."""
+    """Numbers of new blocks, with their first and last positions, of the new state at their end, and of
+    evicted ones."""
 
     saved: tuple[tuple[int, int, int], ...]
     dropped: tuple[int, ...]
@@ -230,8 +223,6 @@ class PrefixInsertion:
 
 
 class CacheTotals(NamedTuple):
-    """Figures of the cache in `KVStats`."""
-
     cache_blocks: int
     cache_states: int
     cache_evictions: int
@@ -271,8 +262,8 @@ class _Books:
         return self.used + num_bytes <= self.capacity
 
     def has_room_behind(self, path: list[Block], num_tokens: int) -> bool:
-        """Return True if blocks up to `num_tokens` and a state fit after eviction of everything but the
-        path, pinned blocks and their parents."""
+        """Return True if blocks up to `num_tokens` and a state fit after eviction of everything but the path
+        and pinned prefixes."""
         staying = {block.number for last in (*self.pinned.values(), *path[-1:]) for block in last.path()}
         num_blocks = len(staying) + -(-num_tokens // BLOCK_TOKENS) - len(path)
         num_states = len(self.pinned) + sum(block.state is not None for block in path) + 1
@@ -284,7 +275,7 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """With states only the last block, where a sequence begins, counts as used; else the whole path."""
+        """With states only the last block, where a sequence begins, counts as used."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)
@@ -307,8 +298,7 @@ class _Books:
         return [*ordered.values()]
 
     def make_room(self, num_bytes: int, keep: Sequence[Block], evicted: list[int]) -> bool:
-        """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails. The
-        numbers of evicted blocks are added to `evicted`."""
+        """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails."""
         while self.used + num_bytes > self.capacity:
             victim = self._victim(keep)
             if victim is None:
@@ -331,7 +321,7 @@ class _Books:
         return min(islice(others, _LEAST_RECENT), key=worth, default=None)
 
     def evict(self, block: Block, keep: Sequence[Block]) -> list[int]:
-        """Remove a block, or its state and all blocks that then lead to no other. Return the numbers."""
+        """Remove a block, or its state and all blocks that then lead to no other."""
         if block.state is None:
             self.remove(block)
             return [block.number]
@@ -361,12 +351,12 @@ class _Books:
 
 
 class SavedPrefixes:
-    """Tree of blocks per namespace (cache salt, API key), and the places in it where sequences can begin.
+    """Tree of blocks per namespace, and the places in it where sequences can begin: behind any saved token
+    or, with states, where one is saved.
 
-    A sequence can begin behind any saved token or, if the memory has states, where one is saved. Those places
-    are evicted, least recent first. Without states they are blocks: a parent is always more recent than its
-    children, so the least recent one is a leaf. With states they are states, together with blocks that lead
-    to no other state.
+    Those places are evicted, least recent first. Without states they are blocks: a parent is always more
+    recent than its children, so the least recent one is a leaf. With states they are states, together with
+    blocks that lead to no other state.
     """
 
     def __init__(
@@ -377,7 +367,7 @@ class SavedPrefixes:
         state_bytes: int = 0,
         journal: PrefixJournal | None = None,
     ) -> None:
-        """`capacity`: in bytes, with pinned blocks. `state_bytes`: size of a state, or 0 without states."""
+        """`capacity`: in bytes, with pinned blocks. `state_bytes`: 0 without states."""
         self.has_states = state_bytes > 0
         self._books = _Books(capacity, block_bytes, state_bytes, journal)
         self._next_number = 0

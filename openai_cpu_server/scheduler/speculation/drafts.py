@@ -51,8 +51,8 @@ class GuessRates:
     """Share of correct guesses of each kind, of all sequences or of one that shares its experience."""
 
     def __init__(self, assumed: Seq[float | None], common: GuessRates | None = None) -> None:
-        """`assumed`: initial share (0 to 1) for each kind, or None for that of the kind before. `common`:
-        rates of all sequences, or None."""
+        """`assumed`: initial share for each kind, or None for that of the kind before. `common`: rates of all
+        sequences."""
         self._assumed = assumed
         self._common = common
         self._records = [_Record(_FORGET_ALL if common is None else _FORGET_OWN) for _ in assumed]
@@ -117,7 +117,7 @@ class PromptLookup:
         """Number of tokens before that place known to equal the last ones of the sequence."""
 
     def follow(self, tokens: Seq[int]) -> list[LookupGuess]:
-        """Add the new tokens of the sequence, and return the comparison of each one that was predicted."""
+        """Add the new tokens, and compare each one that was predicted."""
         new = array("q", tokens[len(self._tokens) :])
         guesses = list(self._compare(new))
         self._tokens += new
@@ -126,7 +126,7 @@ class PromptLookup:
         return guesses
 
     def foreseen(self, limit: int) -> list[int]:
-        """Return `limit` predicted tokens, or none. Tokens are repeated if the place is near the end."""
+        """Return `limit` predicted tokens, repeated if the place is near the end, or none."""
         if self._place is None:
             return []
         found = self._tokens[self._place : self._place + limit].tolist()
@@ -210,8 +210,6 @@ _KINDS = (0, 0, 0, 1, *(2,) * 4, *(3,) * 8, *(4,) * 16, 5)
 
 @dataclass(frozen=True)
 class SequenceDraft:
-    """Draft of a sequence. The number of tokens to compute is chosen later."""
-
     tokens: tuple[int, ...] = ()
     """Tokens if known, or () if the backend's draft model has to generate them."""
     chances: tuple[float, ...] = ()
@@ -232,18 +230,14 @@ class SequenceDraft:
 
 
 class Drafter(Protocol):
-    """Source of drafts for sequences. It does not decide if they are worth computing."""
-
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
-        """Return a draft of at most `limit` tokens, none of which ends the output. Called whenever the
-        sequence decodes, also with a limit of 0."""
+        """Return at most `limit` tokens, none of which ends the output. Called whenever the sequence decodes,
+        also with a limit of 0."""
 
     def forget(self, sequence: Sequence) -> None: ...
 
 
 class _CallPrice(NamedTuple):
-    """Times of a draft model's call."""
-
     token_ms: float
     shared_ms: float
     """Additional time for the token of another sequence."""
@@ -261,7 +255,7 @@ class ModelDrafter:
 
     def __init__(self, draft_cost: float, *, reads_along: bool = False, most: int | None = None) -> None:
         """`draft_cost`: time of a draft token relative to that of the model, until it is measured.
-        `reads_along`: a head, which reads what the model computes. `most`: longest draft."""
+        `reads_along`: a head, which reads what the model computes."""
         self._draft_cost = draft_cost
         self.reads_along = reads_along
         self._most = min(most or _MOST_OF_MODEL, _MOST_OF_HEAD if reads_along else _MOST_OF_MODEL)
@@ -316,8 +310,8 @@ class ModelDrafter:
             own.learn(drafted.num_accepted, was_right=False)
 
     def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
-        """Learn from the draft model's time in a step with these outcomes. It teaches the cost of draft
-        tokens or, if much had to be read first, of reading."""
+        """The draft model's time teaches the cost of draft tokens or, if much had to be read first, of
+        reading."""
         has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
         num_known = sum(drafted.num_known - self._num_read.get(s, 0) for s, drafted in outcomes.items())
         self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
@@ -345,8 +339,8 @@ class ModelDrafter:
         return _CallPrice(token_ms, token_ms * min(max(_LEAST_SHARE, share), 1.0))
 
     def doubt(self, size: int) -> None:
-        """Forget half of the experience, and what calls for so many sequences cost: it may have been bad
-        luck, and without drafts nothing is learned."""
+        """Forget half of the experience and this price: it may have been bad luck, and without drafts nothing
+        is learned."""
         self.experience.fade(0.5)
         self._prices.pop(size, None)
 
@@ -361,10 +355,8 @@ class ModelDrafter:
 
 
 class LookupDrafter:
-    """Drafts by quoting: the tokens that followed an earlier place in the prompt or the output.
-
-    It learns from every new token, drafted or not, because predicting a token costs nothing.
-    """
+    """Drafts by quoting the tokens that followed an earlier place in the text. It learns from every new
+    token, because predicting one costs nothing."""
 
     def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens

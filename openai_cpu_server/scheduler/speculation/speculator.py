@@ -1,4 +1,4 @@
-"""Choice of the draft tokens of each sequence in a step, with evaluation of their benefit."""
+"""Choice of the draft tokens of each sequence in a step."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class ComparedStep(NamedTuple):
 
 @dataclass(eq=False)
 class DraftGains:
-    """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay.
+    """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay. Its clock
+    counts only the time of steps.
 
-    Its clock counts only the time of steps, so that a pause does not pass while the engine is idle. A step is
-    compared with the cost model's prediction without drafts, corrected by the actual time of steps of that
-    size without drafts. So contexts of different lengths, and steps with prompts, are comparable.
+    A step is compared with the prediction without drafts, corrected by actual times of such steps. So
+    contexts of different lengths, and steps with prompts, are comparable.
     """
 
     _now_ms: float = 0.0
@@ -115,11 +115,9 @@ class DraftGains:
         return self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
 
     def charge(self, kind: DraftingKind, ms: float) -> None:
-        """Note time that drafts cost beside their steps."""
         self._trials.setdefault(kind, _Trial()).charge(ms)
 
     def states(self, *, uses_model: bool) -> tuple[DraftingState, ...]:
-        """Return what is decided for each number of sequences that was seen."""
         found = sorted(
             ((kind.size, trial) for kind, trial in self._trials.items() if kind.uses_model is uses_model),
             key=itemgetter(0),
@@ -156,7 +154,7 @@ class _Account:
 
 
 class _Trial:
-    """Drafts in steps of one kind. A loss pauses them, and the next loss for twice as long."""
+    """A loss pauses drafts, and the next loss for twice as long."""
 
     def __init__(self) -> None:
         self.paused_until_ms = 0.0
@@ -227,8 +225,8 @@ def choose_lengths(
 
     If a step takes the time T, and g draft tokens of a sequence are expected to be correct, the sequence
     needs T / (1 + g) per token. The mean over all sequences in the step, also those without a draft (g = 0),
-    is minimised. Then the total tokens per second do not fall either. Drafts make no step longer than its
-    budget, because new requests wait for its end. `always`: compute all drafts that fit.
+    is minimised. Drafts make no step longer than its budget, because new requests wait for its end. `always`:
+    compute all drafts that fit.
     """
     if not always and not _can_pay(plan, prices, drafts):
         return {}
@@ -268,8 +266,8 @@ def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Seque
 def _most_worth(
     plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]
 ) -> tuple[float, list[_DraftToken]]:
-    """Return the first tokens that pay best, behind the expected time per token, which is summed over the
-    step's sequences."""
+    """Return the first tokens that pay best, behind the expected time per token, summed over the step's
+    sequences."""
     if not tokens:
         return math.inf, []
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
@@ -317,14 +315,13 @@ def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftTo
 def _first_tries(
     drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]
 ) -> dict[Sequence, int]:
-    """Return the lengths with few tokens of the head, one for a sequence."""
     generated = [sequence for sequence in lengths if not drafts[sequence].tokens]
     tries = dict.fromkeys(generated[:_FIRST_TRIES], 1)
     return {s: length for s, length in lengths.items() if drafts[s].tokens} | tries
 
 
 def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]) -> float:
-    """Return the draft model's time: one call for each place, for all sequences that reach it."""
+    """The draft model makes one call for each place, for all sequences that reach it."""
     total_ms, calls = 0.0, Counter[int]()
     for sequence, length in lengths.items():
         for place in range(length if not drafts[sequence].tokens else 0):
@@ -339,8 +336,6 @@ longest draft of a draft model (`drafts.py`)."""
 
 
 class SpanDraft(NamedTuple):
-    """Draft of one span: tokens, or the number that the draft model generates."""
-
     tokens: tuple[int, ...] = ()
     num_to_draft: int = 0
     num_to_read: int | None = None
@@ -370,11 +365,7 @@ class ChosenDrafts:
 
 @dataclass(eq=False)
 class Speculator:
-    """Choice of drafts by the tokens that drafters predict and by their cost.
-
-    One drafter always knows its tokens at once (`LookupDrafter` quotes the sequence). A draft model is
-    optional.
-    """
+    """Choice of drafts by the tokens that drafters predict and by their cost."""
 
     drafter: Drafter
     draft_model: ModelDrafter | None = None
@@ -412,7 +403,6 @@ class Speculator:
         return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
 
     def _pass_over(self, kind: DraftingKind) -> None:
-        """Note a step in which no draft was predicted to pay."""
         if self._gains.pass_over(kind) and self.draft_model is not None:
             self.draft_model.doubt(kind.size)
 
@@ -421,14 +411,13 @@ class Speculator:
         return self.draft_model is not None and self.draft_model.reads_along
 
     def states(self) -> tuple[DraftingState, ...]:
-        """Return the decisions about the draft model's or the head's drafts."""
         return () if self.draft_model is None else self._gains.states(uses_model=True)
 
     def compare(
         self, plain_ms: float | None, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
     ) -> None:
-        """Learn if a step's drafts paid. `plain_ms` is the time predicted without drafts (`ChosenDrafts`),
-        `predicted_ms` that of the actual step, with drafting as in `elapsed_ms`."""
+        """Learn if a step's drafts paid. `plain_ms`: as in `ChosenDrafts`. `predicted_ms`: of the actual
+        step, with drafting as in `elapsed_ms`."""
         self._gains.pass_time(elapsed_ms)
         if result.reading_ms:
             self._gains.charge(DraftingKind.of(len(step.spans), uses_model=True), result.reading_ms)
@@ -481,8 +470,7 @@ class Speculator:
 def with_reading(
     drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int], left_ms: float
 ) -> tuple[dict[Sequence, SpanDraft], float]:
-    """Return the drafts with the tokens that the draft model may read first, within `left_ms`, and the draft
-    model's time.
+    """Return the drafts with the tokens that the draft model may read first, within `left_ms`, and its time.
 
     Reading begins with the sequence that has the fewest unread tokens. A sequence that is not read to its end
     gets its draft in a later step.
