@@ -13,7 +13,7 @@ from openai_cpu_server.contract.offload import DevicePlacement
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter to load. A file with other content is another adapter, even under the same name."""
+    """A file with other content is another adapter, even under the same name."""
 
     name: str
     path: str
@@ -37,7 +37,6 @@ class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     """Largest rank of its tensors."""
     num_tensors: int
-    """Tensors of the model that the adapter changes."""
     size_bytes: int
 
 
@@ -59,10 +58,8 @@ TILE_TOKENS = 16
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost model of a step: a table over its tokens, plus a cost for the KV cells that they attend to.
-
-    A token attends to the cells of its own sequence before it, including those of the same step.
-    """
+    """Cost model of a step: a table over its tokens, plus a cost for the KV cells that they attend to. A
+    token attends to the cells of its own sequence before it."""
 
     step_ms: tuple[tuple[int, float], ...]
     """Points of a staircase (tokens, milliseconds) without attention, ascending by tokens."""
@@ -85,7 +82,7 @@ class ModelKind(enum.Enum):
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     instruction_set: str | None = None
-    """Instruction set that it was compiled for, such as `avx512vnni`, or None if it is off."""
+    """Name such as `avx512vnni`, or None if it is off."""
     why_off: str = ""
 
     @classmethod
@@ -133,15 +130,15 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
-    """True: ggml rearranged the weights for this CPU, as far as it can. False: they lie as in the file."""
+    """ggml rearranged the weights for this CPU, as far as it can."""
     repacked_cost: float | None = None
-    """Time of products with repacked weights relative to the time without. None if it was not measured or
-    ggml can repack none of the weights here."""
+    """Time of products with repacked weights relative to the time without. None if not measured or ggml can
+    repack none."""
     left_to_ggml: tuple[str, ...] = ()
-    """ggml's names of weight types that lie as in the file and that ggml multiplies faster than we do."""
+    """Weight types that lie as in the file and that ggml multiplies faster than we do."""
     tile_rows: tuple[tuple[str, int | None], ...] = ()
-    """Weight type and the number of rows from which tiles multiply it faster, or None for never. Types that
-    were not measured are absent."""
+    """Number of rows from which tiles multiply a weight type faster, or None for never. Types that were not
+    measured are absent."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -170,7 +167,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_trained: int
     kv_tokens: int
-    """Cells of the KV pool."""
     kv_bytes_per_token: int
     kv_type: str
     max_seqs: int
@@ -181,8 +177,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     end_tokens: frozenset[int]
     """EOS, EOT and the like."""
     state_bytes: int = 0
-    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0 without
-    states.
+    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0.
 
     Every token changes the state. So a sequence with a state can begin only where another one's was saved or
     stands now; a sequence without one can begin behind any computed token.
@@ -190,8 +185,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int | None = None
     """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
     draft_cost: float | None = None
-    """Approximate cost of a drafted token relative to this model's, or None without a model or head
-    that drafts."""
+    """Approximate cost of a drafted token relative to this model's, or None without a source of drafts."""
     draft_head: str | None = None
     """Kind of the prediction head that drafts: single, chained or shared; None without one."""
     draft_most: int | None = None
@@ -209,10 +203,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     """Names of the classes of a reranker's scores, if its file has them."""
     max_input_tokens: int = 0
-    """Longest input that can be embedded or scored; 0 for a model that generates text."""
+    """0 for a model that generates text."""
     sees: bool = False
     sound_rate: int = 0
-    """Samples per second of the sound that the projector takes, or 0 if it takes none."""
+    """Samples per second of the sound that the projector takes, or 0."""
 
     @property
     def hears(self) -> bool:
@@ -283,8 +277,7 @@ class ThreadControl(Protocol):
     def waits_s(self) -> Mapping[int, float]:
         """Seconds so far that each thread was ready without a core, or {} if the system has no count."""
 
-    def idle_s(self) -> float:
-        """Idle time of the cores so far, added up."""
+    def idle_s(self) -> float: ...
 
     def throttled_s(self) -> float:
         """Seconds so far that all threads stood still because a quota of CPU time was exhausted."""
@@ -304,10 +297,9 @@ class NativeModel(Protocol):
 
     def interrupt(self) -> None:
         """Make the running or else the next `warm_up` or step return early as `interrupted`, if it may be
-        interrupted. Any thread may call this."""
+        interrupted."""
 
-    def measure(self, size: MediaSize) -> MeasuredMedia:
-        """Return the tokens and rows of media of this size in a prompt."""
+    def measure(self, size: MediaSize) -> MeasuredMedia: ...
 
     def close(self) -> None: ...
 
@@ -367,8 +359,7 @@ class Tokenizer(Protocol):
         """Lower bound of a text's tokens without tokenizing it; 0 if nothing is known."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. `parse_special` turns control tokens that are written in it
-        (`<|im_end|>`) into tokens."""
+        """`parse_special` turns control tokens that are written in the text (`<|im_end|>`) into tokens."""
 
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool, parse_special: bool

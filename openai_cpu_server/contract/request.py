@@ -2,10 +2,8 @@
 its output's parts.
 
 Bounds keep values, and results computed from them, within native float32 or int32: a penalty of 1e-300 would
-become 0 there, and a divisor.
-
-Only the engine looks for the marks, to label text and to decide which tokens are allowed. Both follow the
-output with `ReasoningTracker`, so that they agree.
+become 0 there, and a divisor. Only the engine looks for the marks, to label text and to decide which tokens
+are allowed. Both follow the output with `ReasoningTracker`, so that they agree.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class Bounds(NamedTuple):
     most: float
 
     def hold(self, number: float) -> bool:
-        """True if the number is within the bounds; NaN never is."""
+        """NaN is never within the bounds."""
         return self.least <= number <= self.most
 
     def nearest(self, number: float) -> float:
@@ -59,7 +57,6 @@ DRY_MULTIPLIER = Bounds(0.0, 100.0)
 DRY_BASE = Bounds(1.0, 100.0)
 TOP_K = WholeBounds(1, MOST_INT)
 COUNT = WholeBounds(0, MOST_INT)
-"""Bounds of counts, such as tokens, choices and items."""
 
 
 _LONGEST_CHARACTER = 4
@@ -67,10 +64,10 @@ _LONGEST_CHARACTER = 4
 
 
 class OutputPart(enum.Enum):
-    """Part of an output that a text belongs to. Reasoning comes before the answer, and never after it.
+    """Part of an output that a text belongs to. Reasoning never follows the answer.
 
-    Tool calls are part of the answer, because their formats are data of `prompt/tool_formats` that the API
-    reads. So is reasoning in formats with channels, where it also stands between calls.
+    Tool calls are part of the answer, because the API reads their formats. So is reasoning in formats with
+    channels, where it also stands between calls.
     """
 
     THINKING = "thinking"
@@ -81,10 +78,10 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Marks between the parts of one output. Marks, and white space around them, belong to no part."""
 
     begin: str = ""
-    """Mark with which the output may begin, behind white space; without it the output has no reasoning.
-    "": the prompt has opened the reasoning, and the output begins within it."""
+    """Mark with which the output may begin; without it the output has no reasoning. "": the prompt has opened
+    the reasoning."""
     end: str = ""
-    """Mark behind the reasoning, or "" if there is none because the prompt has closed it."""
+    """Mark behind the reasoning, or "" if the prompt has closed it."""
     answer_begin: str = ""
     """Optional mark between the reasoning and the answer."""
     answer_alone: str = ""
@@ -103,20 +100,20 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     opening: tuple[int, ...] = ()
     """Tokens that spell `begin` and must begin the output; () if it may begin otherwise."""
     shown_behind: str = ""
-    """Mark behind the reasoning after which text for the user begins, in formats whose messages have
-    headers. "": directly behind the reasoning."""
+    """Mark behind the reasoning after which text for the user begins, in formats whose messages have headers.
+    "": directly behind the reasoning."""
     budget: int | None = None
-    """Maximum tokens of the reasoning without marks before it is ended, or None. A character that has
-    begun is finished first."""
+    """Maximum tokens of the reasoning without marks, or None. A character that has begun is finished
+    first."""
     ends_at: int | None = None
-    """Number of output tokens at which the reasoning ends on request despite the budget, or None."""
+    """Number of output tokens at which the reasoning ends on request, or None."""
     closing: tuple[int, ...] = ()
-    """Tokens that end the reasoning when due: they spell `end`, possibly behind closing words."""
+    """Tokens that end the reasoning: they spell `end`, possibly behind closing words."""
 
 
 class ReasoningTracker:
-    """Tracker of an output from its first token to the end of its reasoning. Its state depends on the
-    tokens alone; a shallow copy is independent."""
+    """Tracker of an output from its first token to the end of its reasoning. Its state depends on the tokens
+    alone; a shallow copy is independent."""
 
     def __init__(
         self, begin: str, end: str, *, budget: int | None = None, ends_at: int | None = None
@@ -138,7 +135,7 @@ class ReasoningTracker:
 
     @property
     def is_used_up(self) -> bool:
-        """True if the reasoning is to end, by budget or on request, so that `closing` must follow."""
+        """True if the reasoning is to end, so that `closing` must follow."""
         if not self._is_inside:
             return False
         by_budget = -1 if self._budget is None else self._num_inside - self._budget
@@ -149,8 +146,8 @@ class ReasoningTracker:
         return num_over >= _LONGEST_CHARACTER - 1 or not _ends_within_character(self._tail)
 
     def read(self, piece: bytes) -> bytes | None:
-        """Read the next token's bytes; return None until the answer begins, then its first bytes. Nothing
-        can be read afterwards."""
+        """Read the next token's bytes; return None until the answer begins, then its first bytes. Nothing can
+        be read afterwards."""
         self._num_read += 1
         if self._is_inside:
             self._num_inside += 1
@@ -197,8 +194,8 @@ class Priority(enum.IntEnum):
 
 
 class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Penalty of a token that continues a repetition (DRY, as in llama.cpp). It is `multiplier` * `base`
-    ** (n - `allowed_length`) behind n repeated tokens, if n is not less than `allowed_length`."""
+    """Penalty of a token that continues a repetition (DRY, as in llama.cpp): `multiplier` * `base` ** (n -
+    `allowed_length`) behind n repeated tokens."""
 
     multiplier: float
     base: float = 1.75
@@ -287,12 +284,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: str
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
-    """Opaque label for fairness, equal for requests of the same client."""
+    """Opaque label for fairness."""
     account: str = ""
     """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
     group: str = ""
-    """Group whose clients share one turn among all, such as clients of one address, because they choose
-    their own names. "": the client is alone."""
+    """Group whose clients share one turn among all, because they choose their own names. "": the client is
+    alone."""
     route: str = ""
     """Kind of call. Outputs of one kind are expected to have similar lengths."""
 
@@ -303,27 +300,26 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """One sequence to generate, which is one choice of one API call."""
+    """One choice of one API call."""
 
     tokens: tuple[int, ...]
-    """Prompt of at least one token. Rows of media are in it as `media.row_numbers`."""
+    """At least one token. Rows of media are in it as `media.row_numbers`."""
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
     """Places of the media rows in the prompt, in order. Tokens follow the last one."""
     boundaries: tuple[int, ...] = ()
-    """Prefix boundaries: ascending lengths of prefixes behind which other prompts are likely to differ.
-    They are the ends of system prompt and tools, of the text before the last user's, and of the text
-    before the answer; the last may be the whole prompt."""
+    """Ascending lengths of prefixes behind which other prompts are likely to differ: the ends of system
+    prompt and tools, of the text before the last user's, and of the text before the answer."""
     max_tokens: int
     """0 computes (and scores) the prompt only."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """Number of alternatives with log-probabilities for each sampled token, or None for none at all."""
+    """Number of alternatives for each sampled token, or None for no log-probabilities at all."""
     prompt_logprobs: bool = False
     """Includes every prompt token but the first."""
     scores_end: bool = False
-    """Also report the token that ends the output, with its log-probability and without text."""
+    """Also report the token that ends the output, without text."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None
