@@ -40,11 +40,8 @@ class PendingResults(dict[Key, "asyncio.Future[Result]"]):
 
 
 class AdapterControl:
-    """Adapters of an engine across its successive processes, by key.
-
-    One name may have several: the one that requests may name, a successor that is being loaded, and old ones
-    that are still in use.
-    """
+    """Adapters of an engine across its successive processes, by key. A name may also have a successor that is
+    being loaded, and old ones that are still in use."""
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self.is_used: Callable[[str], bool] = lambda key: False
@@ -103,7 +100,6 @@ class AdapterControl:
         return status
 
     def unload(self, name: str) -> bool:
-        """Withhold the adapter from new requests. Return False if there is none of this name."""
         if name not in self._named:
             return False
         self._take_name(name)
@@ -130,7 +126,6 @@ class AdapterControl:
         return self._unanswered
 
     def ready(self, send: Callable[..., None]) -> None:
-        """Start sending commands. The process has loaded the adapters of its start."""
         self._send = send
         if late := self._unanswered:
             send(*[messages.LoadAdapter(adapter) for adapter in late])
@@ -168,7 +163,7 @@ class AdapterControl:
         return tuple(status.adapter for status in statuses if status.state is AdapterState.LOADING)
 
     def _add(self, adapter: Adapter) -> AdapterStatus:
-        """Add an adapter to be loaded. Requests do not get it until it is named."""
+        """Requests do not get the adapter until it is named."""
         status = AdapterStatus(adapter=adapter, state=AdapterState.LOADING)
         self._statuses[adapter.key] = status
         return status

@@ -1,5 +1,4 @@
-"""API calls to an engine: their acceptance within the limits of the queue, and the results that they wait
-for: events or vectors, their times, and errors."""
+"""API calls to an engine: their acceptance within the limits of the queue, and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class CallTimes:
         self._times_s: dict[Literal["start", "first_token", "end"], float] = {}
 
     def note(self, event: Literal["start", "first_token", "end"]) -> None:
-        """Record the time of an event, which counts once."""
+        """Only the first time of an event counts."""
         self._times_s.setdefault(event, self._clock())
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
@@ -126,7 +125,7 @@ def _num_bytes(event: TokenEvent) -> int:
 
 
 class GenerationAnswer(EngineAnswer[TokenEvent]):
-    """Events of one API call's sequences as they arrive. Leaving its context cancels unfinished ones.
+    """Events of one API call's sequences. Leaving its context cancels unfinished ones.
 
     Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` if the error is
     its grammar's, and `RequestCancelled` if it was cancelled from elsewhere.
@@ -165,7 +164,7 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
 
     @property
     def figures(self) -> Figures:
-        """Figures so far. Counts are those of finished sequences."""
+        """Counts are those of finished sequences."""
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
@@ -195,8 +194,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
 
 
 class EmbeddingAnswer(EngineAnswer[Embedded]):
-    """Vectors of one API call. Leaving its context cancels the call if it is unfinished."""
-
     def __init__(
         self, request: EmbedRequest, *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
@@ -208,8 +205,8 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
         return self
 
     async def vectors(self) -> bytes:
-        """Return all rows in the order of the inputs; may be called once. Raises `GenerationFailed`, and
-        other errors that ended the call, such as `RequestCancelled`."""
+        """Return all rows in the order of the inputs; may be called once. Raises the error that ended the
+        call."""
         rows = []
         while not self._is_over:
             item = await self._take()
@@ -240,8 +237,8 @@ UNKNOWN_S = 1.0
 
 
 def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
-    """Return the seconds until `num` requests have left the queue, given the times of the first ones.
-    Later ones are assumed to leave at the same rate."""
+    """Return the seconds until `num` requests have left the queue. Later ones are assumed to leave at the
+    rate of the first."""
     if not expected_s:
         return UNKNOWN_S
     if num <= len(expected_s):
@@ -269,8 +266,6 @@ class RequestProxy(Protocol):
 
 @dataclass(eq=False)
 class RequestAdmission:
-    """Creation of live requests from API calls, for a local engine or for remote replicas."""
-
     proxy: RequestProxy
     culprits: CulpritLedger
     adapters: Callable[[], Iterable[AdapterStatus]]
@@ -296,8 +291,8 @@ class RequestAdmission:
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
-        """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for
-        an empty or too long input."""
+        """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for an
+        empty or too long input."""
         if info.kind is ModelKind.GENERATES:
             raise _wrong_kind(info, "embed")
         limit = info.max_input_tokens
@@ -332,8 +327,8 @@ class RequestAdmission:
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
-        """Check the limits for a call. Raises CulpritsLimited, InvalidRequest for more sequences than may
-        ever wait, and QueueFull."""
+        """Check the limits. Raises CulpritsLimited, InvalidRequest for more sequences than may ever wait, and
+        QueueFull."""
         self.culprits.check(request.account)
         if num_new > self.max_queue:
             message = (

@@ -49,7 +49,7 @@ class Residency:
 
     @property
     def has_requests(self) -> bool:
-        """True if requests are live, also without a process, or callers wait for adapters or media."""
+        """Includes callers that wait for adapters or media."""
         news = self._supervisor.news
         return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 
@@ -63,8 +63,8 @@ class Residency:
         return self._supervisor.failed_s
 
     async def sleep(self) -> None:
-        """End the process, which must not be at work, and wait for that. Requests that arrive meanwhile
-        wait for the next process."""
+        """End the process, which must not be at work. Requests that arrive meanwhile wait for the next
+        one."""
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
@@ -75,11 +75,7 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 
 class EngineClient:
-    """`Engine` that accepts requests within limits and delivers their results.
-
-    `supervisor` keeps the process alive; `RequestReplay` transports requests and events. All methods belong
-    to one event loop's thread.
-    """
+    """`Engine` that accepts requests within limits and delivers their results."""
 
     def __init__(
         self,
@@ -90,8 +86,8 @@ class EngineClient:
         culprits: CulpritLedger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API
-        call. `culprits`: shared by all engines, or None if this is the only one."""
+        """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API call.
+        `culprits`: shared by all engines, or None if this is the only one."""
         self.on_wanted: Callable[[], None] | None = None
         """Called when a request needs an engine that is not loaded. It must arrange that this one is
         woken, or raise the request's error. None: such requests are rejected."""
@@ -191,8 +187,8 @@ class EngineClient:
         await self._supervisor.run(self._replay)
 
     async def drain(self, seconds: float) -> None:
-        """Reject new requests, and give running and waiting ones this long to end. Waiting batch work is
-        rejected at once, because it can be sent again."""
+        """Reject new requests, and give the others this long to end. Waiting batch work is rejected at once,
+        because it can be sent again."""
         self._is_draining = True
         waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
@@ -208,12 +204,11 @@ class EngineClient:
         await self._supervisor.wait_for_end()
 
     def kill(self) -> None:
-        """Kill the process, also while `close` waits for it."""
         self._supervisor.kill()
 
     def _serving(self) -> ModelInfo:
-        """Return the model's facts, and request its loading if necessary. Raises EngineUnavailable, or the
-        error of `on_wanted`."""
+        """Request the loading of a model that is away. Raises EngineUnavailable, or the error of
+        `on_wanted`."""
         state, info = self.state, self.info
         if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
             return info

@@ -1,4 +1,4 @@
-"""Search for requests that crash the engine: suspects are tried, and culprits counted. Pure bookkeeping."""
+"""Search for requests that crash the engine. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ _WINDOW_S = 600.0
 
 
 class CulpritLedger:
-    """Count of API calls that crashed engines, by the responsible account. A server has one ledger for all
-    engines.
-
-    An account with `LIMIT` of them within ten minutes is rejected. No one is responsible for the account "".
-    """
+    """Count of API calls that crashed engines, by account, for all engines of a server. An account with
+    `LIMIT` of them within ten minutes is rejected, but never the account ""."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -58,7 +55,6 @@ class AbsentSuspects:
         self._absent |= {live.call: live.request.account for live in some if live.suspicion}
 
     def conclude(self, present: Iterable[AcceptedRequest]) -> None:
-        """Do nothing while any remaining request is a suspect."""
         if not self._absent or any(live.suspicion for live in present):
             return
         if len(set(self._absent.values())) == 1:
@@ -71,7 +67,6 @@ class AbsentSuspects:
         self._absent = {}
 
     def take_conclusion(self) -> bool:
-        """Return True, once, if the deaths so far are explained."""
         was_concluded, self._is_concluded = self._is_concluded, False
         return was_concluded
 
@@ -97,16 +92,15 @@ class CulpritSearch:
 
     Requests on trial are computed while the other suspects wait outside the engine. When each of them has
     made progress, the next half is tried. If the engine dies again, those on trial are the foremost suspects,
-    and are halved. So it takes about log2(n) deaths to find a culprit, and about as many rounds to clear the
-    others. Interactive requests are tried first, then those without progress in the dead engine, then the
-    newest.
+    and are halved. So it takes about log2(n) deaths to find a culprit. Interactive requests are tried first,
+    then those without progress in the dead engine, then the newest.
 
     Other requests wait until one half has proved itself, unless they have a better priority than those on
     trial. If the engine dies with them beside a trial, they are suspects after those on trial.
 
-    A request does not fail because of another one: it fails only if the engine dies while it computes that
-    request alone, and has died during it before. So the last suspect of a search is tried entirely alone. So
-    is one that was being handled outside of steps, which is the likeliest culprit.
+    A request fails only if the engine dies while it computes that request alone, and has died during it
+    before. So the last suspect of a search is tried entirely alone. So is one that was being handled outside
+    of steps, which is the likeliest culprit.
 
     A kill from outside accuses only requests without progress in that engine. A kill -9 at a random moment
     harms no request, but one that brings the out-of-memory killer every time is found.
@@ -135,8 +129,8 @@ class CulpritSearch:
     def died(
         self, kind: DeathKind, present: Sequence[AcceptedRequest], handled: AcceptedRequest | None
     ) -> SearchVerdict:
-        """Regroup suspects after a death. `present`: requests that were computed or handled, the oldest
-        first; `handled`: the one that was handled."""
+        """`present`: requests that were computed or handled, the oldest first; `handled`: the one that was
+        handled."""
         accused = [live for live in present if not (kind.is_from_outside and live.has_advanced)]
         again = [live for live in _suspected(self._on_trial) if live in accused]
         for live in accused:
@@ -231,7 +225,6 @@ class OutsideRequests:
         self._computing = frozenset(ids)
 
     def handling(self, request_id: str | None) -> None:
-        """`request_id`: None when the handling is over."""
         self._handled = request_id
 
     def advanced(self, live: AcceptedRequest) -> None:

@@ -74,13 +74,11 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_bad_message(cls, error: str) -> Death:
-        """Classify an unreadable message, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent an unreadable message ({error})", _BAD_MESSAGE)
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
-        """Classify a death. `exit_status`: negative is a signal's number. `hang_s`: silence for which it
-        was killed. `ran_out_of_memory`: the system killed for lack of memory at that time."""
+        """`exit_status`: negative is a signal's number. `hang_s`: silence for which it was killed."""
         if hang_s is not None:
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")
@@ -104,11 +102,8 @@ _LOOKS = 20
 
 
 class MemoryKiller:
-    """Observer of the kernel's count of out-of-memory kills during one engine process's life.
-
-    Linux counts them (since 4.13) over the whole machine, in any container. A guard in user space (earlyoom,
-    systemd-oomd) is not counted.
-    """
+    """Observer of the kernel's count of out-of-memory kills. Linux counts them over the whole machine, in any
+    container, but not those of a guard in user space (earlyoom, systemd-oomd)."""
 
     def __init__(self, vmstat: Path = _VMSTAT) -> None:
         self._vmstat = vmstat
@@ -121,7 +116,7 @@ class MemoryKiller:
 
     @property
     def has_struck(self) -> bool:
-        """True if the count has grown since the oldest remembered reading. False also without a count."""
+        """False also without a count."""
         before, now = self._seen[0], self._count()
         return before is not None and now is not None and now > before
 
@@ -138,13 +133,11 @@ _MINUTE_S = 60.0
 
 
 class CrashRecord:
-    """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many.
+    """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many. So
+    are as many failed starts in a row, however long a large model loads.
 
     Deaths that bring the search for a culprit closer do not count, because there are only few. The first one
-    of a search does, until the culprit is found; that explains it, and the record starts again.
-
-    `max_a_minute` failed starts in a row are also too many, however long they take: a large model loads for
-    minutes.
+    of a search does, until the culprit is found.
     """
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
@@ -164,7 +157,7 @@ class CrashRecord:
         self._in_a_row = 0
 
     def start_failed(self) -> None:
-        """Record a death by itself before the process was ready, in addition to `note`."""
+        """Record a death before the process was ready, in addition to `note`."""
         self._failed_starts += 1
 
     def started(self) -> None:
@@ -180,8 +173,7 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s, doubled with each failed start in a row and with each counted death in a row within the
-        last minute, up to 6.4 s."""
+        """0.1 s, doubled with each failed start or counted death in a row, up to 6.4 s."""
         doublings = max(min(self._recent(), self._in_a_row), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 

@@ -1,7 +1,5 @@
-"""Accepted requests that have not ended, and the receivers of their results.
-
-The engine that computes them may be local or remote. Each proxy of requests to engines owns one `Delivery`.
-"""
+"""Accepted requests that have not ended, and the receivers of their results. The engine that computes them
+may be local or remote."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
 class AnswerSink(Protocol):
-    """Receiver of a request's events, which are of the request's kind. All methods return at once."""
+    """Receiver of a request's events. All methods return at once."""
 
     def start(self) -> None:
         """Report that the request is in a step. May be called several times."""
@@ -73,7 +71,7 @@ class AcceptedRequest:
         return names_of(self.request.id)[1]
 
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
-        """Yield the commands for an engine that should compute it. `request_id`: its name there."""
+        """Yield the commands for an engine that should compute it under the name `request_id`."""
         name = request_id or self.request.id
         request = msgspec.structs.replace(self.request, id=name)
         yield Submit(request=request, output=tuple(self.output), num_embedded=self.num_embedded)
@@ -179,7 +177,7 @@ class AcceptedRequests:
         self, places: Iterable[QueuePlace], now_s: float, *, among: Iterable[AcceptedRequest] | None = None
     ) -> dict[AnswerSink, QueuePlace]:
         """Update the head of the queue, and return the first place of every call that waits as a whole.
-        `among`: requests of this queue if there are several, or None for all."""
+        `among`: requests of this queue if there are several."""
         foremost: dict[AnswerSink, QueuePlace] = {}
         for live in self._live.values() if among is None else among:
             live.expected = None
@@ -254,7 +252,7 @@ class Delivery:
         return live
 
     def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
-        """Fail these requests. `error`: makes a new error for each, because each is raised elsewhere."""
+        """`error`: makes a new error for each, because each is raised elsewhere."""
         for live in requests:
             self.forget(live.request.id)
             live.answer.fail(live.request.id, error())

@@ -77,7 +77,6 @@ class RequestReplay:
         self._send_due()
 
     def cancel(self, *request_ids: str) -> None:
-        """Stop computing these requests, without a notification of their readers."""
         self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
         for request_id in request_ids:
             self.delivery.forget(request_id)
@@ -102,7 +101,7 @@ class RequestReplay:
         return any(live.request.adapter == key for live in self.live)
 
     def hold_back(self) -> None:
-        """Send no new requests until the next process is ready, so that this one can finish."""
+        """Send no new requests until the next process is ready."""
         self._is_held_back = True
 
     def release(self) -> None:
@@ -117,7 +116,6 @@ class RequestReplay:
 
     @property
     def is_pending(self) -> bool:
-        """True if the engine has requests to compute."""
         return not self._outside.is_everybody
 
     @property
@@ -134,7 +132,6 @@ class RequestReplay:
         self._send_due()
 
     def lost(self) -> None:
-        """Stop sending. `died` follows if the process is to be replaced."""
         self._send = None
 
     def handle(
@@ -156,8 +153,8 @@ class RequestReplay:
                     answer.wait_at(place)
 
     def has_explained(self) -> bool:
-        """Return True, once, if the deaths so far were caused by requests that have left since. Must be
-        called before `died`."""
+        """Return True, once, if the deaths so far were caused by requests that have left. Must be called
+        before `died`."""
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:

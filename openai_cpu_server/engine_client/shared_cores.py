@@ -1,7 +1,7 @@
-"""Turns of several engine processes on one machine's cores: their order, and its exchange with the engines.
+"""Turns of several engine processes on one machine's cores.
 
-`CoreTurns` is pure: times are arguments in seconds. The rules are those within one model. Interactive work
-goes first, batch work keeps a share of the time, and within a priority engines take turns by their used time.
+`CoreTurns` is pure: times are arguments in seconds. Interactive work goes first, batch work keeps a share of
+the time, and within a priority engines take turns by their used time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class CoreTurns:
     """
 
     def __init__(self, *, batch_floor: float) -> None:
-        """`batch_floor`: share of the time for batch work beside interactive work of others, 0 to 1."""
         self._participants: dict[str, TurnTaker] = {}
         self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
         self._holder: TurnTaker | None = None
@@ -231,8 +230,6 @@ Send = Callable[[Command], None]
 
 
 class SharedCores:
-    """Cores of this machine. All methods belong to one event loop's thread and return at once."""
-
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = CoreTurns(batch_floor=batch_floor)
         """For partners, which call `act` after each change."""
@@ -241,7 +238,7 @@ class SharedCores:
         self._numbers = count(1)
 
     def join(self, name: str) -> CoresPartner:
-        """Return the partner for an engine's `Supervisor`. Engines may share a name, as in a reload."""
+        """Engines may share a name, as in a reload."""
         return CoresPartner(self, f"{name}#{next(self._numbers)}")
 
     @property
@@ -287,7 +284,7 @@ class CoresPartner:
         self._cores.leave(self.name)
 
     def handle(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
-        """Handle an event. `loads_for`: best priority that waits for the load, or None (batch work)."""
+        """`loads_for`: best priority that waits for the load, or None (batch work)."""
         wants = event.wants if isinstance(event, TurnBack) else event
         work = wants.work
         if wants.is_loading and work is not None:
@@ -299,8 +296,8 @@ class CoresPartner:
         self._cores.act()
 
     def request_came(self, priority: Priority) -> None:
-        """Make the load interactive work if it is batch work. A busy machine may have other work for
-        seconds between two pieces."""
+        """Make the load interactive work if it is batch work. A busy machine may have other work for seconds
+        between two pieces."""
         if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
             self._loads_as = priority
             self._cores.turns.wants(self.name, priority, self._cores.clock())
@@ -308,7 +305,6 @@ class CoresPartner:
 
     @property
     def is_waiting(self) -> bool:
-        """True if it wants the turn and another engine has it."""
         return self.name in self._cores and self._cores.turns.is_waiting(self.name)
 
     @property

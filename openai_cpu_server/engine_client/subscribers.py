@@ -31,8 +31,7 @@ class EngineObserver(Protocol):
     def step_done(self, figures: messages.StepFigures) -> None: ...
 
     def engine_died(self, cause: str) -> None:
-        """Report the death of a process that had served. Another is started unless deaths are too
-        frequent; `cause`: as `Death.cause`."""
+        """Report the death of a process that had served. `cause`: as `Death.cause`."""
 
 
 class _Nobody:
@@ -116,8 +115,6 @@ _MOST_DEATHS = 2
 
 
 class MediaShapes:
-    """Cache of measured media sizes. All methods belong to one event loop's thread."""
-
     def __init__(self) -> None:
         self._measured: dict[MediaSize, MeasuredMedia] = {}
         self._pending = PendingResults[MediaSize, MeasuredMedia]()
@@ -191,8 +188,7 @@ class MediaShapes:
 
 
 class EngineNews:
-    """Latest facts about one engine across its successive processes. The `Supervisor` passes events in;
-    the engine's client reads the facts."""
+    """Latest facts about one engine across its successive processes."""
 
     def __init__(
         self,

@@ -28,8 +28,6 @@ _STARTING = (EngineState.LOADING, EngineState.RESTARTING)
 
 
 class EngineLifecycle:
-    """State of the engine. All changes go through `move`, which rejects illegal ones."""
-
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self._stopped = asyncio.Event()
@@ -95,8 +93,7 @@ _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
 class Supervisor:
-    """Owner of the engine process, which starts and ends it and decides about its deaths. Events of the
-    process go to `news`. All methods belong to one event loop's thread."""
+    """Owner of the engine process, which starts and ends it and decides about its deaths."""
 
     def __init__(
         self,
@@ -113,9 +110,9 @@ class Supervisor:
         partner: CoresPartner | None = None,
     ) -> None:
         """`command`: starts the engine; the number of its socket's file descriptor is appended.
-        `begins_asleep`: sleep until `wake`, and treat a model that cannot be loaded as a state instead of
-        an error. `foretold`: facts about the model before it is loaded. `partner`: set if engines share
-        the cores."""
+        `begins_asleep`: sleep until `wake`, and treat a model that cannot be loaded as a state instead of an
+        error. `foretold`: facts about the model before it is loaded. `partner`: set if engines share the
+        cores."""
         self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
         """Explanation of a missing engine."""
@@ -206,7 +203,7 @@ class Supervisor:
         self._next.with_devices()
 
     async def sleep(self) -> None:
-        """End the process until `wake`, and wait for that. It must not serve any request."""
+        """End the process until `wake`. It must not serve any request."""
         if self.state is EngineState.ASLEEP:
             return
         self._life.move(EngineState.ASLEEP)
