@@ -102,15 +102,14 @@ class FleetMonitor:
 
 @dataclass(eq=False)
 class Autoscaler:
-    """Decides the number of replicas. Call it every few seconds."""
-
     options: AutoscaleOptions
     _needs: deque[tuple[float, int, int]] = field(default_factory=deque)
     """Time, needed replicas, and sufficient replicas with hysteresis."""
     _busy_s: float | None = None
 
     def decide(self, fleet: ReplicaFleet, now_s: float) -> int:
-        """Return the number of replicas that should be present, loading ones included."""
+        """Return the number of replicas that should be present, loading ones included. Call it every few
+        seconds."""
         options, present = self.options, fleet.num_present
         if self._busy_s is None or fleet.num_live:
             self._busy_s = now_s

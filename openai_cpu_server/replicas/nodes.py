@@ -1,8 +1,5 @@
-"""One model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`.
-
-A request goes to the node that holds its prefix, or is free. Requests of an engine that dies continue there
-or on another node.
-"""
+"""One model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`. A request goes to
+the node that holds its prefix, or is free."""
 
 from __future__ import annotations
 
@@ -94,8 +91,6 @@ class NodeResidency:
 
 
 class NodeEngines:
-    """An `Engine` for a server to run. Belongs to one event loop's thread."""
-
     def __init__(self, supervisors: Mapping[str, Supervisor], *, max_queue: int, max_held_bytes: int) -> None:
         """`supervisors`: by node; their observers receive all steps."""
         self.on_wanted: Callable[[], None] | None = None
@@ -182,7 +177,6 @@ class NodeEngines:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     def kill(self) -> None:
-        """End the processes at once, also during a `close`."""
         for one in self._supervisors:
             one.kill()
 

@@ -1,4 +1,4 @@
-"""Choice of a replica for each request, and the accounts that it needs."""
+"""Choice of a replica for each request."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ _UNKNOWN = Forecast(token_ms=1.0)
 
 class ReplicaRouter:
     """Prefers the earliest expected first line, and for batch work replicas without interactive work. A
-    router serves one model, and its owner reports all events to it."""
+    router serves one model."""
 
     def __init__(self, random: Random, *, num_routers: int = 1) -> None:
         self._random = random

@@ -36,7 +36,7 @@ _UNREAD_FRAMES = 64
 
 @dataclass(eq=False)
 class FrameStream(asyncio.Protocol):
-    """One end of a connection. Belongs to one event loop's thread."""
+    """One end of a connection."""
 
     _: KW_ONLY
     most_bytes: int = _MOST_BYTES
@@ -69,7 +69,6 @@ class FrameStream(asyncio.Protocol):
         await self._may_send.wait()
 
     async def receive(self) -> bytes | None:
-        """Return the next frame, or None if the connection is closed."""
         while not self._frames:
             if self._is_over:
                 return None
@@ -139,7 +138,7 @@ class ReplicaLost(Exception): ...
 
 
 class ReplicaLink(Protocol):
-    """Way to a replica, with encoded news and orders. Belongs to one event loop's thread."""
+    """Way to a replica, with encoded news and orders."""
 
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
@@ -148,14 +147,14 @@ class ReplicaLink(Protocol):
         """Return False if the replica no longer knows this lease holder. Raises ReplicaLost."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter at the replica. A failure is a status too. Raises ReplicaLost."""
+        """A failure is a status too. Raises ReplicaLost."""
 
 
 _ATTEMPT = "~"
 
 
 def wire_id(request_id: str, attempt: int) -> str:
-    """Return the name of a request at a replica, unique to the attempt: late news belong to none."""
+    """Name of a request at a replica, unique to the attempt: late news belong to none."""
     return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 
@@ -174,8 +173,6 @@ class CancelCall(msgspec.Struct, frozen=True, tag="cancel_call"):
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
-    """Excludes the adapter from new requests."""
-
     name: str
 
 
@@ -216,8 +213,6 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplicaNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Events for one API process since the last news."""
-
     report: HostReport | None = None
     started: tuple[str, ...] = ()
     places: tuple[QueuePlace, ...] = ()

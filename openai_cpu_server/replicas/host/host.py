@@ -188,8 +188,6 @@ _OTHERS_S = 1.0
 
 @dataclass(eq=False)
 class HostReporting:
-    """Reports the replica's state to each session: at once when it changes, otherwise at intervals."""
-
     supervisor: Supervisor
     clock: Callable[[], float]
 
@@ -238,8 +236,8 @@ _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
 class ReplicaHost:
-    """Belongs to one event loop's thread. An API process that is silent for `lease_s` counts as gone, and
-    its requests end, because another replica runs them by now."""
+    """An API process that is silent for `lease_s` counts as gone, and its requests end, because another
+    replica runs them by now."""
 
     def __init__(
         self,
@@ -295,7 +293,6 @@ class ReplicaHost:
         await self._has_no_sessions.wait()
 
     async def close(self) -> None:
-        """End all sessions and the process. Other replicas take over the requests."""
         for session in list(self._sessions.values()):
             self._forget(session)
         self._supervisor.stop()
@@ -316,7 +313,7 @@ class ReplicaHost:
             self._forget(session)
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Execute orders. Return False if the lease holder is unknown."""
+        """Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
@@ -334,7 +331,7 @@ class ReplicaHost:
         return True
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter. A failure is a status too."""
+        """A failure is a status too."""
         try:
             return await self._adapters.load(adapter)
         except ServerError as error:

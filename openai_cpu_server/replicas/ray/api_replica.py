@@ -42,7 +42,7 @@ async def _answered(response: DeploymentResponse) -> Any:
 
 
 class ReplicaRoster:
-    """Follows the running replicas of a deployment. Belongs to one event loop's thread."""
+    """Follows the running replicas of a deployment."""
 
     def __init__(
         self, handle: DeploymentHandle, changed: Callable[[Mapping[str, ReplicaLink]], None]

@@ -52,8 +52,8 @@ _NO_LIMIT = 1_000_000
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Build the application of `ray --print-config`. `args`: path of the TOML file on every node
-    (`config`), and options of `serve`. Raises StartupError."""
+    """Build the application of `ray --print-config`. `args`: path of the TOML file on every node (`config`),
+    and options of `serve`. Raises StartupError."""
     options = {name: value for name, value in args.items() if name != "config"}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     if "config" in args:

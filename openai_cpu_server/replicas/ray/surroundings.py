@@ -1,8 +1,7 @@
 """Environment of a replica: its CPUs, TLS, Ray's variables, and addresses of calls. Imports no Ray.
 
-Ray counts CPUs and assigns none in particular. Replicas on the same CPUs would wait for each other, so each
-claims its own with file locks, which the system frees when the process dies. docs/ray.md has the savings by
-each variable; a variable that the user sets takes precedence.
+Ray assigns no CPU in particular, so each replica claims its own with file locks. docs/ray.md has the savings
+by each variable; a variable that the user sets takes precedence.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ _MOST_LOSSES = 6
 class Quarantine:
     """Trials of suspects, one at a time, each at a replica that gets no other new requests.
 
-    A suspect with output is cleared. If the replica is lost, the suspect is to blame, unless another API
-    process had a request without output there. Innocent suspects do not fail. `engine_client.culprits`
-    bisects within one engine, where a death costs less; `AcceptedRequest.suspicion` counts losses here.
+    If the replica is lost, the suspect is to blame, unless another API process had a request without output
+    there. `engine_client.culprits` bisects within one engine, where a death costs less;
+    `AcceptedRequest.suspicion` counts losses here.
     """
 
     trials: dict[str, AcceptedRequest] = field(default_factory=dict)
     """Suspect on trial, by replica."""
 
     def has_room(self, num_ready: int) -> bool:
-        """Return True if another trial may begin. Trials take at most half of the ready replicas, or one."""
+        """Trials take at most half of the ready replicas, or one."""
         return len(self.trials) < max(1, num_ready // 2)
 
     @staticmethod
@@ -56,8 +56,8 @@ class Quarantine:
     def lost(
         self, replica: str, accused: Iterable[AcceptedRequest], *, is_alone: bool
     ) -> AcceptedRequest | None:
-        """Return the guilty request, which explains all losses, or None. `accused`: requests without
-        output there. `is_alone`: True if no other API process had such requests there."""
+        """Return the guilty request, which explains all losses, or None. `accused`: requests without output
+        there. `is_alone`: no other API process had such requests there."""
         on_trial, guilty = self.trials.pop(replica, None), None
         for live in accused:
             live.suspicion += 1
@@ -132,7 +132,6 @@ class RequestAssignment:
         self.place_waiting()
 
     def cancel(self, *request_ids: str) -> None:
-        """Drop the requests without notifying their readers."""
         for request_id in request_ids:
             self._recall(request_id)
             self.delivery.forget(request_id)
@@ -289,7 +288,6 @@ class RequestAssignment:
             member.session.send(CancelRequest(id=placed.wire_id, reason=reason))
 
     def _unassign(self, live: AcceptedRequest) -> None:
-        """Return the request to the waiting set."""
         live.wait()
         self._quarantine.end_trial(live)
         self._router.ended(live.request.id)

@@ -153,8 +153,7 @@ _RETRY_S = 1.0
 
 
 class RemoteEngine:
-    """Accepts requests within limits, sends each to a replica, and replays those that a replica leaves
-    behind. Belongs to one event loop's thread."""
+    """Sends each request to a replica, and replays those that a replica leaves behind."""
 
     def __init__(
         self,
@@ -167,8 +166,8 @@ class RemoteEngine:
         random: Random | None = None,
         spent: Callable[[dict[str, float]], None] = lambda spent_ms: None,
     ) -> None:
-        """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends
-        our requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
+        """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends our
+        requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
         router = ReplicaRouter(random or Random(), num_routers=num_routers)
         self._proxy = ReplicaProxy(clock, router, lease_s=lease_s)
         self._requests = self._proxy.requests
@@ -259,7 +258,7 @@ class RemoteEngine:
         return self._requests.live.snapshots(self._clock()) + self._overview.others
 
     def show_steps(self, see: SeeStep) -> None:
-        """Do nothing, because replicas do not report single steps."""
+        """Replicas do not report single steps."""
 
     def hide_steps(self) -> None: ...
 

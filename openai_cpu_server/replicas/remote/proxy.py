@@ -115,8 +115,6 @@ _LAST_WORDS_S = 2.0
 
 
 class ReplicaProxy:
-    """Owns the sessions with the replicas. `RequestAssignment` owns their requests."""
-
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
         self.replicas: dict[str, ReplicaMember] = {}
         self.requests = RequestAssignment(self.replicas, router, clock)

@@ -61,7 +61,7 @@ class ReplicaSession:
         self._has_orders.set()
 
     def counted_s(self, num_sent: int) -> float:
-        """Return the time before which all orders were in the first `num_sent` batches (never decreasing)."""
+        """Return the time before which all orders were in the first `num_sent` batches."""
         while self._sent_s and self._num_counted < num_sent:
             self._sent_s.popleft()
             self._num_counted += 1
@@ -157,7 +157,7 @@ class ReplicaMember:
 
     @property
     def is_shared(self) -> bool:
-        """True if it runs requests of other API processes that have no output yet, by its last report."""
+        """True if it runs requests of other API processes that have no output yet."""
         others = (self.report and self.report.others) or ()
         return any(
             one.state is RequestState.RUNNING and not one.output_tokens and not one.num_embedded
