@@ -133,8 +133,8 @@ class Confinement(NamedTuple):
 def confine(
     *, read: Iterable[Path] = (), write: Iterable[Path] = (), computes_on_gpu: bool = False
 ) -> Confinement:
-    """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also
-    to GPUs and their drivers. Call it while there is one thread."""
+    """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also to
+    GPUs and their drivers. Call it while there is one thread."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 

@@ -46,8 +46,7 @@ _PREFERRED = 1
 
 
 def settle_on_node(node: int) -> None:
-    """Prefer this node's memory, and write a line to stderr if that is refused, as in many containers.
-    Memory then lies near the thread that touches it first, which is mostly the same."""
+    """Prefer this node's memory, and write a line to stderr if that is refused, as in many containers."""
     try:
         prefer_memory_of(node)
     except KernelRefused as error:
@@ -74,8 +73,7 @@ def give_up_new_privileges() -> None:
 
 def give_up_capabilities() -> None:
     """Drop root's capabilities except access to files of all users, because models may belong to another
-    user. Root could otherwise read every process's environment under /proc despite landlock. Raises
-    `KernelRefused`."""
+    user. Root could otherwise read every process's environment under /proc despite landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:

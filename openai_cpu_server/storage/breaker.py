@@ -23,8 +23,7 @@ class NotAnswering(Exception):
 
 @dataclass(kw_only=True)
 class CircuitBreaker:
-    """Logs one line when calls begin to fail and one when they work again. All methods belong to the thread
-    of one event loop."""
+    """Logs one line when calls begin to fail and one when they work again."""
 
     fails: str
     """Line for the log, with a %s for the reason."""

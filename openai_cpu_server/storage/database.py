@@ -93,8 +93,8 @@ class DatabaseThreads:
         )
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that writes, in the order of calls. Once begun, it completes even if its caller
-        is cancelled."""
+        """Call a function that writes, in the order of calls. Once begun, it completes even if its caller is
+        cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 
@@ -108,8 +108,8 @@ class DatabaseThreads:
 
 
 def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
-    """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises
-    what `check` raises."""
+    """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises what
+    `check` raises."""
     if not _is_in_memory(url):
         name = url.database or ""
         if name.startswith("file:") and "uri" in url.query:
