@@ -55,7 +55,6 @@ def library_folders() -> list[str]:
 
 
 def driver_manifests() -> list[Path]:
-    """Manifests, or folders of them, named to Vulkan's loader by the environment."""
     names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
     lists = (os.environ.get(name, "") for name in names)
     return [Path(path) for paths in lists for path in paths.split(os.pathsep) if path]

@@ -12,14 +12,11 @@ from openai_cpu_server.contract.request import EngineRequest
 
 
 class EmbedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
-    """Inputs of one API call, which need no cells of the KV pool."""
-
     inputs: tuple[tuple[int, ...], ...]
     """At least one input, each with 1 to `ModelInfo.max_input_tokens` tokens, special ones included."""
 
     @property
-    def adapter(self) -> None:
-        """Only models that generate have adapters."""
+    def adapter(self) -> None: ...
 
     @property
     def num_tokens(self) -> int:
@@ -50,4 +47,4 @@ class EmbedResult(msgspec.Struct, frozen=True):
 class EmbedBackend(NativeModel, Protocol):
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
         """Compute at most `info.max_seqs` inputs with at most `info.max_step_tokens` tokens in total. Raises
-        `EmbeddingFailed` if one input cannot be computed."""
+        `EmbeddingFailed` if one of them cannot be computed."""

@@ -105,8 +105,6 @@ SeeStep = Callable[[Union[StepFigures, None], StepTrace], None]
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot for health routes."""
-
     state: EngineState
     reason: str | None
     loaded: float
@@ -175,15 +173,13 @@ class ComputedCall(Protocol):
     """API call that is being computed. Leaving its context cancels what has not ended."""
 
     @property
-    def figures(self) -> Figures:
-        """Counts so far. The API adds those of the prompt's media."""
+    def figures(self) -> Figures: ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End the call with this error after a delay, unless it has ended by then."""
+    def fail_in(self, seconds: float, error: ServerError) -> None: ...
 
 
 class Generation(ComputedCall, Protocol):
@@ -193,8 +189,7 @@ class Generation(ComputedCall, Protocol):
 
     async def __aenter__(self) -> Generation: ...
 
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Yield the events until all sequences have ended. Raises the error that the call failed with."""
+    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
     def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
         """Yield the events and, while the whole call waits, its place in the queue or the progress of the
@@ -205,8 +200,7 @@ class Embedding(ComputedCall, Protocol):
     async def __aenter__(self) -> Embedding: ...
 
     async def vectors(self) -> bytes:
-        """Return all rows in the order of the inputs, in the format of `Embedded.vectors`. Raises the error
-        that the call failed with."""
+        """Return all rows in the format of `Embedded.vectors`. Raises the error that the call failed with."""
 
 
 class Engine(Protocol):
@@ -246,13 +240,12 @@ class Engine(Protocol):
         """End the reasoning of one sequence behind its output so far, with the `closing` tokens of `ending`,
         its new constraint. Return False if the sequence does not exist or is about to end."""
 
-    def requests(self) -> list[LiveRequest]:
-        """Return the live requests in the order of their arrival."""
+    def requests(self) -> list[LiveRequest]: ...
 
     def status(self) -> EngineStatus: ...
 
     def kv_stats(self) -> KVStats | None:
-        """Return the statistics of the last step, or None before the first one of the present process."""
+        """Return the last step's statistics, or None before the first one of the present process."""
 
     def show_steps(self, see: SeeStep) -> None:
         """Send a trace of each step to `see`, the only observer, which must be quick. An engine without

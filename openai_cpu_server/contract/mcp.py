@@ -59,8 +59,6 @@ class McpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Server of the configuration, with either a command or a URL."""
-
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
     """In addition to the variables of all child processes."""
@@ -98,8 +96,7 @@ class McpServers(Protocol):
     @property
     def names(self) -> Sequence[str]: ...
 
-    def named(self, name: str) -> McpServer:
-        """Return a configured server. Raises KeyError."""
+    def named(self, name: str) -> McpServer: ...
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
         """Return a server for one request, which closes it. Raises InvalidRequest, with a clause, for a
@@ -109,5 +106,4 @@ class McpServers(Protocol):
 class McpObserver(Protocol):
     def mcp_called(self, server: str, *, failed: bool, seconds: float) -> None: ...
 
-    def mcp_rounds(self, rounds: int) -> None:
-        """Record the number of generations of a finished response with MCP tools."""
+    def mcp_rounds(self, rounds: int) -> None: ...

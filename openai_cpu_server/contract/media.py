@@ -94,8 +94,6 @@ def _digest(head: str, content: bytes) -> str:
 
 
 class MediaEmbeddings(msgspec.Struct, frozen=True):
-    """Rows that an encoder makes of a media item or a part of it."""
-
     num_rows: int
     num_positions: int
     """Fewer than rows if positions have several dimensions."""
@@ -117,7 +115,7 @@ class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> None:
-    """Check that the model takes these kinds of media. Raises InvalidRequest."""
+    """Check that the model takes these media. Raises InvalidRequest."""
     for size in sizes:
         if not (sees if isinstance(size, PictureSize) else hears):
             raise InvalidRequest(not_taken(size).why_not)
@@ -143,7 +141,6 @@ class PlaceholderRange(msgspec.Struct, frozen=True):
 
     @property
     def can_be_cut(self) -> bool:
-        """True if a sequence may begin behind some of the rows."""
         return not (self.rows.has_one_place or self.rows.is_whole)
 
 
@@ -206,7 +203,6 @@ def media_in(
 def placed(
     items: Sequence[MediaItem], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[PlaceholderRange, ...]]:
-    """Join texts, with an item between each two, into a prompt and its media."""
     assert len(texts) == len(items) + 1 == len(shapes) + 1
     tokens = [*texts[0]]
     for item, shape, text in zip(items, shapes, texts[1:], strict=True):

@@ -57,7 +57,6 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pace_ms(self) -> float:
-        """Time between two tokens at the minimum rate of streams."""
         return min(1000 / self.stream_rate, self.stall_ms)
 
     @property
@@ -155,7 +154,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_grace_s(self) -> float:
-        """Time for the process to exit by itself: more if it has a cache to write."""
         if self.cache_file is None:
             return 1.0
         return 60.0 if self.cache_file_limit is None else self.cache_file_limit.seconds + _LAST_SYNC_S
@@ -204,8 +202,6 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
 
 
 class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
-    """Ask for the tokens and rows of media of these sizes."""
-
     sizes: tuple[MediaSize, ...]
 
 
@@ -268,7 +264,6 @@ class Finish(SequenceFigures, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """True if the output is a result."""
         return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -313,8 +308,6 @@ class LoadingPhase(enum.Enum):
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """Progress of a phase of the start, 0 to 1."""
-
     fraction: float
     phase: LoadingPhase = LoadingPhase.WEIGHTS
 
@@ -508,7 +501,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Block until the next message and return it without its length, or None at the end of the stream."""
+    """Return the next message without its length, or None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -531,7 +524,6 @@ Sent = Union[Command, MediaPart]
 
 
 def in_parts(command: Command) -> Iterator[Sent]:
-    """Split a request into the parts of its media items and the rest."""
     request = command.request if isinstance(command, Submit) else None
     if not isinstance(request, GenerationRequest) or not request.media_items:
         yield command
@@ -550,7 +542,6 @@ class PartJoiner:
         self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
 
     def join(self, message: Sent) -> Command | None:
-        """Return the complete command, or None for a part."""
         if isinstance(message, MediaPart):
             if message.is_first:
                 self._parts[message.digest].clear()

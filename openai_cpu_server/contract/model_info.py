@@ -70,7 +70,7 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attended_pairs(start: int, num_tokens: int) -> int:
-    """Count the pairs of a token, at one of `num_tokens` positions from `start` on, and a cell before it."""
+    """Count the pairs of a token and a cell before it."""
     return num_tokens * start + num_tokens * (num_tokens - 1) // 2
 
 
@@ -156,8 +156,6 @@ _COMMON_CELL_BYTES = 2**14
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the loaded model, and the capacity of its native memory."""
-
     path: str
     description: str
     """llama.cpp's own, such as `llama 7B Q4_K - Medium`."""
@@ -230,7 +228,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computed_by(self) -> dict[str, str]:
-        """Table for users of kernels, layout of the weights, and devices."""
         table = {**self.kernels.described, "weights": str(self.weights)}
         if self.placement is not None:
             table["device"] = str(self.placement)
@@ -239,7 +236,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def drafts_by(self, states: Iterable[object]) -> dict[str, str]:
-        """Return what drafts beside prompt lookup, with the decisions about it, for the same table."""
+        """Return what drafts beside prompt lookup, with the decisions about it."""
         if self.draft_cost is None:
             return {}
         source = "a draft model" if self.draft_head is None else f"a prediction head ({self.draft_head})"
@@ -268,11 +265,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class ThreadControl(Protocol):
     @property
-    def most(self) -> int:
-        """Number of threads that compute while each has a core."""
+    def most(self) -> int: ...
 
-    def use(self, count: int) -> None:
-        """Compute with `count` threads, 1 to `most`, from the next step on."""
+    def use(self, count: int) -> None: ...
 
     def waits_s(self) -> Mapping[int, float]:
         """Seconds so far that each thread was ready without a core, or {} if the system has no count."""

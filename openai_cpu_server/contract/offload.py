@@ -39,8 +39,6 @@ ON_CPU = Offload()
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that ggml reports."""
-
     name: str
     backend: str
     description: str

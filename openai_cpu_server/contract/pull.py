@@ -24,6 +24,4 @@ class PullStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PullError(msgspec.Struct, frozen=True):
-    """Last line of a failed download."""
-
     error: str

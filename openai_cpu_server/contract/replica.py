@@ -25,7 +25,6 @@ def root_hash(namespace: str) -> int:
 
 
 def block_hash(parent: int, tokens: Sequence[int]) -> int:
-    """Return the name of the prefix `parent` extended by the block `tokens`."""
     return _chained(parent, array("Q", tokens).tobytes())
 
 
@@ -104,8 +103,6 @@ class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldUpdate(PrefixNews, frozen=True, kw_only=True):
-    """Changes of a replica's prefixes since a version that the router may know."""
-
     version: int
     """Version to send with the next query."""
     is_whole: bool = False

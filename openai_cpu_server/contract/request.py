@@ -265,8 +265,6 @@ _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Form of the output: optional reasoning, then the answer."""
-
     grammar: str | None = None
     """Lark that is known to compile in llguidance, or None for a free answer."""
     opening: tuple[int, ...] = ()
@@ -295,13 +293,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def turns(self) -> tuple[str, str]:
-        """Path of the request's turn: the group, then the client within it."""
         return self.group or self.client, self.client
 
 
 class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """One choice of one API call."""
-
     tokens: tuple[int, ...]
     """At least one token. Rows of media are in it as `media.row_numbers`."""
     media_items: tuple[MediaItem, ...] = ()

@@ -61,8 +61,6 @@ class Restore(msgspec.Struct, frozen=True):
 
 
 class SaveState(msgspec.Struct, frozen=True):
-    """Copy the state of the slot, which has computed `end` tokens, to host memory."""
-
     slot: int
     end: int
     state: int
@@ -147,16 +145,12 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class CacheFileLimit(msgspec.Struct, frozen=True):
-    """Limit of a saved prefix cache, which keeps the most recently used blocks."""
-
     num_bytes: int
     seconds: float
     """Longest time that the server's end, or the next model, waits for it."""
 
 
 class SavedBlock(msgspec.Struct, frozen=True):
-    """Block of the prefix cache with its place in the index."""
-
     number: int
     parent: int | None
     """Number of the block before it, or None for the first of its namespace's chain."""
@@ -255,12 +249,10 @@ class Backend(NativeModel, Protocol):
         """Write index and cells of the first of these blocks to a file, up to the limit. Raises OSError."""
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Load a file of `export_cache`, parents before children; return () if it is unusable."""
+        """Return () if the file is unusable."""
 
 
 class TracePart(msgspec.Struct, frozen=True, array_like=True):
-    """Part of one sequence in a step, in tokens."""
-
     id: str
     client: str
     priority: Priority

@@ -118,7 +118,6 @@ class AdapterControl:
     # -- for the supervisor ------------------------------------------------------------------------------
 
     def process_started(self) -> tuple[Adapter, ...]:
-        """Return the adapters that the process should have: all but rejected ones."""
         self._being_loaded = None
         for key, status in self._statuses.items():
             if status.state is AdapterState.READY:
@@ -158,7 +157,6 @@ class AdapterControl:
 
     @property
     def _unanswered(self) -> tuple[Adapter, ...]:
-        """Adapters that the present process has not reported yet."""
         statuses = self._statuses.values()
         return tuple(status.adapter for status in statuses if status.state is AdapterState.LOADING)
 

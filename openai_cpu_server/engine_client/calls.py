@@ -30,11 +30,9 @@ class CallTimes:
         self._times_s: dict[Literal["start", "first_token", "end"], float] = {}
 
     def note(self, event: Literal["start", "first_token", "end"]) -> None:
-        """Only the first time of an event counts."""
         self._times_s.setdefault(event, self._clock())
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
-        """`num_tokens`: tokens for the rate."""
         end_s = self._times_s.get("end", self._clock())
         start_s, first_s = self._times_s.get("start", end_s), self._times_s.get("first_token", end_s)
         return Figures(
@@ -87,7 +85,6 @@ class EngineAnswer(Generic[Item]):
         return not self._unfinished and self._queue.empty()
 
     async def _take(self) -> Union[Item, QueuePlace, ModelLoading]:
-        """Return the next item. Raises the error that the call failed with."""
         item, self.arrived_s = await self._queue.get()
         if isinstance(item, errors.ServerError):
             raise item
@@ -119,7 +116,6 @@ _LOGPROB_BYTES = 100
 
 
 def _num_bytes(event: TokenEvent) -> int:
-    """Estimate the memory of an event that waits for its reader."""
     num_scores = sum(1 + len(entry.top) for entry in (*event.logprobs, *event.prompt_logprobs))
     return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_scores
 
@@ -139,7 +135,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         clock: Callable[[], float],
         max_held_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        """`max_held_bytes`: unread events beyond which the call ends with `ReaderTooSlow`."""
         super().__init__((request.id for request in requests), cancel=cancel, clock=clock)
         self._finishes: list[Finish] = []
         self._max_held_bytes = max_held_bytes
@@ -164,7 +159,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
 
     @property
     def figures(self) -> Figures:
-        """Counts are those of finished sequences."""
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
@@ -291,8 +285,8 @@ class RequestAdmission:
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
-        """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for an
-        empty or too long input."""
+        """Accept an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest for an empty or too long
+        input."""
         if info.kind is ModelKind.GENERATES:
             raise _wrong_kind(info, "embed")
         limit = info.max_input_tokens
@@ -306,20 +300,17 @@ class RequestAdmission:
         return embedding
 
     def cancel(self, name: str) -> bool:
-        """End the API call with this id, or with this sequence. Return False if there is none here."""
         call = self.proxy.live.call_of(name)
         end_cancelled(self.proxy, call)
         return bool(call)
 
     def stop(self, name: str) -> bool:
-        """Finish with its output what `cancel` would end. Return False if there is none here."""
         call = self.proxy.live.call_of(name)
         for live in call:
             self.proxy.stop(live)
         return bool(call)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """Return False if the sequence is not here or is about to end."""
         live = self.proxy.live.get(request_id)
         if live is None or live.is_stopping:
             return False
@@ -327,8 +318,7 @@ class RequestAdmission:
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
-        """Check the limits. Raises CulpritsLimited, InvalidRequest for more sequences than may ever wait, and
-        QueueFull."""
+        """Check the limits. Raises CulpritsLimited, InvalidRequest, QueueFull."""
         self.culprits.check(request.account)
         if num_new > self.max_queue:
             message = (

@@ -182,7 +182,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangDetector:
-    """Timer of one engine process's silence. It gets all events and is checked every `TICK_S`."""
+    """Timer of one engine process's silence, which gets all events."""
 
     def __init__(self, limits: HangLimits, *, now_s: float) -> None:
         self.silence_s = 0.0
@@ -223,8 +223,6 @@ class HangDetector:
 
 @dataclass(eq=False)
 class Watchdog:
-    """Receiver of the process's events, which also checks it every `TICK_S` until `stop`."""
-
     process: EngineProcess
     _: KW_ONLY
     limits: HangLimits
@@ -244,7 +242,6 @@ class Watchdog:
         self._task = asyncio.create_task(self._watch())
 
     async def receive(self) -> messages.Event | None:
-        """Return None when the process is gone or was killed for an unreadable message."""
         try:
             event = await self.process.receive()
         except msgspec.DecodeError as error:

@@ -63,8 +63,7 @@ class Residency:
         return self._supervisor.failed_s
 
     async def sleep(self) -> None:
-        """End the process, which must not be at work. Requests that arrive meanwhile wait for the next
-        one."""
+        """Requests that arrive meanwhile wait for the next process."""
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
@@ -75,8 +74,6 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 
 class EngineClient:
-    """`Engine` that accepts requests within limits and delivers their results."""
-
     def __init__(
         self,
         supervisor: Supervisor,
@@ -183,7 +180,7 @@ class EngineClient:
         return self._supervisor.pid
 
     async def run(self) -> None:
-        """Serve until `close`. Raises `StartupError` if the first engine process cannot start."""
+        """Raise `StartupError` if the first engine process cannot start."""
         await self._supervisor.run(self._replay)
 
     async def drain(self, seconds: float) -> None:

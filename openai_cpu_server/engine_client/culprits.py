@@ -26,7 +26,7 @@ class CulpritLedger:
         """Time of each call's conviction, by account."""
 
     def book(self, account: str, call: str) -> None:
-        """Record that an engine crashed because of this call. Only the first of its sequences counts."""
+        """Count only the first of a call's sequences."""
         self._calls = {one: calls for one, calls in self._calls.items() if self._recent(one)}
         if account:
             self._calls.setdefault(account, {}).setdefault(call, self._clock())
@@ -121,7 +121,6 @@ class CulpritSearch:
         return [live for live in outside if self._admits(live)]
 
     def advanced(self, live: AcceptedRequest) -> None:
-        """Clear a request that has gained tokens or ended."""
         was_suspected, live.suspicion, live.has_advanced = live.suspicion > 0, 0, True
         if was_suspected and not _suspected(self._on_trial):
             self._has_proof = True
@@ -129,8 +128,7 @@ class CulpritSearch:
     def died(
         self, kind: DeathKind, present: Sequence[AcceptedRequest], handled: AcceptedRequest | None
     ) -> SearchVerdict:
-        """`present`: requests that were computed or handled, the oldest first; `handled`: the one that was
-        handled."""
+        """`present`: requests that were computed or handled, the oldest first."""
         accused = [live for live in present if not (kind.is_from_outside and live.has_advanced)]
         again = [live for live in _suspected(self._on_trial) if live in accused]
         for live in accused:
@@ -146,8 +144,6 @@ class CulpritSearch:
         return SearchVerdict([], len(accused), self._is_closer(accused, again))
 
     def _regroup(self, accused: list[AcceptedRequest], again: list[AcceptedRequest]) -> None:
-        """`again`: accused requests that were on trial."""
-
         def order(live: AcceptedRequest) -> tuple[Priority, bool, bool]:
             return live.request.priority, live.has_advanced, live not in again
 
@@ -210,7 +206,6 @@ class OutsideRequests:
         return live.request.id not in self._held
 
     def due(self) -> list[AcceptedRequest]:
-        """Take the requests to send to the engine now."""
         due = self._trials.admitted(self._held.values()) if self._held else []
         for live in due:
             del self._held[live.request.id]
@@ -218,7 +213,6 @@ class OutsideRequests:
 
     @property
     def is_everybody(self) -> bool:
-        """True if the engine has no request."""
         return len(self._held) >= len(self._live)
 
     def computing(self, ids: tuple[str, ...]) -> None:

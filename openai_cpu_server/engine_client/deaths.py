@@ -44,8 +44,6 @@ class DeathKind(enum.Enum):
 
 
 class SearchProgress(enum.Enum):
-    """Effect of a death on the search for a culprit among the requests."""
-
     NOTHING = "nothing"
     CLOSER = "closer"
     """The search needed the death and has come closer."""
@@ -78,7 +76,6 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
-        """`exit_status`: negative is a signal's number. `hang_s`: silence for which it was killed."""
         if hang_s is not None:
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")
@@ -201,13 +198,11 @@ class DeathRecord:
         )
 
     def forgive(self) -> None:
-        """Restart the count, because the deaths are explained or a new attempt was requested."""
         self.crashes = CrashRecord(max_a_minute=self.crashes.max_a_minute, clock=self._clock)
 
     def book(
         self, death: Death, *, search: SearchProgress, has_advanced: bool, while_restarting: bool
     ) -> None:
-        """`has_advanced`: the process had produced tokens or vectors."""
         self.num += 1
         self._recent.append((death, self._clock()))
         if search is SearchProgress.FOUND:

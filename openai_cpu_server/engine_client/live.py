@@ -28,8 +28,7 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 class AnswerSink(Protocol):
     """Receiver of a request's events. All methods return at once."""
 
-    def start(self) -> None:
-        """Report that the request is in a step. May be called several times."""
+    def start(self) -> None: ...
 
     def wait_at(self, place: QueuePlace | ModelLoading) -> None: ...
 
@@ -87,7 +86,6 @@ class AcceptedRequest:
 
     @property
     def num_inputs(self) -> int | None:
-        """Number of inputs, or None for a generation."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
     def advance(self, event: TokenEvent | Embedded) -> bool:
@@ -99,7 +97,6 @@ class AcceptedRequest:
         return event.error is not None or self.num_embedded == self.num_inputs
 
     def wait(self) -> None:
-        """Return to waiting without a known place, possibly outside the engine."""
         self.state, self.expected = RequestState.WAITING, None
 
     def wait_at(self, place: QueuePlace, now_s: float) -> None:
@@ -125,8 +122,6 @@ class AcceptedRequest:
 
 
 class AcceptedRequests:
-    """Live requests in the order of their arrival."""
-
     def __init__(self) -> None:
         self._live: dict[str, AcceptedRequest] = {}
 
@@ -159,7 +154,7 @@ class AcceptedRequests:
         return Counter(live.request.account for live in waiting if live.request.priority is priority)
 
     def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
-        """Return times from now to the first tokens of requests near the head of the queue, ascending."""
+        """Times from now to the first tokens of requests near the head of the queue, ascending."""
         waiting = [live for live in self if live.request.priority is priority and live.expected]
         return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
@@ -210,8 +205,6 @@ class ServedTotals(msgspec.Struct):
 
 
 class Delivery:
-    """Owner of the live requests from their acceptance to their end."""
-
     def __init__(self, clock: Callable[[], float], has_left: Callable[[AcceptedRequest], None]) -> None:
         self.live = AcceptedRequests()
         self.totals = ServedTotals()
@@ -258,7 +251,6 @@ class Delivery:
             live.answer.fail(live.request.id, error())
 
     def forget(self, request_id: str) -> None:
-        """Remove a request without a notification of its reader."""
         live = self.live.remove(request_id)
         if live is not None:
             self._gone(live)

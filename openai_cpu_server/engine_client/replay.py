@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RecoveryTimer:
-    """Time from a first death until all affected requests have progressed or left, which is logged."""
+    """Log of the time from a first death until all affected requests have progressed or left."""
 
     clock: Callable[[], float]
     _missing: set[str] = field(default_factory=set)
@@ -52,7 +52,6 @@ class RequestReplay:
     """Resubmission of the requests of a dead engine process to the next one, with their output so far."""
 
     def __init__(self, clock: Callable[[], float], left: Callable[[], None], culprits: CulpritLedger) -> None:
-        """`left`: called when a request with an adapter has ended."""
         self._left = left
         self._culprits = culprits
         self._absent = AbsentSuspects(culprits)
@@ -91,7 +90,7 @@ class RequestReplay:
             self._send(messages.CancelRequest(id=live.request.id, reason=messages.FinishReason.STOP))
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """Resubmit the request behind its present output. Later events of its previous form are dropped."""
+        """Later events of the request's previous form are dropped."""
         live.end_thinking(ending)
         if self._send is not None and self._outside.has_sent(live):
             live.num_replaced += 1
@@ -101,7 +100,6 @@ class RequestReplay:
         return any(live.request.adapter == key for live in self.live)
 
     def hold_back(self) -> None:
-        """Send no new requests until the next process is ready."""
         self._is_held_back = True
 
     def release(self) -> None:

@@ -110,7 +110,7 @@ class CoreTurns:
     # -- what follows ------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision | None:
-        """Return the command to send now, which counts as sent, or None."""
+        """Return the command to send now, which counts as sent."""
         self._book(now_s)
         if self._holder is None:
             return self._grant(now_s)
@@ -309,11 +309,9 @@ class CoresPartner:
 
     @property
     def is_awaited(self) -> bool:
-        """True if it has the turn and another engine wants it."""
         return self.name in self._cores and self._cores.turns.is_awaited(self.name)
 
     def used_s(self, work: Priority) -> float:
-        """Time for which its processes have had the turn for this priority. Never falls."""
         cores = self._cores
         now_used_s = cores.turns.used_s(self.name, work, cores.clock()) if self.name in cores else 0.0
         return self._used_before_s[work] + now_used_s

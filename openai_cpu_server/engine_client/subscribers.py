@@ -68,7 +68,6 @@ class CachedBlocks:
         self._version += 1
 
     def since(self, version: int | None) -> HeldUpdate:
-        """Return the changes since this version, or the whole set if it is None or too old."""
         missed = self._version - version if version is not None else None
         if missed is None or not 0 <= missed <= len(self._changes):
             return HeldUpdate(version=self._version, is_whole=True, saved=tuple(self._held))
@@ -85,8 +84,6 @@ class CachedBlocks:
 
 @dataclass(eq=False)
 class LoadProgress:
-    """Progress, 0 to 1, of the last process that reported it."""
-
     model_path: str
     loaded: float = 0.0
     timed: float | None = None
@@ -130,7 +127,7 @@ class MediaShapes:
         return bool(self._pending)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Return the tokens and rows of these media. Raises `InvalidRequest`, `EngineUnavailable`."""
+        """Raise `InvalidRequest` or `EngineUnavailable`."""
         media = await self.measured(sizes)
         for one in media:
             if one.why_not:
@@ -139,7 +136,6 @@ class MediaShapes:
         return tuple(one.shape for one in media)
 
     async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
-        """Return the measurements of these sizes. Raises `EngineUnavailable`."""
         new = [
             size for size in dict.fromkeys(sizes) if size not in self._measured and size not in self._pending
         ]
@@ -188,8 +184,6 @@ class MediaShapes:
 
 
 class EngineNews:
-    """Latest facts about one engine across its successive processes."""
-
     def __init__(
         self,
         options: messages.EngineOptions,
@@ -221,7 +215,6 @@ class EngineNews:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Facts about the model with its present adapters, or None until they are known."""
         if self._info is None:
             return None
         loaded = self.adapters.loaded

@@ -60,14 +60,11 @@ class EngineLifecycle:
         return self.state
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, or return earlier if the engine is stopped."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
 
 class NextOptions:
-    """Wanted options without features that ended processes."""
-
     def __init__(self, wished: EngineOptions) -> None:
         self.options = self._wished = wished
 
@@ -75,7 +72,6 @@ class NextOptions:
         self.options = msgspec.structs.replace(self.options, calibrate="never")
 
     def without_device(self, death: Death) -> bool:
-        """Return True if this death ends the use of devices, which may be lost or full."""
         if not (self.options.wants_device and death.may_be_device):
             return False
         logger.warning("%s, with a device: the CPU serves from here on", death.message)
@@ -93,8 +89,6 @@ _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
 class Supervisor:
-    """Owner of the engine process, which starts and ends it and decides about its deaths."""
-
     def __init__(
         self,
         command: Sequence[str],
@@ -195,7 +189,6 @@ class Supervisor:
                 await self._replace(death, replay)
 
     def wake(self) -> None:
-        """Load the model of an engine that is asleep or has failed."""
         self._life.move(EngineState.LOADING)
         self.news.loads_again()
         self.reason, self.failed_s = None, None
@@ -203,7 +196,6 @@ class Supervisor:
         self._next.with_devices()
 
     async def sleep(self) -> None:
-        """End the process until `wake`. It must not serve any request."""
         if self.state is EngineState.ASLEEP:
             return
         self._life.move(EngineState.ASLEEP)
@@ -214,7 +206,6 @@ class Supervisor:
         await self._gone.wait()
 
     def fail(self, reason: str) -> None:
-        """Start no process until `wake`."""
         self.reason, self.failed_s = reason, self._clock()
         self._life.move(EngineState.FAILED)
 
@@ -239,7 +230,6 @@ class Supervisor:
         self.news.end(lambda: EngineUnavailable("The server is shutting down."))
 
     async def _one_life(self, replay: RequestReplay) -> Death | None:
-        """Return None if the process was asked to end."""
         self._start_failure = None
         options = msgspec.structs.replace(self._next.options, adapters=self.news.next_process())
         try:

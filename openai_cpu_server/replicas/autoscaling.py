@@ -62,8 +62,6 @@ class ReplicaFleet:
 
 
 class FleetMonitor:
-    """Summarizes reports of replicas. It remembers earlier reports to measure their speed."""
-
     def __init__(self, window_s: float = 30.0) -> None:
         self._window_s = window_s
         self._work: dict[str, tuple[float, float]] = {}
@@ -133,7 +131,6 @@ class Autoscaler:
         return self._bounded(present)
 
     def _recent_needs(self, now_s: float, seconds: float) -> list[tuple[float, int, int]]:
-        """Return [] if observation has not lasted this long."""
         if self._needs[0][0] > now_s - seconds:
             return []
         return list(takewhile(lambda need: need[0] >= now_s - seconds, reversed(self._needs)))
@@ -152,7 +149,6 @@ class Autoscaler:
         return max(by_load, by_wait, 1)
 
     def _for_load(self, fleet: ReplicaFleet, target: float) -> int:
-        """Batch work adds at most its floor, as a share of the total."""
         interactive = fleet.load / target
         wanted_for_batch = fleet.batch_ms / 1000 / self.options.batch_within_s
         floor = self.options.batch_floor

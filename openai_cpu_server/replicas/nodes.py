@@ -39,8 +39,6 @@ _BEST_FIRST = (
 
 @dataclass(eq=False)
 class NodeResidency:
-    """Keeps the model in memory on all nodes, or on none."""
-
     supervisors: Sequence[Supervisor]
     engine: RemoteEngine
     status: Callable[[], EngineStatus]
@@ -63,7 +61,7 @@ class NodeResidency:
 
     @property
     def failed_s(self) -> float | None:
-        """Time at which the last node failed, or None if some node has not failed."""
+        """Time at which the last node failed, or None while one has not."""
         failed = [one.failed_s for one in self.supervisors if one.failed_s is not None]
         return max(failed) if len(failed) == len(self.supervisors) else None
 
@@ -92,7 +90,6 @@ class NodeResidency:
 
 class NodeEngines:
     def __init__(self, supervisors: Mapping[str, Supervisor], *, max_queue: int, max_held_bytes: int) -> None:
-        """`supervisors`: by node; their observers receive all steps."""
         self.on_wanted: Callable[[], None] | None = None
         self._supervisors = list(supervisors.values())
         self._hosts = {node: ReplicaHost(one, lease_s=_LEASE_S) for node, one in supervisors.items()}
@@ -156,7 +153,6 @@ class NodeEngines:
         return self._engine.totals
 
     async def run(self) -> None:
-        """Serve until `close`. Raises StartupError if the first engine process of a node cannot start."""
         self._engine.set_replicas(self._hosts)
         hosts = [asyncio.create_task(host.run()) for host in self._hosts.values()]
         others = [asyncio.create_task(work) for work in (self._engine.run(), self._revive())]

@@ -76,8 +76,6 @@ class RandomSet:
 
 @dataclass(frozen=True)
 class _Sent:
-    """Request whose prefill has not finished, as far as is known."""
-
     priority: Priority
     sent_s: float
     reading_ms: float
@@ -85,8 +83,6 @@ class _Sent:
 
 @dataclass
 class ReplicaLoad:
-    """Account of one replica. Times are on the router's clock."""
-
     state: EngineState
     forecast: Forecast
     made_s: float = 0.0
@@ -111,7 +107,6 @@ class ReplicaLoad:
 
     @property
     def step_ms(self) -> float:
-        """Inter-token latency, with requests that came and ended since the forecast."""
         num_new = self.num_routers * (self._num_came - self._num_left)
         return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
 
@@ -132,7 +127,6 @@ class ReplicaLoad:
         self._add(sent)
 
     def began(self, name: str) -> None:
-        """Record the end of the prefill. The time that was added for it has passed."""
         self._unread.pop(name, None)
 
     def ended(self, name: str) -> None:
@@ -161,8 +155,6 @@ _REPORTED = float("inf")
 
 
 class PrefixIndex:
-    """Holders of each block, both reported ones and guesses from sent prompts."""
-
     def __init__(self) -> None:
         self._holders: dict[int, dict[str, float]] = {}
         """By block: expiry of each replica's assumed possession."""

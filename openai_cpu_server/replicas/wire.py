@@ -36,8 +36,6 @@ _UNREAD_FRAMES = 64
 
 @dataclass(eq=False)
 class FrameStream(asyncio.Protocol):
-    """One end of a connection."""
-
     _: KW_ONLY
     most_bytes: int = _MOST_BYTES
     """Longest frame to receive."""
@@ -56,7 +54,6 @@ class FrameStream(asyncio.Protocol):
         self._may_send.set()
 
     def trust(self) -> None:
-        """Accept long frames from an authenticated peer."""
         self.most_bytes = _MOST_BYTES
 
     def send(self, *parts: bytes) -> None:
@@ -65,7 +62,7 @@ class FrameStream(asyncio.Protocol):
             self._transport.write(b"".join((LENGTH.pack(sum(map(len, parts))), *parts)))
 
     async def sent(self) -> None:
-        """Wait while much is unsent. Return at once if the connection is closed."""
+        """Wait while much is unsent."""
         await self._may_send.wait()
 
     async def receive(self) -> bytes | None:
@@ -80,7 +77,6 @@ class FrameStream(asyncio.Protocol):
         return frame
 
     def close(self) -> None:
-        """Close after pending data is sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -144,7 +140,7 @@ class ReplicaLink(Protocol):
         """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Return False if the replica no longer knows this lease holder. Raises ReplicaLost."""
+        """Return False if the lease holder is unknown. Raises ReplicaLost."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         """A failure is a status too. Raises ReplicaLost."""

@@ -121,7 +121,7 @@ class Admission:
     num_preemptions: int = 0
 
     def admit(self) -> None:
-        """Admit all sequences that can run. A lane without a slot stops no other one."""
+        """Sequences of a lane without a slot stop no other lane."""
         outcome = _Outcome.ADMITTED
         while outcome is _Outcome.ADMITTED:
             outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))
@@ -171,7 +171,7 @@ class Admission:
         return find_reuse(newcomer, self.memory.running.values(), self.cache, self.policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:
-        """Preempt sequences of worse lanes, the last in order first, but none if even all are not enough."""
+        """Preempt the last in order first, but none if even all of the worse lanes are not enough."""
         victims: list[Sequence] = []
         lane = self.policy.lane(newcomer)
         lesser = [s for s in self.running_in_order() if self.policy.lane(s) > lane]
@@ -195,8 +195,6 @@ _Kind = tuple[str, ...]
 
 
 class OutputLengths:
-    """Recent output lengths of each client on each route, of each route, and of all requests."""
-
     def __init__(self) -> None:
         self._by_kind: OrderedDict[_Kind, deque[int]] = OrderedDict()
 

@@ -105,8 +105,8 @@ class Composer:
         has_newcomer: bool,
         beside_interactive: bool = False,
     ) -> StepPlan:
-        """`has_newcomer`: an interactive sequence got a slot at once since the last step.
-        `beside_interactive`: others wait for the end of the step."""
+        """`has_newcomer`: an interactive sequence got a slot since the last step. `beside_interactive`:
+        others wait for the end of the step."""
         wanted = _Candidates.of(running, mixes=self._options.experiment.mixed_steps)
         own_step = None if self._has_passed_over else self._step_of_batch(wanted, capacity, prices)
         self._has_passed_over = has_newcomer and own_step is not None
@@ -115,7 +115,6 @@ class Composer:
         return self._step_of_all(wanted, capacity, prices, beside_interactive=beside_interactive)
 
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
-        """Account for a step whose tokens are final. Batch work pays for its share of the tokens."""
         running = list(running)
         streams = [s for s in running if _is_interactive(s) and s.is_decoding]
         if streams:
@@ -129,7 +128,6 @@ class Composer:
         self._credit.account(step_ms, own=step_ms * batch_tokens / plan.num_tokens)
 
     def let_wait(self, ms: float) -> None:
-        """Charge streams for the time in which other groups computed."""
         self._slack.account(ms, brings_tokens=False)
 
     def _step_of_batch(
@@ -230,7 +228,6 @@ class _Composition:
         return ending * delay_ms <= (len(prefilling) - ending) * saved_ms
 
     def add_batch(self, wanted: _Candidates, budget_ms: float, reason: StepReason | None = None) -> None:
-        """Add batch work within the budget, or a tile of the first sequence if the step is empty."""
         for sequence in wanted.batch_decoding:
             self._add_within(sequence, 1, budget_ms, reason or StepReason.DECODE)
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
@@ -305,7 +302,6 @@ class AdapterGroups:
         switch_ms: float,
         beside_interactive: bool = False,
     ) -> AdapterTurn:
-        """`newcomers`: groups in which an interactive sequence got a slot at once since their last step."""
         members = members_of(running)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
@@ -444,7 +440,6 @@ class EncodingTurns:
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
-        """Estimate the encoding time of a sequence alone."""
         is_running = sequence.status is SequenceStatus.RUNNING
         reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
         request = sequence.request
@@ -456,7 +451,6 @@ class EncodingTurns:
 
     @property
     def slice_ms(self) -> float:
-        """Time behind each step for an item that a client waits for."""
         return max(_LEAST_MS, self.options.preempt_threshold_ms)
 
     def _slice_ms(self, chosen: Sequence, running: Seq[Sequence], step_ms: float) -> float:

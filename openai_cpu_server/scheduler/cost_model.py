@@ -99,7 +99,6 @@ class CostModel:
 
     @property
     def curve(self) -> CostCurve:
-        """Learned curve."""
         learned = msgspec.structs.replace(self._curve, step_ms=tuple(enumerate(self._learned))[1:])
         return _scaled(learned, self._all.value, self._attention.value, self._states.value)
 
@@ -316,8 +315,6 @@ _MOST = 4.0
 
 @dataclass
 class AdapterSlowdown:
-    """A `StepCost` that multiplies the base's times for one adapter."""
-
     base: StepCost
     factor: float = _GUESSED_SLOWDOWN
 
@@ -350,8 +347,7 @@ class LearnedCosts:
         equal_parts: bool = False,
         state_tokens: int = 0,
     ) -> None:
-        """`equal_parts`: as in `StepCapacity`; padding would be another part. `state_tokens`: tokens whose
-        cells are as large as a state."""
+        """`equal_parts`: as in `StepCapacity`; padding would be another part."""
         self.model = model
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles and not equal_parts
@@ -374,11 +370,9 @@ class LearnedCosts:
 
     @property
     def state_in_tokens(self) -> float:
-        """Prompt tokens that are computed in the time of copying a state."""
         return self._copies.state_ms * _READ_TOKENS / self.model.predict_ms(_READ_TOKENS)
 
     def predict_ms(self, step: Step, attended: int) -> float:
-        """Predict the time without drafting."""
         copying_ms = self._copies.predict_ms(step.verbs)
         if not step.spans:
             return copying_ms

@@ -84,8 +84,7 @@ class EmbedQueue:
 
     @property
     def waiting(self) -> list[PendingEmbed]:
-        """Return the requests without a computed input, approximately in the order in which they will
-        begin."""
+        """Requests without a computed input, about in the order in which they will begin."""
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
@@ -102,7 +101,6 @@ class EmbedQueue:
         return pending
 
     def compose(self, capacity: EmbedCapacity) -> list[EmbedPart]:
-        """Return the parts of the next step, without changing anything."""
         step = _Composition(capacity, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:

@@ -78,8 +78,8 @@ class WaitingLine:
         self._best_lane = lane
 
     def _ms(self, start: int, adapter: str | None, *, waits_for_encoder: bool = False) -> float:
-        """A sequence that waits for the encoder waits for all items before it. Any other waits for a slice
-        behind each step."""
+        """A sequence that waits for the encoder waits for all items before it, any other for a slice behind
+        each step."""
         num_tokens = self._backlog.tokens_until(adapter)
         ms = start * self._round_ms + num_tokens * self._token_ms
         slice_ms = self._encodings.slice_ms

@@ -55,7 +55,6 @@ class KVLedger:
         return len(self._held.get(slot, ()))
 
     def num_exclusive(self, slot: int) -> int:
-        """Number of blocks that become free with this slot."""
         return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
 
     def runs(self, slot: int, tile_blocks: int) -> tuple[tuple[int, int], ...]:
@@ -69,11 +68,9 @@ class KVLedger:
         return tuple(found)
 
     def room(self, slot: int) -> int:
-        """Number of tokens that the slot could hold if it got every free block."""
         return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in total."""
         held = self._held.setdefault(slot, [])
         missing = self.blocks_for(num_tokens) - len(held)
         assert missing <= self.num_free, f"slot {slot} needs {missing} blocks, {self.num_free} are free"
@@ -83,7 +80,7 @@ class KVLedger:
             held.append(block)
 
     def shrink(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in total. The blocks that it returns must not be shared."""
+        """Blocks that the slot returns must not be shared."""
         held = self._held[slot]
         while len(held) > self.blocks_for(num_tokens):
             block = held.pop()
@@ -212,7 +209,6 @@ class SequenceMemory:
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Give a sequence a slot with the cells that it reuses."""
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens, self.checkpoints.of(sequence, reuse))
         self.running[slot] = sequence
@@ -327,7 +323,7 @@ NOTHING = PrefixReuse()
 def find_reuse(
     newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: PriorityPolicy
 ) -> PrefixReuse | None:
-    """Return the longest prefix that can be reused now, or None if the new sequence should wait."""
+    """Return the longest reusable prefix, or None if the new sequence should wait."""
     running, limit = list(running), newcomer.reusable
     while True:
         reuse = _longest_reuse(newcomer, running, cache, policy, limit)

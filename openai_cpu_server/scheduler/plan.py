@@ -15,8 +15,6 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 
 class StepReason(enum.Enum):
-    """Reason for computing tokens in a step, for the step log."""
-
     DECODE = "decode"
     FORCED = "forced"
     PROMPT = "prompt"
@@ -47,8 +45,6 @@ class StepCapacity(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One pass over the weights."""
-
     tokens: int
     states: int
 
@@ -70,8 +66,6 @@ def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
 
 
 class StepPlan:
-    """Tokens of a planned step within its capacity, without costs."""
-
     def __init__(self, capacity: StepCapacity, budget_ms: float = math.inf) -> None:
         self.budget_ms = budget_ms
         """Time limit of the step, which drafts do not exceed."""
@@ -130,7 +124,7 @@ class StepPlan:
         return sequence.readable - self.parts.get(sequence, 0)
 
     def room_for(self, sequence: Sequence) -> int:
-        """Return the number of its tokens that fit. Scoring needs a row of logits for each token."""
+        """Scoring needs a row of logits for each token."""
         if self._outputs_left <= 0:
             return 0
         scored = min(self._scored_left, self._outputs_left) if sequence.is_scoring else self.room
@@ -161,7 +155,6 @@ class StepPlan:
         self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Plan draft tokens behind all pending tokens."""
         assert 0 < num_tokens <= self.draft_room
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
@@ -216,7 +209,7 @@ class StepPrices:
         return self.cost.predict_ms(plan.size_with(sequence, num_tokens), attended)
 
     def padded_ms(self, plan: StepPlan, num_further: int = 0) -> float:
-        """Predict the time with padding, and with further tokens that attend to nothing."""
+        """Further tokens attend to nothing."""
         size = plan.size
         if isinstance(size, int):
             size = self.padded_size(size + num_further)
@@ -233,8 +226,7 @@ class StepPrices:
         return max(self.padded_size(num_tokens), self.cost.free_size(num_tokens, self.max_tokens))
 
     def chunk_room(self, plan: StepPlan) -> int:
-        """Return the prompt tokens for which a step without streams has room. More would let a new request
-        wait longer."""
+        """More prompt tokens would let a new request wait longer, for nothing."""
         return max(0, self.cost.chunk_size(self.max_tokens) - plan.num_tokens)
 
     def fit(self, plan: StepPlan, sequence: Sequence, wanted: int, budget_ms: float) -> int:

@@ -40,7 +40,6 @@ class Branch:
         return (self.children[best], common) if common else (None, 0)
 
     def part_of(self, tokens: Tokens) -> Block | None:
-        """Return the longest incomplete child that these tokens begin with."""
         if not self.num_parts:
             return None
         most = min(len(tokens), BLOCK_TOKENS - 1)
@@ -71,11 +70,9 @@ class Block(Branch):
 
     @property
     def is_in_vain(self) -> bool:
-        """True if the block leads to no state."""
         return not self.children and self.state is None
 
     def path(self) -> list[Block]:
-        """Return the block and all blocks before it, the last first."""
         found, branch = [], self.parent
         found.append(self)
         while isinstance(branch, Block):
@@ -198,8 +195,6 @@ _LEAST_RECENT = 16
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """All of `blocks`, and the first `tail_tokens` of the block `tail`."""
-
     blocks: tuple[int, ...] = ()
     tail: int | None = None
     tail_tokens: int = 0
@@ -262,8 +257,7 @@ class _Books:
         return self.used + num_bytes <= self.capacity
 
     def has_room_behind(self, path: list[Block], num_tokens: int) -> bool:
-        """Return True if blocks up to `num_tokens` and a state fit after eviction of everything but the path
-        and pinned prefixes."""
+        """Count everything but the path and pinned prefixes as evicted."""
         staying = {block.number for last in (*self.pinned.values(), *path[-1:]) for block in last.path()}
         num_blocks = len(staying) + -(-num_tokens // BLOCK_TOKENS) - len(path)
         num_states = len(self.pinned) + sum(block.state is not None for block in path) + 1
@@ -314,14 +308,12 @@ class _Books:
         others = (block for block in self.recency.values() if block not in keep)
 
         def worth(block: Block) -> float:
-            """Tokens that the state saves per byte that its eviction frees."""
             own = 0 if block.children else -(-block.gain // BLOCK_TOKENS)
             return block.gain / (self.state_bytes + own * self.block_bytes)
 
         return min(islice(others, _LEAST_RECENT), key=worth, default=None)
 
     def evict(self, block: Block, keep: Sequence[Block]) -> list[int]:
-        """Remove a block, or its state and all blocks that then lead to no other."""
         if block.state is None:
             self.remove(block)
             return [block.number]
@@ -367,7 +359,6 @@ class SavedPrefixes:
         state_bytes: int = 0,
         journal: PrefixJournal | None = None,
     ) -> None:
-        """`capacity`: in bytes, with pinned blocks. `state_bytes`: 0 without states."""
         self.has_states = state_bytes > 0
         self._books = _Books(capacity, block_bytes, state_bytes, journal)
         self._next_number = 0
@@ -384,7 +375,6 @@ class SavedPrefixes:
         return len(self._books.tree)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
-        """Return the longest saved prefix of at most `limit` tokens, without changing anything."""
         path = self._books.tree.whole_blocks(tokens, namespace, limit)
         start = len(path) * BLOCK_TOKENS
         rest = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
@@ -428,7 +418,7 @@ class SavedPrefixes:
         return PrefixInsertion(tuple(saved), tuple(dropped), state)
 
     def export(self) -> list[SavedBlock]:
-        """Return all blocks, parents before children, in the order of their worth."""
+        """Return all blocks in the order of their worth, parents before children."""
         namespaces = {block.number: namespace for namespace, block in self._books.tree}
         return [
             SavedBlock(
@@ -524,7 +514,6 @@ class SavedPrefixes:
         return gain if gain >= _LEAST_GAIN or pin else 0
 
     def _supersede(self, block: Block) -> list[int]:
-        """Remove the blocks that the new `block` begins with, except for pinned ones."""
         if self.has_states:
             return []
         beginnings = (block.tokens[:length] for length in range(1, len(block.tokens)))

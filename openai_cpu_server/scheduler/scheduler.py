@@ -46,7 +46,6 @@ class CellClaims:
         return tuple(span for span in spans if span is not None and span.slot in running)
 
     def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
-        """Drafts are for decoding sequences without tokens to score."""
         limits: dict[Sequence, int] = {}
         for span in spans:
             sequence = self.memory.running[span.slot]
@@ -63,7 +62,6 @@ class CellClaims:
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
 
     def padding(self, plan: StepPlan, prices: StepPrices) -> int:
-        """Return the padding that makes the step faster, or 0 without KV cells for it."""
         if not plan.num_tokens:
             return 0
         ledger = self.memory.ledger
@@ -166,8 +164,6 @@ _MOST_WAITS = 32
 
 @dataclass(frozen=True)
 class StepLimits:
-    """`step_tokens` and `step_outputs` limit tokens and rows of logits."""
-
     num_slots: int
     step_tokens: int
     step_outputs: int

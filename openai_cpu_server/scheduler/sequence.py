@@ -100,7 +100,6 @@ class Sequence:
 
     @property
     def _next_media_boundary(self) -> int:
-        """Rows of media are computed apart from tokens."""
         for at, placeholder in enumerate(self.request.media):
             if self.computed < placeholder.start:
                 return placeholder.start
@@ -148,7 +147,6 @@ class Sequence:
 
     @property
     def expected_pending(self) -> int:
-        """Tokens that a waiting sequence will have to compute, without reusable ones."""
         return self.pending - min(max(self.expected_reuse, *self.shared_prefixes.values(), 0), self.reusable)
 
     @property

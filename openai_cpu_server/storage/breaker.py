@@ -17,14 +17,11 @@ PAUSE_S = 5.0
 """Pause for calls that clients wait for."""
 
 
-class NotAnswering(Exception):
-    """The call has failed, or was skipped during a pause."""
+class NotAnswering(Exception): ...
 
 
 @dataclass(kw_only=True)
 class CircuitBreaker:
-    """Logs one line when calls begin to fail and one when they work again."""
-
     fails: str
     """Line for the log, with a %s for the reason."""
     back: str

@@ -93,8 +93,7 @@ class DatabaseThreads:
         )
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that writes, in the order of calls. Once begun, it completes even if its caller is
-        cancelled."""
+        """Keep the order of calls. A call that has begun completes even if its caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 

@@ -94,7 +94,6 @@ class HostSession:
         self._news.set()
 
     async def next(self) -> wire.ReplicaNews | None:
-        """Return the collected news, or None when the session has ended."""
         await self._news.wait()
         if self._is_over:
             return None
@@ -152,11 +151,10 @@ class HostSession:
 
 @dataclass(eq=False)
 class SessionRelay(AnswerSink):
-    """Forwards the events of one request. `serves` returns True while the engine can run other requests."""
-
     request_id: str
     session: HostSession
     serves: Callable[[], bool]
+    """True while the engine can run other requests."""
     _is_running: bool = False
 
     def start(self) -> None:
@@ -247,7 +245,6 @@ class ReplicaHost:
         spending: CpuSpending | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor`: asleep. `spending`: its observer, or None if CPU time is not reported."""
         self.settled = supervisor.settled
         self._supervisor = supervisor
         self._adapters = supervisor.news.adapters
@@ -301,7 +298,6 @@ class ReplicaHost:
     # -- a `ReplicaLink`, for API processes --------------------------------------------------------------
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
         session = HostSession(lease_holder, self._clock())
         self._sessions[lease_holder] = session
         self._has_no_sessions.clear()
@@ -313,7 +309,6 @@ class ReplicaHost:
             self._forget(session)
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
@@ -331,7 +326,6 @@ class ReplicaHost:
         return True
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """A failure is a status too."""
         try:
             return await self._adapters.load(adapter)
         except ServerError as error:
@@ -430,10 +424,7 @@ _hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 
 class ReplicaDoor:
-    """Accepts connections that send its token. A connection is a session and ends with it."""
-
     def __init__(self, host: ReplicaHost, *, sending_s: float) -> None:
-        """`sending_s`: patience with a peer that does not read."""
         self._host = host
         self._sending_s = sending_s
         self._token = secrets.token_hex(32)
@@ -441,7 +432,6 @@ class ReplicaDoor:
         self._visits: set[asyncio.Task[None]] = set()
 
     async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> wire.DoorAddress:
-        """Listen on a free port of this address. Raises OSError."""
         loop = asyncio.get_running_loop()
         stream = partial(
             wire.FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened

@@ -37,7 +37,6 @@ class ReplicaAddress(str):
 
 class CpuClaim:
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: folder of the lock files, the same for all processes on the machine."""
         self._folder = folder or Path(tempfile.gettempdir()) / f"openai-cpu-server-cpus-{os.getuid()}"
         self._locks: dict[int, int] = {}
 
@@ -68,7 +67,6 @@ class CpuClaim:
 
 
 def choose_cpus(num: int, free: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return () if there are too few. Prefer the smallest node that suffices."""
     by_node: dict[int, list[int]] = {}
     for cpu in sorted(free):
         by_node.setdefault(nodes.get(cpu, 0), []).append(cpu)

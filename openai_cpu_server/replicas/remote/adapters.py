@@ -62,7 +62,6 @@ class ReplicaAdapters:
         self._drop(name)
 
     def reported(self, replica: str) -> None:
-        """Send the replica the adapters that it lacks."""
         member = self.replicas[replica]
         if member.report is None:
             return

@@ -43,11 +43,9 @@ class Quarantine:
 
     @staticmethod
     def suspects(live: AcceptedRequest) -> bool:
-        """Return True if the request must be tried before it runs beside others."""
         return live.suspicion >= _LOSSES_UNTIL_SUSPECT
 
     def end_trial(self, live: AcceptedRequest) -> bool:
-        """Return False if the request was not on trial."""
         replicas = [replica for replica, suspect in self.trials.items() if suspect is live]
         for replica in replicas:
             del self.trials[replica]
@@ -95,8 +93,6 @@ _WORTH_MOVING_S = 1.0
 
 
 class RequestAssignment:
-    """Owner of the live requests. Requests that a replica cannot finish move on with their output so far."""
-
     def __init__(
         self, replicas: Mapping[str, ReplicaMember], router: ReplicaRouter, clock: Callable[[], float]
     ) -> None:
@@ -119,7 +115,6 @@ class RequestAssignment:
         return [placed.live for placed in self._by_wire.values() if placed.replica == replica]
 
     def find(self, replica: str, wire: str) -> AcceptedRequest | None:
-        """Return the request with this wire id, or None if the replica no longer runs it."""
         placed = self._by_wire.get(wire)
         return placed.live if placed is not None and placed.replica == replica else None
 
@@ -141,7 +136,6 @@ class RequestAssignment:
         self._recall(live.request.id, FinishReason.STOP)
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """Discard the current attempt and its late output, and start another one."""
         live.end_thinking(ending)
         self._withdraw(live)
         self.place_waiting()
@@ -188,7 +182,6 @@ class RequestAssignment:
         return not self.assigned_to(replica)
 
     def place_waiting(self) -> None:
-        """Place interactive calls first, then by arrival."""
         num_ready = sum(member.is_ready for member in self._replicas.values())
         if not num_ready:
             return  # many may wait for the first replica, and are not looked at whenever another comes
@@ -202,7 +195,6 @@ class RequestAssignment:
                 self._send(call, choice)
 
     def take_over(self, replica: str) -> None:
-        """Move waiting requests here from other replicas if they would begin much sooner."""
         if replica in self._quarantine.trials:
             return
         num_moved = 0

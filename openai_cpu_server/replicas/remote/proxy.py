@@ -34,8 +34,6 @@ _CONNECT_S = 5.0
 
 @dataclass(eq=False)
 class StreamLink:
-    """`ReplicaLink` over a connection to the replica's door."""
-
     door: Callable[[], Awaitable[wire.DoorAddress]]
     """Function that returns the address of the door. Raises ReplicaLost."""
     load_adapter: Callable[[Adapter], Coroutine[Any, Any, AdapterStatus]]
@@ -80,7 +78,6 @@ class _Session:
     _patience_s: float | None = _CONNECT_S
 
     async def news(self) -> bytes | None:
-        """Return None if the replica has ended the session. Raises ReplicaLost."""
         while True:
             try:
                 with anyio.fail_after(self._patience_s):
@@ -146,7 +143,6 @@ class ReplicaProxy:
                 self._empty(name)
 
     def retry(self) -> None:
-        """Attend again replicas that were lost but are still listed."""
         for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 

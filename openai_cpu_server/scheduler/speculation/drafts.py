@@ -68,7 +68,6 @@ class GuessRates:
 
     @property
     def are_assumed(self) -> bool:
-        """True while the first kind's assumption outweighs observations."""
         return self._records[0].tried < _PRIOR_WEIGHT
 
     def learn(self, kind: int, *, was_right: bool) -> None:
@@ -117,7 +116,6 @@ class PromptLookup:
         """Number of tokens before that place known to equal the last ones of the sequence."""
 
     def follow(self, tokens: Seq[int]) -> list[LookupGuess]:
-        """Add the new tokens, and compare each one that was predicted."""
         new = array("q", tokens[len(self._tokens) :])
         guesses = list(self._compare(new))
         self._tokens += new
@@ -225,7 +223,6 @@ class SequenceDraft:
     read_ms: float = 0.0
 
     def ms_at(self, num_others: int) -> float:
-        """Return the price of a token in a call that generates one for so many other sequences."""
         return self.token_ms if not num_others or self.shared_ms is None else self.shared_ms
 
 
@@ -302,7 +299,7 @@ class ModelDrafter:
         )
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
-        """Learn from the outcome of a draft by the places of tokens. An uncertain token counts as wrong."""
+        """An uncertain token counts as wrong."""
         own = self._own[sequence]
         for place in range(min(drafted.num_accepted, self._most)):
             own.learn(place, was_right=True)

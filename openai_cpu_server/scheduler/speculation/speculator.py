@@ -47,8 +47,6 @@ _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
 
 
 class DraftingKind(NamedTuple):
-    """Kind of steps that are compared with each other."""
-
     size: int
     """Number of sequences in powers of two (its bit length)."""
     uses_model: bool
@@ -71,12 +69,10 @@ class ComparedStep(NamedTuple):
 
     @property
     def worth_ms(self) -> float:
-        """Predicted time of the same tokens without drafts."""
         return self.plain_ms * (1 + self.num_accepted / self.num_sequences)
 
     @property
     def taken_ms(self) -> float:
-        """Actual time within bounds around the predicted time."""
         shortest, longest = self.predicted_ms / _FURTHEST, self.predicted_ms * _FURTHEST
         return min(max(self.elapsed_ms, shortest), longest)
 
@@ -266,8 +262,6 @@ def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Seque
 def _most_worth(
     plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]
 ) -> tuple[float, list[_DraftToken]]:
-    """Return the first tokens that pay best, behind the expected time per token, summed over the step's
-    sequences."""
     if not tokens:
         return math.inf, []
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
@@ -321,7 +315,6 @@ def _first_tries(
 
 
 def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]) -> float:
-    """The draft model makes one call for each place, for all sequences that reach it."""
     total_ms, calls = 0.0, Counter[int]()
     for sequence, length in lengths.items():
         for place in range(length if not drafts[sequence].tokens else 0):
@@ -365,8 +358,6 @@ class ChosenDrafts:
 
 @dataclass(eq=False)
 class Speculator:
-    """Choice of drafts by the tokens that drafters predict and by their cost."""
-
     drafter: Drafter
     draft_model: ModelDrafter | None = None
     _: KW_ONLY
@@ -377,7 +368,6 @@ class Speculator:
     _gains: DraftGains = field(default_factory=DraftGains)
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
-        """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
         quotes, generates = (self.always or self._gains.allows(kind) for kind in kinds)
         found = {
