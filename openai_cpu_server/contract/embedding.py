@@ -32,7 +32,7 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int
     """Number of inputs, or 0 if there is an error."""
     vectors: bytes = b""
-    """Rows of `ModelInfo.embedding_size` float32 (little-endian), pooled but not normalised, or a reranker's
+    """Rows of `ModelInfo.embedding_size` float32, little-endian, pooled but not normalised, or a reranker's
     scores."""
     error: str | None = None
 

@@ -110,8 +110,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     loaded: float
     """Share of the model, 0 to 1."""
     timed: float | None
-    """Share of the calibration steps that are timed before the engine is ready; None before it begins or if
-    it is not needed."""
+    """Share of the calibration steps that are timed, or None before it begins or if it is not needed."""
     running: dict[str, int]
     waiting: dict[str, int]
     kv_tokens: int
@@ -123,8 +122,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     engine_rss_bytes: int = 0
     """The engine process's part of `rss_bytes`, or 0 without a process."""
     kernels: dict[str, str] = {}
-    """Instruction set of each of our kernels, or the reason why it is off, and the layout of the `weights`.
-    Empty until the model is loaded."""
+    """Table of `ModelInfo.computed_by`; empty until the model is loaded."""
     placement: DevicePlacement | None = None
     """Part of the model on a device, or None."""
     draft_placement: DevicePlacement | None = None

@@ -9,8 +9,8 @@ from typing import Protocol, Union
 import msgspec
 
 BYTES_AND_END = 257
-"""Vocabulary for checking grammars: 256 bytes and an end token. Control tokens follow, in the order in which
-a grammar names them."""
+"""Vocabulary for checking grammars: 256 bytes and an end token, before the control tokens that a grammar
+names."""
 FIRST_ITEM, OTHER_ITEM = "=first", "=other"
 """Ends of the names of rules for items of a list that must differ. `=` is in no other rule's name."""
 CAPTURE = 'capture="__LIST_APPEND:'
@@ -74,7 +74,7 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Allow undeclared properties where a schema does not mention them."""
     values: ValueSpelling = JSON_VALUES
     text_end: str = ""
-    """Mark behind raw texts of LARK and RUST_REGEX. Without it, or if every text contains it, texts are JSON
+    """Mark behind raw texts of LARK and RUST_REGEX. Without one, or if every text has it, they are JSON
     strings."""
     parts: Mapping[str, bytes] = {}
     """Rules of grammars by their names in `text`."""

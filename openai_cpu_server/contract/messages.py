@@ -87,8 +87,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Threads for steps of more than one token, or None for `threads`."""
     kv_type: str = "f16"
     repack: bool | None = None
-    """Repack weights for this CPU during loading. None: if a measurement, stored in `cost_dir`, shows that it
-    is faster."""
+    """Repack weights for this CPU. None: if a measurement, stored in `cost_dir`, shows that it is faster."""
     reads_weights: bool = False
     """Copy the weights into private memory, in huge pages if possible, instead of mapping the file."""
     flash_attention: bool = True

@@ -132,13 +132,11 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
     """ggml rearranged the weights for this CPU, as far as it can."""
     repacked_cost: float | None = None
-    """Time of products with repacked weights relative to the time without. None if not measured or ggml can
-    repack none."""
+    """Time of products with repacked weights relative to the time without, or None if not measured."""
     left_to_ggml: tuple[str, ...] = ()
     """Weight types that lie as in the file and that ggml multiplies faster than we do."""
     tile_rows: tuple[tuple[str, int | None], ...] = ()
-    """Number of rows from which tiles multiply a weight type faster, or None for never. Types that were not
-    measured are absent."""
+    """Rows from which tiles multiply a weight type faster, or None for never, by measured type."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -175,11 +173,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     end_tokens: frozenset[int]
     """EOS, EOT and the like."""
     state_bytes: int = 0
-    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0.
-
-    Every token changes the state. So a sequence with a state can begin only where another one's was saved or
-    stands now; a sequence without one can begin behind any computed token.
-    """
+    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0. A sequence
+    with a state can begin only where another one's was saved or stands now."""
     max_draft: int | None = None
     """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
     draft_cost: float | None = None

@@ -20,11 +20,9 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     cpu_moe: int = 0
     """First layers whose experts stay on the CPU, or `ALL_LAYERS`."""
     tensor_place: tuple[tuple[str, str], ...] = ()
-    """Pairs of a regular expression for tensor names and a device or `CPU`. The first match overrides all
-    other options."""
+    """Pairs of a regular expression for tensor names and a device or `CPU`, before all other options."""
     kv_on_gpu: Union[bool, None] = None
-    """True: KV cells and states are with their layer. False: on the CPU. None: with their layer unless `auto`
-    finds the CPU faster."""
+    """True: KV cells and states are with their layer. False: on the CPU. None: as `auto` finds faster."""
     device: Union[str, None] = None
     """Name such as `Vulkan0`, or None for the first device that computes."""
     given_up: Union[str, None] = None

@@ -78,8 +78,7 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Marks between the parts of one output. Marks, and white space around them, belong to no part."""
 
     begin: str = ""
-    """Mark with which the output may begin; without it the output has no reasoning. "": the prompt has opened
-    the reasoning."""
+    """Mark with which reasoning may begin, or "" if the prompt has opened it."""
     end: str = ""
     """Mark behind the reasoning, or "" if the prompt has closed it."""
     answer_begin: str = ""
@@ -100,11 +99,9 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     opening: tuple[int, ...] = ()
     """Tokens that spell `begin` and must begin the output; () if it may begin otherwise."""
     shown_behind: str = ""
-    """Mark behind the reasoning after which text for the user begins, in formats whose messages have headers.
-    "": directly behind the reasoning."""
+    """Mark before the text for the user, where messages have headers. "": directly behind the reasoning."""
     budget: int | None = None
-    """Maximum tokens of the reasoning without marks, or None. A character that has begun is finished
-    first."""
+    """Maximum tokens of the reasoning without marks, or None. A begun character is finished first."""
     ends_at: int | None = None
     """Number of output tokens at which the reasoning ends on request, or None."""
     closing: tuple[int, ...] = ()
@@ -286,8 +283,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     account: str = ""
     """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
     group: str = ""
-    """Group whose clients share one turn among all, because they choose their own names. "": the client is
-    alone."""
+    """Clients that share one turn because they choose their own names. "": the client is alone."""
     route: str = ""
     """Kind of call. Outputs of one kind are expected to have similar lengths."""
 

@@ -95,13 +95,11 @@ class Span(msgspec.Struct, frozen=True):
     targets: tuple[int, ...] = ()
     """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
     draft: tuple[int, ...] = ()
-    """Draft tokens behind `tokens`, at most `ModelInfo.max_draft`. Only for spans that sample, without
-    targets."""
+    """Draft tokens, at most `ModelInfo.max_draft`, only for spans that sample without targets."""
     num_to_draft: int = 0
     """Maximum tokens for the backend's draft model to draft, as an alternative to `draft`."""
     num_to_read: int | None = None
-    """Maximum tokens that the draft model may read before drafting, or None. It drafts nothing while more is
-    left to read."""
+    """Tokens that the draft model may read before drafting, or None. It drafts only when it has read all."""
 
     @property
     def num_drafted(self) -> int:
@@ -188,8 +186,7 @@ class Drafted(msgspec.Struct, frozen=True):
     num_known: int = 0
     """Tokens of the slot that the draft model has read, or 0 without one."""
     num_thought: int = 0
-    """Tokens that the draft model tried, with an uncertain last one and forbidden ones. 0 while it is still
-    reading."""
+    """Tokens that the draft model tried, with an uncertain last one and forbidden ones."""
 
 
 NOTHING_DRAFTED = Drafted()

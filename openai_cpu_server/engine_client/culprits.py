@@ -74,8 +74,8 @@ class AbsentSuspects:
 _POINTS = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
 """Suspicion that a death brings upon each accused request. It accumulates for a request that was alone."""
 _GUILTY = 6
-"""Two faults in a row without a token between them, or three kills, because kills mostly come from
-outside. All but the first must have happened while the request was alone."""
+"""Two faults in a row without a token between them, or three kills, all but the first while the request was
+alone."""
 
 
 class SearchVerdict(NamedTuple):

@@ -18,11 +18,9 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
 
 INTERACTIVE_TURN_S = 0.02
-"""Time after which a turn between interactive work of several engines ends with the current step.
-
-Engines with short steps do not pay a hand-over for each step, and the pause is too short to see. Measured
-with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
-"""
+"""Time after which a turn between interactive work of several engines ends with the current step. With steps
+of 0.5 ms two engines together compute as many tokens as one alone (docs/scheduling.md), and the pause is too
+short to see."""
 BATCH_TURN_S = 1.0
 """The same for batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13

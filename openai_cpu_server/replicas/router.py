@@ -214,16 +214,11 @@ class PrefixIndex:
 
 
 _NUM_DRAWN = 2
-"""Replicas drawn of each kind and compared. The better of two is nearly as good as the best of all, which
-would be the same for all routers at a time."""
+"""Replicas drawn of each kind and compared. The best of all would be the same for all routers at a time."""
 _LINE_TOKENS = 24
-"""Tokens in the first line of an answer; replicas are compared by the time until it is complete.
-
-With TTFT alone, sessions gather where their prefixes are until steps take twice as long there. Measured with
-`scripts/simulate.py --part goal`, three seeds of 600 s, at full and half load: the busiest of four replicas
-computes up to 1.17 and 1.30 times the mean with 16, 1.12 and 1.30 with 24, 1.08 and 1.34 with 32; hit rates
-are 0.970 to 0.990 of one replica's with all of them.
-"""
+"""Tokens in the first line of an answer; replicas are compared by the time until it is complete. With TTFT
+alone, sessions gather where their prefixes are until steps take twice as long there. `scripts/simulate.py
+--part goal` hardly tells 16, 24 and 32 apart."""
 _STALE_S = 5.0
 """Silence after which a replica is chosen only as a last resort, because it may be cut off."""
 _UNKNOWN = Forecast(token_ms=1.0)

@@ -87,8 +87,7 @@ class AdmissionQueue:
 
 
 _LOOK_AHEAD = 32
-"""Maximum waiting sequences of a lane examined per step, because the first ones may wait for another's
-prefix. Each costs a prefix match of about 20 microseconds."""
+"""Waiting sequences of a lane examined per step, because the first ones may wait for another's prefix."""
 
 
 class _Outcome(enum.Enum):

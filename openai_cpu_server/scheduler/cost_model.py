@@ -1,4 +1,5 @@
-"""Prediction of the time of a step and its copies of KV cells, which learns from actual times."""
+"""Prediction of the time of a step and its copies of KV cells, which learns from actual times. Results of
+`scripts/regress.py streams cost_model.NAME` stand behind its constants."""
 
 from __future__ import annotations
 
@@ -14,36 +15,24 @@ from openai_cpu_server.contract.step import Restore, RestoreState, Save, SaveSta
 from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98
-"""Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 % by themselves.
-
-`scripts/regress.py streams cost_model._WORTH_PADDING`: 0.9 to 1.0 changes nothing. With our kernels no
-larger step is faster, and a tile of ggml's that pays saves much more (docs/measurements.md, "Steps cost a
-staircase").
-"""
+"""Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 %. 0.9 to 1.0
+changes nothing. With our kernels no larger step is faster, and a tile of ggml's that pays saves much more."""
 _HARDLY_LONGER = 1.1
-"""Maximum factor of a step's time for further tokens that must be computed anyway.
-
-`scripts/regress.py streams cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first
-tokens come 11 % sooner; at 1.3 it computes 3 % more.
-"""
+"""Maximum factor of a step's time for further tokens that must be computed anyway. At 1.0 mixed computes 8 %
+less, and first tokens come 11 % sooner; at 1.3 it computes 3 % more."""
 _LEAST_CHUNK = 256
 """Minimum limit of a step's prompt tokens."""
 _AS_CHEAP = 1.03
-"""Maximum factor of a token's time for a smaller chunk, because new requests wait for its end. With AMX
-a prompt of 2,000 is read 1.1 times as fast in steps of about 330 tokens as in steps of 256, and no faster in
-steps of 512 (1 B, Sapphire Rapids)."""
+"""Maximum factor of a token's time for a smaller chunk, because new requests wait for its end. With AMX a
+prompt is read 1.1 times as fast in steps of 330 tokens as in steps of 256, and no faster in steps of 512 (1
+B)."""
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
-"""Shares of a step's error (as a logarithm) that move the factor of everything, and the factors of its terms.
-
-`scripts/regress.py streams cost_model._RATE_ALL`: a fifth of it makes stalls 10 % longer until the
-slowness is learned. Four times as much makes first tokens follow the noise, 7 % later.
-"""
+"""Shares of a step's error (as a logarithm) that move the factor of everything, and those of its terms. A
+fifth makes stalls 10 % longer until slowness is learned; with four times as much first tokens follow the
+noise, 7 % later."""
 _LARGEST_ERROR = math.log(1.5)
-"""Limit of the error of a single step, which a noisy neighbour makes many times as long.
-
-`scripts/regress.py streams cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3
-%.
-"""
+"""Limit of the error of one step, which a noisy neighbour makes many times as long. 1.1 to 4 times changes at
+most 3 %."""
 _FURTHEST = math.log(8.0)
 """Limit of the distance from measured costs. No busy machine was ever off by a factor of 8."""
 _COPIED_TOKEN_MS = 0.003

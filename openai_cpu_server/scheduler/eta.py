@@ -120,8 +120,7 @@ _LOOKED_AT = 64
 """Waiting sequences of a lane whose times are added up; later ones are assumed to be similar. It bounds
 the work of a forecast, which is made up to ten times a second."""
 _LEAST_ROOM = 0.25
-"""Minimum share of a step for a prompt, however many streams there are. It keeps the estimate for a
-crowded engine finite, which is not chosen anyway."""
+"""Minimum share of a step for a prompt, which keeps the estimate for a crowded engine finite."""
 _NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of streams for which a forecast has the time of a step."""
 _MANY_PAIRS = 100_000
@@ -143,8 +142,8 @@ class EtaEstimator:
     def __post_init__(self) -> None:
         self._decode_tokens = min(READING_TOKENS, self.num_slots)
         self._work_ms = [0.0, 0.0]
-        """Computed tokens by priority at the cost of full steps: the used part of the machine, regardless
-        of the distribution over steps."""
+        """Computed tokens by priority at the cost of full steps, regardless of the distribution over
+        steps."""
 
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         if not plan.parts:

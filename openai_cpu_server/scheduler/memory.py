@@ -119,9 +119,8 @@ class KVLedger:
 
 
 _INTERVALS = range(256, 2049)
-"""Bounds of the distance between states that are saved within a long prompt, even if no other prompt is
-known to branch off there. Less than 256 tokens, at most a second of computing, is noise; more than 2,048
-makes requests wait."""
+"""Bounds of the distance between states that are saved within a long prompt. Less than 256 tokens, at most a
+second of computing, is noise; more than 2,048 makes requests wait."""
 _COPYING_SHARE = 0.02
 """Maximum share of a prompt's prefill time for copies of its states."""
 
@@ -161,9 +160,8 @@ class Checkpoints:
 
 
 HEADROOM_TOKENS = 32
-"""Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it
-decodes: two blocks of the pool. `scripts/regress.py streams memory.HEADROOM_TOKENS`: with room in the
-pool 0 to 128 are equal."""
+"""Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it decodes.
+With room in the pool 0 to 128 are equal (`scripts/regress.py streams memory.HEADROOM_TOKENS`)."""
 
 
 class SequenceMemory:

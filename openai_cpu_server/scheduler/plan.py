@@ -40,8 +40,8 @@ class StepCapacity(NamedTuple):
     scored: int
     """Maximum rows of logits that may score prompt tokens."""
     equal_parts: bool = False
-    """True if the backend computes a step in passes, as with states. A pass has as many tokens of each
-    remaining sequence as the shortest part has left."""
+    """True if a pass has as many tokens of each remaining sequence as the shortest part has left, as with
+    states."""
 
 
 class Pass(NamedTuple):

@@ -50,8 +50,7 @@ class Sequence:
         self.tokens = [*request.tokens, *output, *beginning]
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
-        """Number of prompt positions whose next token needs no log-probability any longer, because it was
-        reported or not requested."""
+        """Prompt positions whose next token's log-probability was reported or not requested."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were shared or restored when the sequence first ran, or None before that."""
         self.expected_output = request.max_tokens if expected_output is None else expected_output
@@ -217,11 +216,8 @@ def take_over(sequence: Sequence, former: Sequence) -> None:
 
 TOKENS_PER_S = 16.0
 """Tokens of expected output that a second of earlier arrival is worth, because long jobs might otherwise wait
-for ever.
-
-A rule of fairness, not a measured price: a job of 1,000 tokens overtakes every job of 40 that arrives a
-minute later.
-"""
+for ever: a job of 1,000 tokens overtakes every job of 40 that arrives a minute later. A rule of fairness, not
+a measured price."""
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,7 @@ class AssignedRequest:
     """Replicas that were lost with it, or have returned it."""
     _num_output: int = -1
     _blocks: tuple[int, ...] = ()
-    """Names of the blocks with `_num_output` tokens of the output. They are cached, because hashing a long
-    prompt takes as long as the rest of routing."""
+    """Names of blocks, cached because hashing a long prompt takes as long as the rest of routing."""
 
     def routed(self) -> RoutedRequest:
         request, output = self.live.request, self.live.output

@@ -1,4 +1,5 @@
-"""Choice of the draft tokens of each sequence in a step."""
+"""Choice of the draft tokens of each sequence in a step. Results of `scripts/regress.py streams
+speculation.speculator.NAME` stand behind its constants."""
 
 from __future__ import annotations
 
@@ -18,12 +19,9 @@ from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 
 _FORGET = 0.98
-"""Decay of previous steps, so that about 50 count.
-
-This guards against drafts that lose against all predictions; tests/scheduler/test_drafts.py shows when it
-must act. Its value does not matter where drafts gain, and neither do those of the other names here
-(`scripts/regress.py streams speculation.speculator._TRIAL`).
-"""
+"""Decay of previous steps, so that about 50 count. This guards against drafts that lose against all
+predictions; tests/scheduler/test_drafts.py shows when it must act. Where drafts gain, the values do not
+matter."""
 _TRIAL = 32
 """Minimum steps with drafts before they are judged."""
 _ENOUGH = 8
@@ -38,7 +36,7 @@ _CLEAR = 8
 """Minimum steps of a trial that is clearly lost."""
 _CLEAR_LOSS = 0.8
 _IDLE = 64
-"""Decoding steps without a draft, each predicted not to pay, after which a head does not read along for a
+"""Decoding steps, each without a draft predicted to pay, after which a head does not read along for a
 while."""
 _FIRST_TRIES = 4
 """Maximum tokens of a head in a step until some have shown whether it is right."""
@@ -194,14 +192,10 @@ class _Trial:
 
 
 _WORTH = 0.95
-"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk.
-
-`scripts/regress.py streams speculation.speculator._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing
-is gained.
-"""
+"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk. At 0.85
+quotations lose 4 %; at 1.0 nothing is gained."""
 _LEAST_CHANCE = 0.02
-"""Minimum probability of reaching a draft token that is considered, which saves time in Python.
-`scripts/regress.py streams speculation.speculator._LEAST_CHANCE`: 0.005 to 0.1 changes nothing."""
+"""Minimum probability of reaching a draft token that is considered. 0.005 to 0.1 changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -324,8 +318,8 @@ def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequenc
 
 
 _FEW_TO_READ = 16
-"""Tokens that a draft model may always read: those since its last draft, and wrong ones of that. Twice the
-longest draft of a draft model (`drafts.py`)."""
+"""Tokens that a draft model may always read: twice the longest draft of one, because some of the last were
+wrong."""
 
 
 class SpanDraft(NamedTuple):
