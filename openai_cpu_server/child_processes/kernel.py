@@ -93,7 +93,6 @@ class _Machine(NamedTuple):
     """AUDIT_ARCH_..., which a filter must check because call numbers differ."""
     seccomp: int
     column: int
-    """Index into `_FORBIDDEN` and the other tables."""
 
 
 _MACHINES = {"x86_64": _Machine(0xC000003E, 317, 0), "aarch64": _Machine(0xC00000B7, 277, 1)}

@@ -108,7 +108,6 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: EngineState
     reason: str | None
     loaded: float
-    """Share of the model, 0 to 1."""
     timed: float | None
     """Share of the calibration steps that are timed, or None before it begins or if it is not needed."""
     running: dict[str, int]
@@ -124,18 +123,14 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, str] = {}
     """Table of `ModelInfo.computed_by`; empty until the model is loaded."""
     placement: DevicePlacement | None = None
-    """Part of the model on a device, or None."""
     draft_placement: DevicePlacement | None = None
     drafting: tuple[DraftingState, ...] = ()
-    """Decisions about the drafts of a model or a head, by the number of sequences."""
     deaths: tuple[LastDeath, ...] = ()
     """Most recent ones, the oldest first."""
     threads: int = 0
-    """0 without a model."""
     threads_computing: int = 0
     """Threads of the last step: fewer than `threads` while other processes use the cores."""
     is_throttled: bool = False
-    """A cgroup's quota of CPU time takes cores away."""
     nodes: dict[str, EngineStatus] = {}
     """Status by NUMA node, where each has its own engine. All other fields are sums of these."""
 
@@ -152,7 +147,6 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority
     state: RequestState
     prompt_tokens: int
-    """Tokens of all inputs, for a request that embeds."""
     output_tokens: int
     """Tokens whose text has been released."""
     age_s: float
@@ -162,7 +156,6 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     first_token_ms: float | None
     """Estimate from now, if there is a position, until the first token or the first computed input."""
     num_inputs: int | None = None
-    """Number of texts, or None for a generation."""
     num_embedded: int = 0
     adapter: str | None = None
 

@@ -15,13 +15,12 @@ class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     """Includes those of an end token or a stop string."""
     thought_tokens: int = 0
-    """Includes the marks."""
     forced_tokens: int = 0
     """Output tokens that the constraint forced; after a crash only those since then."""
     cached_tokens: int = 0
     preemptions: int = 0
     interruptions: int = 0
-    """Steps of the sequence that were discarded for another one."""
+    """Discarded steps."""
     padded_tokens: int = 0
     drafted_tokens: int = 0
     """After a crash only those since then."""
@@ -43,13 +42,12 @@ class Figures(SequenceFigures, frozen=True, kw_only=True):
     audio_tokens: int = 0
     audio_s: float = 0.0
     queue_ms: float
-    """Time until the first token or input was in a step."""
+    """Time until the first token or input was in a step; `prefill_ms` is that until the first output
+    token."""
     prefill_ms: float
-    """Time from there to the first output token."""
     generation_ms: float = 0.0
     latency_ms: float
     tokens_per_second: float
-    """Rate without the time in the queue."""
 
     @property
     def total_tokens(self) -> int:
@@ -100,4 +98,3 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     cached: float
     output: float
     audio_minute: float = 0.0
-    """Price of a minute of sound, in addition to its tokens."""

@@ -28,7 +28,6 @@ class GrammarSource(enum.Enum):
     ANY_OBJECT = "any_object"
     REGEX = "regex"
     CHOICES = "choices"
-    """JSON list of texts."""
     GBNF = "gbnf"
     LARK = "lark"
     """Text input of a tool, as is RUST_REGEX."""
@@ -53,9 +52,8 @@ class Notation(enum.Enum):
 class ValueSpelling(msgspec.Struct, frozen=True):
     notation: Notation = Notation.JSON
     mark: str = ""
-    """Mark of MARKED and ELEMENTS."""
     mark_token: int | None = None
-    """Token of the mark, or None if it is plain text."""
+    """Control token of the mark of MARKED and ELEMENTS, or None if it is plain text."""
 
 
 JSON_VALUES = ValueSpelling()
@@ -65,7 +63,6 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     source: GrammarSource
     text: str = ""
     pointer: str = ""
-    """JSON pointer to the wanted part of the schema."""
     is_strict: bool = True
     """Reject keywords that cannot be enforced, instead of naming them in the answer."""
     is_flexible: bool = False
@@ -82,12 +79,11 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 class MadeGrammar(msgspec.Struct, frozen=True, tag="made"):
     lark: str
-    """Grammar for llguidance, with control tokens by number."""
     rules: bytes
     unenforced: tuple[tuple[str, str], ...] = ()
-    """JSON pointers into the schema, each with the keyword that is left out there."""
+    """JSON pointers into the schema, as `RefusedGrammar.path`, each with the keyword that is left out
+    there."""
     share: float = 0.0
-    """Cost of the schema as a share of the maximum."""
     is_raw: bool = False
     """True if texts are raw and end before the order's `text_end`."""
 
@@ -96,7 +92,6 @@ class RefusedGrammar(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     code: str | None = None
     path: str | None = None
-    """JSON pointer into the schema, if known."""
 
 
 GrammarAnswer = Union[MadeGrammar, RefusedGrammar]

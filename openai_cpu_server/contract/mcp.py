@@ -35,13 +35,11 @@ class McpServerState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     FAILED = "failed"
-    """The next use tries again."""
 
 
 class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     transport: str
-    """`stdio` or `http`."""
     state: McpServerState
     error: str | None = None
     last_words: tuple[str, ...] = ()

@@ -58,7 +58,6 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
     content: memoryview
     """(height, width, 3) bytes: red, green, blue."""
     digest: str
-    """Digest of size and content."""
 
     @classmethod
     def of(cls, size: PictureSize, content: bytes) -> Picture:
@@ -74,7 +73,6 @@ class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
     content: memoryview
     """Finite float32 samples, little-endian. Full scale is from -1 to 1, which files of floats may exceed."""
     digest: str
-    """Digest of length and content."""
 
     @classmethod
     def of(cls, content: bytes) -> Sound:
@@ -111,7 +109,6 @@ class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
     size: MediaSize
     shape: MediaShape = ()
     why_not: str = ""
-    """Reason why such media are rejected, or ""."""
 
 
 def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> None:
@@ -131,7 +128,6 @@ class PlaceholderRange(msgspec.Struct, frozen=True):
     start: int
     rows: MediaEmbeddings
     item: int
-    """Index into the request's media items."""
     part: int = 0
     """Index of the `MediaEmbeddings` in the item's shape."""
 

@@ -27,13 +27,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     tile_filling: bool = True
     """Grow steps until they fill a kernel's tile, where that is almost free or saves time."""
     mixed_steps: bool = True
-    """Compute prompts and decoding sequences in the same steps."""
     continuous_batching: bool = True
-    """Let new requests join between steps, not only when the whole batch is done."""
     prefix_sharing: bool = True
-    """Share KV cells between running sequences, and save and restore computed prompts."""
     always_drafts: bool = False
-    """Compute every draft, also where it does not pay."""
 
 
 AS_SERVED = Experiment()
@@ -46,11 +42,9 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     stream_rate: float = 2.5
     """Minimum tokens per second of an interactive stream while other prompts are computed."""
     stall_ms: float = 520.0
-    """Longest gap between two tokens of such a stream."""
     batch_stall_ms: float = 800.0
     """Longest step while no interactive stream waits for it."""
     batch_floor: float = 0.1
-    """Share of slots and time, 0 to 1, reserved for batch work."""
     preempt_threshold_ms: float = 60.0
     """Longest wait of a new interactive request for batch work. It interrupts a batch step with more time
     left; beside interactive streams, where it may not, batch work makes no step longer."""
@@ -98,32 +92,26 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     offload: Offload = ON_CPU
     draft_offload: Offload = ON_CPU
     prefill_tokens: int = 512
-    """Maximum tokens of a step."""
     scheduling: Scheduling = BY_DEFAULT
     experiment: Experiment = AS_SERVED
     speculation: Literal["auto", "off"] = "auto"
     draft_max: int = 31
-    """Maximum draft tokens of one sequence in a step."""
     draft_model_path: str | None = None
     """Small model with the same vocabulary, or a file with a prediction head."""
     head: Literal["auto", "own", "none"] = "auto"
     """auto: the prediction head of the model's file, or of `draft_model_path`, if it can be used. own: it
     must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
     projector_path: str | None = None
-    """Encoder of pictures and sounds, or None if the model takes text only."""
     adapters: tuple[Adapter, ...] = ()
-    """Loaded at the start. A broken one is rejected without affecting the others."""
     cache_bytes: int = 0
-    """Host memory for the prefix cache."""
     cache_file: str | None = None
-    """File that keeps the prefix cache between runs."""
     cache_file_limit: CacheFileLimit | None = None
     """Limit of the cache file, or None to write the whole cache however long that takes."""
     pinned_prompts: tuple[tuple[int, ...], ...] = ()
     """Prompts computed at the start and never evicted from the prefix cache."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
-    """Folder for measurements. None: nothing is measured or stored."""
+    """Folder for measurements, or None to make none."""
     calibrate: Literal["idle", "start", "never"] = "idle"
     """Time at which step costs are measured unless a previous start stored them. start: before the engine is
     ready; idle: while it has no work. Without a measurement an estimate is refined while serving."""
@@ -133,7 +121,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Literal["auto", "off"] = "auto"
     """auto: the process drops unneeded privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
-    """Folders of the adapters that may be loaded later."""
     reports_forecast: bool = False
     """Send forecasts and names of prefixes, by which a router chooses between several engines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -273,7 +260,6 @@ class PromptProgress(msgspec.Struct, frozen=True):
     processed: int
     """Computed tokens, with the cached ones."""
     left_ms: float | None = None
-    """Estimated time to the first token, or None."""
     place: int | None = None
     """Place in the queue, where 1 is next, or None while the prompt is computed."""
 
@@ -297,7 +283,6 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: PromptProgress | None = None
     """Progress of the prompt before the first token, if requested. The event has no other content."""
     finish: Finish | None = None
-    """Set on the request's last event only."""
 
 
 class LoadingPhase(enum.Enum):
@@ -369,12 +354,10 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that fit if no states are saved."""
     cache_blocks: int
     cache_states: int
-    """Saved states, which exist only in recurrent and hybrid memories."""
     cache_capacity_bytes: int
     cache_bytes: int
     cache_evictions: int
     prompt_tokens: int
-    """Prompt tokens of all requests that have run."""
     cached_tokens: int
 
     @property
@@ -391,7 +374,6 @@ class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """Reason of the present pause, or ""."""
     gain: float
-    """Speed with drafts relative to that without, as last measured."""
 
     def __str__(self) -> str:
         last = 2 * self.sequences - 1
@@ -415,7 +397,6 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     predicted_ms: float
     elapsed_ms: float
     encoding_ms: float = 0.0
-    """Part of `elapsed_ms` for encoding a media item."""
     encodes: str = ""
     """Kind of the encoded media item, `picture` or `sound`, or ""."""
     encoded: int = 0
@@ -439,7 +420,6 @@ class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done")
     """Sent a few times a second, if the options want it."""
     prefixes: PrefixNews | None = None
     shown: StepTrace | None = None
-    """Sent between `ShowSteps` and `HideSteps` only."""
 
 
 class QueuePlace(msgspec.Struct, frozen=True):
@@ -467,7 +447,6 @@ class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
     """Work of an engine that shares its cores. Sent when that changes."""
 
     work: Priority | None = None
-    """Highest priority of its work, or None."""
     is_loading: bool = False
 
 

@@ -35,7 +35,6 @@ def adapter_name(key: str) -> str:
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     rank: int
-    """Largest rank of its tensors."""
     num_tensors: int
     size_bytes: int
 
@@ -64,7 +63,6 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: tuple[tuple[int, float], ...]
     """Points of a staircase (tokens, milliseconds) without attention, ascending by tokens."""
     attended_ms: float
-    """Milliseconds per pair of a token and a cell that it attends to."""
     state_ms: float = 0.0
     """Milliseconds for each state that a pass over the weights reads and writes."""
 
@@ -100,17 +98,14 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     attention: KernelState = KernelState.off("not asked for")
     products: KernelState = KernelState.off("not asked for")
-    """Products of quantised weights with activations."""
     recurrent: KernelState = KernelState.off("not asked for")
     """Layers with a state for each sequence: delta nets, scans, short convolutions."""
     elementwise: KernelState = KernelState.off("not asked for")
     """Small operations between the products of experts."""
     tiles: KernelState = KernelState.off("not asked for")
-    """Products with many rows, by AMX."""
+    """Products with many rows, by AMX, as are the other tiles."""
     attention_tiles: KernelState = KernelState.off("not asked for")
-    """Attention of prompts, by AMX."""
     recurrent_tiles: KernelState = KernelState.off("not asked for")
-    """Delta nets of prompts, by AMX."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:
@@ -168,10 +163,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int
     max_step_tokens: int
     max_step_outputs: int
-    """Maximum positions of one step whose logits can be read."""
     threads: int
     end_tokens: frozenset[int]
-    """EOS, EOT and the like."""
     state_bytes: int = 0
     """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0. A sequence
     with a state can begin only where another one's was saved or stands now."""
@@ -182,7 +175,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_head: str | None = None
     """Kind of the prediction head that drafts: single, chained or shared; None without one."""
     draft_most: int | None = None
-    """Longest draft of chained heads."""
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
@@ -194,9 +186,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
     labels: tuple[str, ...] = ()
-    """Names of the classes of a reranker's scores, if its file has them."""
     max_input_tokens: int = 0
-    """0 for a model that generates text."""
     sees: bool = False
     sound_rate: int = 0
     """Samples per second of the sound that the projector takes, or 0."""

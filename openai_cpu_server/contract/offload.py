@@ -9,7 +9,6 @@ import msgspec
 ALL_LAYERS = 1 << 16
 """A number larger than any model's layers."""
 CPU = "CPU"
-"""ggml's name."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +25,6 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     device: Union[str, None] = None
     """Name such as `Vulkan0`, or None for the first device that computes."""
     given_up: Union[str, None] = None
-    """Reason, as a clause, why a wanted device is not used, or None."""
 
     @property
     def wants_device(self) -> bool:
@@ -53,12 +51,9 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     """0 if the CPU computes everything; `why` has the reason."""
     num_layers: int
-    """Layers of the model, the output included."""
     cpu_expert_layers: int
-    """Layers on the device whose experts are on the CPU."""
     weights_bytes: int
     cells_bytes: int
-    """KV cells and states."""
     compute_bytes: int
     cells_on_cpu: bool = False
     """KV cells, states and attention are on the CPU."""

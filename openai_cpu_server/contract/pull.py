@@ -19,7 +19,6 @@ class PullStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str | None = None
     projector: str | None = None
     memory: str | None = None
-    """Sentence about this machine's free memory."""
     fits: bool | None = None
 
 

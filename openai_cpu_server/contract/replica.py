@@ -74,7 +74,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     token_ms: float
     """Time for each uncached prompt token beside the running requests."""
     attended_ms: float = 0.0
-    """Time for each pair of such a token and a KV cell before it."""
     stream_ms: tuple[float, ...] = ()
     """Inter-token latency while 1, 2, 4, 8 and so on sequences run with present contexts."""
     work_ms: ByPriority = ByPriority()
@@ -104,6 +103,5 @@ class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
 
 class HeldUpdate(PrefixNews, frozen=True, kw_only=True):
     version: int
-    """Version to send with the next query."""
     is_whole: bool = False
     """`saved` replaces what the router knows."""

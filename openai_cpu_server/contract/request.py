@@ -46,11 +46,9 @@ COLDEST = 1e-5
 
 TEMPERATURE = Bounds(0.0, 2.0)
 SHARE = Bounds(0.0, 1.0)
-"""Bounds of `top_p` and `min_p`."""
 TYPICAL_P = Bounds(0.001, 1.0)
 REPEAT_PENALTY = Bounds(0.01, 100.0)
 USAGE_PENALTY = Bounds(-2.0, 2.0)
-"""Bounds of `presence_penalty` and `frequency_penalty`."""
 LOGIT_BIAS = Bounds(-100.0, 100.0)
 TOP_N_SIGMA = Bounds(0.0, 100.0)
 DRY_MULTIPLIER = Bounds(0.0, 100.0)
@@ -60,7 +58,6 @@ COUNT = WholeBounds(0, MOST_INT)
 
 
 _LONGEST_CHARACTER = 4
-"""Bytes in UTF-8."""
 
 
 class OutputPart(enum.Enum):
@@ -82,9 +79,7 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     end: str = ""
     """Mark behind the reasoning, or "" if the prompt has closed it."""
     answer_begin: str = ""
-    """Optional mark between the reasoning and the answer."""
     answer_alone: str = ""
-    """Mark of an answer without reasoning."""
     answer_end: str = ""
     has_channels: bool = False
     """Text is passed on unchanged for a reader of channels; only tokens are attributed to parts."""
@@ -95,7 +90,6 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     end: str
     begin: str = ""
-    """Optional, as in `OutputMarks`."""
     opening: tuple[int, ...] = ()
     """Tokens that spell `begin` and must begin the output; () if it may begin otherwise."""
     shown_behind: str = ""
@@ -200,7 +194,6 @@ class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_n: int | None = None
     """Number of last tokens to search, with the prompt, or None for all."""
     breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    """Texts whose tokens end a repetition."""
 
     @property
     def is_sound(self) -> bool:
@@ -235,9 +228,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     xtc_threshold: float = 0.1
     dry: DryPenalty | None = None
     min_tokens: int = 0
-    """Output tokens before which no token ends the generation."""
     stop_tokens: tuple[int, ...] = ()
-    """Tokens that end the generation as the model's own end tokens do."""
     scored: tuple[int, ...] = ()
     """Tokens reported behind the likeliest ones, if log-probabilities are requested."""
     ignore_eos: bool = False
@@ -279,7 +270,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: str
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
-    """Opaque label for fairness."""
     account: str = ""
     """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
     group: str = ""
@@ -312,12 +302,11 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     scores_end: bool = False
     """Also report the token that ends the output, without text."""
     cache_namespace: str = ""
-    """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None
     """Name of the adapter, or None for the base model. The accepting engine replaces it with the key."""
     constraint: Constraint | None = None
     marks: OutputMarks | None = None
-    """Marks of reasoning and answer, or None if the whole output is the answer."""
+    """Unset if the whole output is the answer."""
     show_control_tokens: bool = False
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
     reports_progress: bool = False

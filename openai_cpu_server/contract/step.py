@@ -128,7 +128,6 @@ class Step(msgspec.Struct, frozen=True):
     padding: int = 0
     """Padding tokens to compute in a reserved slot, where a larger step is a faster one."""
     adapter: str | None = None
-    """Key of the adapter for all spans, or None for the base model."""
     may_be_interrupted: bool = False
     """Allow `interrupt` to end the step, so that the backend keeps what it needs to roll back."""
     encode: Encode | None = None
@@ -163,7 +162,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """Best first."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -197,11 +195,9 @@ class StepResult(msgspec.Struct, frozen=True):
 
     samples: dict[int, Sample] = {}
     further: dict[int, tuple[Sample, ...]] = {}
-    """Samples by slot behind confirmed draft tokens."""
     drafted: dict[int, Drafted] = {}
     drafting_ms: float = 0.0
     reading_ms: float = 0.0
-    """Time for a head's reading of hidden rows."""
     verbs_ms: float = 0.0
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     failures: dict[int, str] = {}
@@ -261,7 +257,6 @@ class TracePart(msgspec.Struct, frozen=True, array_like=True):
     draft: int = 0
     accepted: int = 0
     output: int = 0
-    """Resulting output tokens, with forced ones."""
     encoding_ms: float = 0.0
 
     @property
@@ -302,6 +297,5 @@ class TraceState(msgspec.Struct, frozen=True, kw_only=True):
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[TracePart, ...] = ()
     adapter: str | None = None
-    """Key of the step's adapter."""
     state: TraceState | None = None
     """Sent unless a recent trace had it."""

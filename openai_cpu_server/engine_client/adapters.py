@@ -45,10 +45,9 @@ class AdapterControl:
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self.is_used: Callable[[str], bool] = lambda key: False
-        """Set by the client: True if a live request uses the adapter with this key."""
+        """Set by the client."""
         self._statuses: dict[str, AdapterStatus] = {}
         self._named: dict[str, str] = {}
-        """Key of the adapter that requests get for a name."""
         self._being_loaded: str | None = None
         self._send: Callable[..., None] | None = None
         self._pending = PendingResults[str, AdapterStatus]()

@@ -20,7 +20,6 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedReques
 
 Item = TypeVar("Item")
 Arrived = tuple[Union[Item, QueuePlace, ModelLoading, errors.ServerError], float]
-"""Item from the engine, and the time of its arrival."""
 
 
 class CallTimes:
@@ -50,7 +49,6 @@ class EngineAnswer(Generic[Item]):
         self, request_ids: Iterable[str], *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self.arrived_s = clock()
-        """Arrival of the last item that was taken, on `clock`."""
         self._unfinished = set(request_ids)
         self._cancel = cancel
         self._clock = clock
@@ -227,7 +225,6 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
 
 
 UNKNOWN_S = 1.0
-"""Default before the first estimate, which the scheduler sends twice a second."""
 
 
 def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
@@ -263,7 +260,6 @@ class RequestAdmission:
     proxy: RequestProxy
     culprits: CulpritLedger
     adapters: Callable[[], Iterable[AdapterStatus]]
-    """Adapters that requests may name, and rejected ones."""
     _: KW_ONLY
     max_queue: int
     """Waiting requests of each priority. Beyond it, accounts with less than an equal share are still

@@ -169,9 +169,7 @@ class EngineProcess:
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Interval of the checks."""
 _FACTOR = 300.0
-"""Factor by which a step may exceed its expected time."""
 
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,9 +231,7 @@ class Watchdog:
     is_waiting: Callable[[], bool]
     """True while another engine uses the cores, which is not a hang."""
     _hung_s: float | None = None
-    """Silence for which it was killed."""
     _unreadable: str | None = None
-    """Error of the message for which it was killed."""
 
     def __post_init__(self) -> None:
         self._detector = HangDetector(self.limits, now_s=self.clock())

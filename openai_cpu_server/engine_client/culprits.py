@@ -48,7 +48,6 @@ class AbsentSuspects:
     def __init__(self, culprits: CulpritLedger) -> None:
         self._culprits = culprits
         self._absent: dict[str, str] = {}
-        """Account by call."""
         self._is_concluded = False
 
     def left(self, some: Iterable[AcceptedRequest]) -> None:
@@ -110,10 +109,8 @@ class CulpritSearch:
     """Suspects that wait for their trial. A group has one priority."""
     _on_trial: list[AcceptedRequest] = field(default_factory=list)
     _alone: AcceptedRequest | None = None
-    """Request that is computed alone until it is cleared."""
     _has_proof: bool = False
     _num_foremost: int = 0
-    """Number of foremost suspects at the last death."""
 
     def admitted(self, outside: Iterable[AcceptedRequest]) -> list[AcceptedRequest]:
         if not _suspected(self._on_trial):
@@ -190,10 +187,8 @@ class OutsideRequests:
     def __init__(self, live: AcceptedRequests) -> None:
         self._live = live
         self._held: dict[str, AcceptedRequest] = {}
-        """In the order of their arrival."""
         self._computing: frozenset[str] = frozenset()
         self._handled: str | None = None
-        """Request that is being handled outside of steps."""
         self._trials = CulpritSearch()
 
     def add(self, live: AcceptedRequest) -> None:

@@ -56,7 +56,6 @@ class Death(msgspec.Struct, frozen=True):
     message: str
     """Clause for people: `the engine process was killed (SIGKILL: ...)`."""
     cause: str
-    """One of few words, for counters."""
 
     @property
     def verdict(self) -> str:
@@ -179,7 +178,6 @@ class CrashRecord:
 
 
 _MOST_RECENT = 10
-"""Deaths remembered for observers."""
 
 
 class DeathRecord:

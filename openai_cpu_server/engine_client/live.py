@@ -61,7 +61,6 @@ class AcceptedRequest:
     state: RequestState = RequestState.WAITING
     expected: ExpectedStart | None = None
     is_stopping: bool = False
-    """True if it was asked to finish with its output so far."""
     num_replaced: int = 0
     """Number of resubmissions whose predecessor has not finished. Until then events are its own."""
 

@@ -24,7 +24,6 @@ short to see."""
 BATCH_TURN_S = 1.0
 """The same for batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13
-"""Initial estimate of a turn of batch work beside interactive work."""
 LONGEST_COURTESY_S = 2.0
 """Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow
 of new requests, one of which then waits for a short step."""
@@ -43,11 +42,9 @@ class Decision(NamedTuple):
 class TurnTaker:
     name: str
     work: Priority | None = None
-    """Priority of its present or wanted work."""
     is_newcomer: bool = False
     """True if its interactive work has had no turn since it began."""
     used_s: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
-    """Time with the turn, by the priority of the work."""
     price_s: float = FIRST_PRICE_S
     """Duration of its last turn of batch work beside interactive work."""
 
@@ -69,11 +66,9 @@ class CoreTurns:
         self._until_s = math.inf
         """End of the holder's turn as it was last sent."""
         self._has_interrupted = False
-        """True if the holder was asked to discard a step."""
         self._is_floor_turn = False
         """True if the holder computes batch work although interactive work waits."""
         self._credit = Credit(batch_floor)
-        """Savings of batch work in seconds."""
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 

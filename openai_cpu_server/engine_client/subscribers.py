@@ -54,7 +54,6 @@ class CachedBlocks:
     _held: set[int] = field(default_factory=set)
     _changes: deque[PrefixNews] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _version: int = 0
-    """Number of all changes, of which `_changes` has the last ones."""
 
     def handle(self, news: PrefixNews) -> None:
         self._held.difference_update(news.dropped)
@@ -87,7 +86,6 @@ class LoadProgress:
     model_path: str
     loaded: float = 0.0
     timed: float | None = None
-    """Timed share of the steps, or None before it begins or if it is not needed."""
 
     def handle(self, event: messages.Loading) -> bool:
         """Return True if another tenth of the model is loaded."""
@@ -196,12 +194,9 @@ class EngineNews:
         self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
         self.kv_stats: messages.KVStats | None = None
-        """Statistics of the last step, or None before the present process's first."""
         self.drafting: tuple[messages.DraftingState, ...] = ()
         self.forecast: Forecast | None = None
-        """Estimates for new requests if the options want them, or None before the first."""
         self.threads: int | None = None
-        """Threads of the last step, or None before the present process's first."""
         self.is_throttled = False
         self.held_blocks = CachedBlocks()
         self.has_advanced = False

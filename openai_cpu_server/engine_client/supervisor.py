@@ -109,7 +109,6 @@ class Supervisor:
         cores."""
         self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
-        """Explanation of a missing engine."""
         self.failed_s: float | None = None
         """Time of the failure on the clock, or None without one or after a new attempt."""
         self._must_start = not begins_asleep
@@ -127,7 +126,6 @@ class Supervisor:
         """Process that may still be exiting."""
         self._start_failure: str | None = None
         self._gone = asyncio.Event()
-        """Set while no process exists or is being started."""
         self._gone.set()
 
     @property

@@ -29,9 +29,7 @@ class AutoscaleOptions:
     calm: float = 0.8
     """Replicas end only if the rest stays below this share of both targets."""
     up_after_s: float = 15.0
-    """Uninterrupted time of need before replicas start."""
     down_after_s: float = 300.0
-    """Uninterrupted time of surplus before replicas end."""
     batch_within_s: float = 3600.0
     """Time for the waiting batch work, within `batch_floor`."""
     batch_floor: float = BY_DEFAULT.batch_floor
@@ -50,7 +48,6 @@ class AutoscaleOptions:
 @dataclass(frozen=True)
 class ReplicaFleet:
     num_present: int
-    """Includes loading replicas."""
     wait_ms: float
     """Wait of a new interactive request at the better of two serving replicas, as a router draws them."""
     load: float

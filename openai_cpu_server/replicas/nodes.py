@@ -26,7 +26,6 @@ _LEASE_S = 60.0
 """Both sides are in one process, so neither is lost without the other."""
 _DRAIN_LOOK_S, _REVIVE_LOOK_S = 0.05, 1.0
 _REVIVE_S = 30.0
-"""Delay before a failed node's engine is started again."""
 _BEST_FIRST = (
     EngineState.READY,
     EngineState.RESTARTING,

@@ -30,7 +30,6 @@ class RoutedRequest:
     num_tokens: int
     """Prompt length, plus existing output if it is replayed."""
     blocks: tuple[int, ...] = ()
-    """Names of its whole blocks (`contract.replica.block_hashes`)."""
     avoids: frozenset[str] = frozenset()
     """Replicas to use only as a last resort, because they were lost with this request."""
 
@@ -40,7 +39,6 @@ class ReplicaChoice:
     replica: str
     cached_tokens: int
     expected_ms: float
-    """Expected TTFT."""
 
 
 class RandomSet:
@@ -151,7 +149,6 @@ class ReplicaLoad:
 _GUESS_S = 60.0
 """Time for which a sent prompt is assumed held. Replicas report at its end, mostly in a minute."""
 _REPORTED = float("inf")
-"""Expiry of a reported block."""
 
 
 class PrefixIndex:

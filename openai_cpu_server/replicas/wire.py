@@ -28,7 +28,6 @@ from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelI
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 
 MOST_MEDIA_BYTES = 768 * 1024 * 1024
-"""Limit for the decoded pictures and sounds of one request."""
 _MOST_BYTES = MOST_MEDIA_BYTES + 256 * 1024 * 1024
 _UNSENT_BYTES = 256 * 1024
 _UNREAD_FRAMES = 64
@@ -38,7 +37,6 @@ _UNREAD_FRAMES = 64
 class FrameStream(asyncio.Protocol):
     _: KW_ONLY
     most_bytes: int = _MOST_BYTES
-    """Longest frame to receive."""
     patience_s: float | None = None
     """Time for unsent data to drain. Exceeding either ends the connection."""
     opened: Callable[[FrameStream], None] | None = None
@@ -197,7 +195,6 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapters: tuple[AdapterStatus, ...] = ()
     forecast: Forecast | None = None
     held: HeldUpdate | None = None
-    """Changes since the last report, or None."""
     counted: int = 0
     """Number of order batches that the forecast includes, at least."""
     others: tuple[LiveRequest, ...] | None = None
@@ -238,11 +235,9 @@ class NewsFrame:
 
     NEWS = b"n"
     TAKEN = b"t"
-    """The oldest unanswered order batch is accepted."""
+    """The oldest unanswered order batch is accepted, or rejected (UNKNOWN) because its sender is unknown."""
     UNKNOWN = b"u"
-    """The oldest unanswered order batch is rejected, because its sender is unknown."""
     END = b"e"
-    """The replica has ended the session."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -102,7 +102,6 @@ class WaitsFor(enum.Enum):
     SLOT = "slot"
     CELLS = "cells"
     PREFIX = "prefix"
-    """Another sequence is computing a common prefix."""
 
 
 @dataclass(eq=False)
@@ -188,7 +187,6 @@ _REMEMBERED = 64
 _ENOUGH = 4
 """Output lengths that a kind must have before it is used; else a more general kind is."""
 _MAX_KINDS = 1024
-"""Maximum kinds; the least recently used one is evicted."""
 
 _Kind = tuple[str, ...]
 
@@ -224,7 +222,6 @@ class LiveSequences:
     memory: SequenceMemory
     waiting: AdmissionQueue
     cache: SavedPrefixes | None
-    """Saved prefixes, or None to disable reuse of prefixes."""
     speculator: Speculator | None
     _lengths: OutputLengths = field(default_factory=OutputLengths)
     _by_id: dict[str, Sequence] = field(default_factory=dict)

@@ -288,7 +288,6 @@ class AdapterGroups:
             Priority.INTERACTIVE: self.options.pace_ms,
             Priority.BATCH: self.options.batch_stall_ms,
         }
-        """Maximum duration of a turn for the sake of fewer switches."""
         self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
         self._credit = Credit(self.options.batch_floor, most=self.options.pace_ms)
 
@@ -402,10 +401,8 @@ class EncodingTurns:
 
     options: StepOptions
     _current: Sequence | None = None
-    """Sequence whose item is unfinished."""
     _spent_ms: float = 0.0
     _row_ms: dict[str, float] = field(default_factory=dict)
-    """Recent time per row, by kind of media."""
 
     def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
         wanting = [sequence for sequence in running if sequence.has_to_encode]

@@ -21,7 +21,6 @@ _HARDLY_LONGER = 1.1
 """Maximum factor of a step's time for further tokens that must be computed anyway. At 1.0 mixed computes 8 %
 less, and first tokens come 11 % sooner; at 1.3 it computes 3 % more."""
 _LEAST_CHUNK = 256
-"""Minimum limit of a step's prompt tokens."""
 _AS_CHEAP = 1.03
 """Maximum factor of a token's time for a smaller chunk, because new requests wait for its end. With AMX a
 prompt is read 1.1 times as fast in steps of 330 tokens as in steps of 256, and no faster in steps of 512 (1
@@ -38,7 +37,6 @@ _FURTHEST = math.log(8.0)
 _COPIED_TOKEN_MS = 0.003
 """Initial value: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
-"""Weight of a new measurement, so that about ten of them count."""
 
 _READ_TOKENS = 128
 """Size of a prefill step: the largest that is always measured."""
@@ -293,11 +291,9 @@ class CopyPrice:
 
 
 _NEW = 0.2
-"""Weight of a new observation, so that about five count."""
 _GUESSED_SLOWDOWN = 1.1
-"""Measured at 1 B, 8 sequences, rank 16, all products (docs/models.md)."""
+"""Measured, as the next one, at 1 B, 8 sequences, rank 16, all products (docs/models.md)."""
 _GUESSED_SWITCH_MS = 5.0
-"""Measured in the same way."""
 _MOST = 4.0
 """Limit of the ratio of actual to predicted time, beyond which a step was disturbed."""
 
@@ -345,7 +341,6 @@ class LearnedCosts:
         self._slowdowns: dict[str, AdapterSlowdown] = {}
         self._copies = CopyPrice(state_tokens)
         self._computed_with: str | None = None
-        """Adapter of the last step with spans."""
 
     def of(self, adapter: str | None) -> StepCost:
         if adapter is None:

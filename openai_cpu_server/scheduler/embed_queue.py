@@ -15,7 +15,6 @@ from openai_cpu_server.fairness import Credit, NestedTurns, Path
 class PendingEmbed:
     request: EmbedRequest
     next: int
-    """Index of the first input that is not computed."""
     has_run: bool = False
 
     @property
@@ -63,7 +62,6 @@ class EmbedQueue:
 
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
-        """Savings of batch work in tokens."""
         self._pending: dict[str, PendingEmbed] = {}
         self._turns = {priority: NestedTurns() for priority in Priority}
 

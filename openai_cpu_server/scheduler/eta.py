@@ -122,7 +122,6 @@ the work of a forecast, which is made up to ten times a second."""
 _LEAST_ROOM = 0.25
 """Minimum share of a step for a prompt, which keeps the estimate for a crowded engine finite."""
 _NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of streams for which a forecast has the time of a step."""
 _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the cost of one pair is found."""
 

@@ -296,7 +296,6 @@ WORTH_WAITING = BLOCK_TOKENS
 class PrefixReuse:
     source: Sequence | None = None
     shared: int = 0
-    """Number of tokens whose cells `source` shares."""
     restored: tuple[tuple[int, int, int], ...] = ()
     """(block, start, end): saved blocks, or their first parts, for the positions behind the shared ones."""
     state: int | None = None

@@ -36,7 +36,6 @@ class Assignment(NamedTuple):
 class StepCapacity(NamedTuple):
     tokens: int
     outputs: int
-    """Rows of logits."""
     scored: int
     """Maximum rows of logits that may score prompt tokens."""
     equal_parts: bool = False
@@ -50,7 +49,6 @@ class Pass(NamedTuple):
 
 
 StepSize = int | tuple[Pass, ...]
-"""Tokens of a step with a single pass, or its passes."""
 
 
 def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
@@ -75,7 +73,6 @@ class StepPlan:
         self.drafts: dict[Sequence, int] = {}
         self.num_tokens = 0
         self.attended = 0
-        """Pairs of a token and a cell that it attends to."""
         self._capacity = capacity
         self._outputs_left = capacity.outputs
         self._scored_left = capacity.scored

@@ -28,7 +28,6 @@ class Branch:
     ordered: list[Tokens] = field(default_factory=list)
     """Sorted keys of `children`: the longest common prefix with some tokens is next to their position."""
     num_parts: int = 0
-    """Number of incomplete children."""
 
     def closest(self, tokens: Tokens) -> tuple[Block | None, int]:
         """Return the child with the longest common prefix with `tokens`, and its length; else (None, 0)."""
@@ -209,10 +208,8 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class PrefixInsertion:
-    """Numbers of new blocks, with their first and last positions, of the new state at their end, and of
-    evicted ones."""
-
     saved: tuple[tuple[int, int, int], ...]
+    """New blocks: (number, first position, position behind the last)."""
     dropped: tuple[int, ...]
     state: int | None = None
 

@@ -168,7 +168,6 @@ class StepLimits:
     step_tokens: int
     step_outputs: int
     state_tokens: int = 0
-    """Number of tokens whose cells are as large as a sequence's state, or 0 without states."""
     reuses: bool = True
     """False in a benchmark: computed prefixes serve no other sequence."""
 

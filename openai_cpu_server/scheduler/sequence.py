@@ -13,9 +13,7 @@ from openai_cpu_server.contract.step import Sample, TokenLogprob
 
 class SequenceStatus(enum.Enum):
     WAITING = "waiting"
-    """The sequence holds no slot and no KV cells."""
     RUNNING = "running"
-    """The sequence holds a slot and its KV blocks in the ledger."""
     FINISHED = "finished"
 
 
@@ -61,7 +59,6 @@ class Sequence:
         self.num_drafted = 0
         self.num_accepted = 0
         self.expected_reuse = 0
-        """Tokens that were in the prefix cache on arrival."""
         self.shared_prefixes: dict[int, int] = {}
         """Length of the common prefix with another prompt, by the arrival of the other sequence."""
         self.checkpoints: list[int] = []

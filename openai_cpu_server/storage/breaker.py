@@ -25,13 +25,10 @@ class CircuitBreaker:
     fails: str
     """Line for the log, with a %s for the reason."""
     back: str
-    """Line for the log when calls work again."""
     failure: Callable[[Exception], str | None]
     """Returns the reason of an exception, or None if it does not mean that the service is down."""
     answer_s: float | None = None
-    """Timeout of a call, or None for no limit."""
     pause_s: float = 0.0
-    """Time after a failure in which calls are skipped."""
     clock: Callable[[], float] = time.monotonic
     _asks_again_s: float = field(default=float("-inf"), init=False)
     _is_failing: bool = field(default=False, init=False)

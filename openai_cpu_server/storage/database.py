@@ -29,11 +29,9 @@ _READS = "openai_cpu_server_reads"
 
 class SqliteOptions(NamedTuple):
     lock_timeout_s: float
-    """Longest wait for a transaction of another process."""
     synchronous: str
     """FULL: a power loss loses no commit. NORMAL: a power loss may lose the last ones, kill -9 none."""
     has_one_connection: bool = False
-    """If True, reads wait for writes and one thread does both."""
     check: Callable[[sqlite3.Connection], None] = lambda _: None
     """Inspects the file before it is changed."""
 

@@ -105,7 +105,6 @@ class SoleWriter:
     def __init__(self, path: Path) -> None:
         self._lock = path.with_name(f".{path.name}.lock")
         self._descriptor: int | None = None
-        """Holds the lock, or None."""
 
     def may_write(self) -> bool:
         """Also true on file systems without locks."""

@@ -74,11 +74,9 @@ class HostSession:
     lease_holder: str
     renewed_s: float
     num_batches: int = 0
-    """Number of order batches received."""
     held_version: int | None = None
     spending: CpuSpending = field(default_factory=CpuSpending)
     last: LastReport | None = None
-    """State of the last report, which `HostReporting` compares with the present one."""
     _report: wire.HostReport | None = None
     _started: dict[str, None] = field(default_factory=dict)
     _places: dict[str, messages.QueuePlace] = field(default_factory=dict)
@@ -419,7 +417,6 @@ def _session_of(live: AcceptedRequest) -> HostSession | None:
 
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
-"""Most bytes of an unauthenticated frame."""
 _hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 

@@ -35,7 +35,6 @@ class Quarantine:
     """
 
     trials: dict[str, AcceptedRequest] = field(default_factory=dict)
-    """Suspect on trial, by replica."""
 
     def has_room(self, num_ready: int) -> bool:
         """Trials take at most half of the ready replicas, or one."""
@@ -68,7 +67,6 @@ class Quarantine:
 class AssignedRequest:
     live: AcceptedRequest
     replica: str | None = None
-    """Assigned replica, or None while the request waits for one."""
     wire_id: str = ""
     num_attempts: int = 0
     avoids: frozenset[str] = frozenset()
@@ -103,7 +101,6 @@ class RequestAssignment:
         self._quarantine = Quarantine()
         self._requests: dict[str, AssignedRequest] = {}
         self._waiting: dict[str, AssignedRequest] = {}
-        """Requests without a replica."""
         self._by_wire: dict[str, AssignedRequest] = {}
 
     @property

@@ -117,10 +117,8 @@ class ReplicaProxy:
         self.requests = RequestAssignment(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         self.last_loss: tuple[str, float] | None = None
-        """Reason and time of the last loss."""
         self.on_report: Callable[[str], None] = lambda replica: None
         self.on_spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
-        """Receives CPU milliseconds by client label."""
         self.on_measured: Callable[[Sequence[MeasuredMedia]], None] = lambda measured: None
         self._clock = clock
         self._router = router

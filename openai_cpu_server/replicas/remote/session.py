@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 0.5
 """Share of a lease after which a silent replica is given up, before it gives us up."""
 _RENEWALS = 4
-"""Per lease."""
 _SILENCE_S = 4.0
 """A replica that sends no news for this time and a lease is given up; it should send some every second."""
 
@@ -146,9 +145,7 @@ class ReplicaMember:
     adapters_asked: set[str] = field(default_factory=set)
     """Keys of adapters that it was asked to load, beside those from its start."""
     adapters_refused: set[str] = field(default_factory=set)
-    """Keys of adapters that it has failed to load."""
     adapters_seen: set[str] = field(default_factory=set)
-    """Keys of all adapters that it has ever reported."""
 
     @property
     def is_ready(self) -> bool:

@@ -24,9 +24,7 @@ _FADE_OWN = 0.99
 """The same for one sequence, after some 50 steps. Always wrong drafts where others' are right thus cost 1
 %."""
 _PRIOR_WEIGHT = 4.0
-"""Weight of the initial assumption in observations."""
 _LEAN = 4.0
-"""Weight of the experience of all sequences in observations of one."""
 
 
 class _Record:
@@ -87,7 +85,6 @@ MIN_MATCH = 2
 """Tokens that must be equal. With 4 quotations are 4 % slower, with 1 they are 3 % faster, for more work in
 Python."""
 MAX_MATCH = 32
-"""Length beyond which further equal tokens make no difference."""
 _MAX_PLACES = 4
 """Maximum places examined, from the latest backwards. 1 to 16 changes nothing."""
 _ITEM = array("q").itemsize
@@ -231,7 +228,6 @@ class Drafter(Protocol):
 class _CallPrice(NamedTuple):
     token_ms: float
     shared_ms: float
-    """Additional time for the token of another sequence."""
     num_measured: int = 0
 
     def learned(self, num_calls: int, num_tokens: int, ms: float) -> _CallPrice:
@@ -255,7 +251,6 @@ class ModelDrafter:
         one."""
         self._read_ms: float | None = None
         self._assumed = _CallPrice(0.0, 0.0)
-        """Price in use."""
         assumed = _ASSUMED_OF_HEAD if reads_along else _ASSUMED_OF_MODEL
         self.experience = GuessRates((assumed, *[None] * (self._most - 1)))
         self._own: dict[Sequence, GuessRates] = {}

@@ -23,7 +23,6 @@ _FORGET = 0.98
 predictions; tests/scheduler/test_drafts.py shows when it must act. Where drafts gain, the values do not
 matter."""
 _TRIAL = 32
-"""Minimum steps with drafts before they are judged."""
 _ENOUGH = 8
 """Minimum steps without drafts from which the error of predictions is known."""
 _FURTHEST = 3.0
@@ -61,9 +60,8 @@ class ComparedStep(NamedTuple):
     num_accepted: int
     plain_ms: float
     predicted_ms: float
-    """Predicted time of the actual step, with drafting."""
+    """Predicted time of the actual step, with drafting as in `elapsed_ms`."""
     elapsed_ms: float
-    """Actual time, with drafting."""
 
     @property
     def worth_ms(self) -> float:
@@ -153,9 +151,7 @@ class _Trial:
     def __init__(self) -> None:
         self.paused_until_ms = 0.0
         self.gain = 1.0
-        """Speed with drafts relative to that without, as last measured."""
         self.why = ""
-        """Reason of the last pause."""
         self._pause_ms = _PAUSE_MS
         self._account = _Account()
         self._lost_ms = 0.0
@@ -204,7 +200,6 @@ class _DraftToken:
     gain: float
     """Reduction of the sequence's expected time per token, in steps."""
     place: int
-    """Place in the draft, and number of the draft model's call."""
     draft: SequenceDraft
 
 
@@ -326,7 +321,6 @@ class SpanDraft(NamedTuple):
     tokens: tuple[int, ...] = ()
     num_to_draft: int = 0
     num_to_read: int | None = None
-    """Limit of the draft model's reading, or None."""
 
     @classmethod
     def of(cls, draft: SequenceDraft, length: int) -> SpanDraft:
@@ -358,7 +352,6 @@ class Speculator:
     max_tokens: int = 31
     """Maximum draft tokens of one sequence in a step; 31 and its own token fill two tiles."""
     always: bool = False
-    """Compute every draft (`contract.Experiment`)."""
     _gains: DraftGains = field(default_factory=DraftGains)
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
