@@ -229,23 +229,19 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        if self.kind is not ModelKind.GENERATES:
-            return (
-                f"{self.description}, {self.kind.value}: {self.embedding_size} numbers for an input of up to "
-                f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}; "
-                f"weights {self.weights}{self._placed}"
-            )
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
-        return (
-            f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads, "
-            f"kernels: {self.kernels}; weights {self.weights}{self._placed}"
-        )
-
-    @property
-    def _placed(self) -> str:
-        own = "" if self.placement is None else f"; {self.placement}"
-        return own if self.draft_placement is None else f"{own}; draft model: {self.draft_placement}"
+        capacity = f"{pool}, {self.max_seqs} sequences at once"
+        if self.kind is not ModelKind.GENERATES:
+            limit = f"an input of up to {self.max_input_tokens} tokens"
+            capacity = f"{self.kind.value}: {self.embedding_size} numbers for {limit}"
+        parts = [
+            f"{self.description}, {capacity}, {self.threads} threads, kernels: {self.kernels}",
+            f"weights {self.weights}",
+        ]
+        parts += [] if self.placement is None else [str(self.placement)]
+        parts += [] if self.draft_placement is None else [f"draft model: {self.draft_placement}"]
+        return "; ".join(parts)
 
 
 class ThreadControl(Protocol):

@@ -48,29 +48,20 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
     device: Union[Device, None]
     """Device with its free memory from before, or None if the wanted device does not exist."""
-    layers: int
+    layers: int = 0
     """0 if the CPU computes everything; `why` has the reason."""
-    num_layers: int
-    cpu_expert_layers: int
-    weights_bytes: int
-    cells_bytes: int
-    compute_bytes: int
+    num_layers: int = 0
+    cpu_expert_layers: int = 0
+    weights_bytes: int = 0
+    cells_bytes: int = 0
+    compute_bytes: int = 0
     cells_on_cpu: bool = False
     """KV cells, states and attention are on the CPU."""
     why: Union[str, None] = None
 
     @classmethod
     def nowhere(cls, why: str, device: Device | None = None) -> DevicePlacement:
-        return cls(
-            device=device,
-            layers=0,
-            num_layers=0,
-            cpu_expert_layers=0,
-            weights_bytes=0,
-            cells_bytes=0,
-            compute_bytes=0,
-            why=why,
-        )
+        return cls(device=device, why=why)
 
     @property
     def computes_in_one_go(self) -> bool:
