@@ -46,23 +46,17 @@ _PREFERRED = 1
 
 
 def settle_on_node(node: int) -> None:
-    """Prefer this node's memory, and write a line to stderr if that is refused, as in many containers."""
-    try:
-        prefer_memory_of(node)
-    except KernelRefused as error:
-        sys.stderr.write(f"memory is not asked for on NUMA node {node}: {error}\n")
-
-
-def prefer_memory_of(node: int) -> None:
-    """Prefer this NUMA node for new memory; binding would get the process killed when the node is full.
-    Raises `KernelRefused`."""
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        raise KernelRefused(f"the number of the call is not known for {platform.machine()}")
+    """Prefer this NUMA node's memory, and write a line to stderr if that is refused, as in many containers.
+    Binding would get the process killed when the node is full."""
     num_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     words = (ctypes.c_ulong * (node // num_bits + 1))()
     words[node // num_bits] = 1 << node % num_bits
-    call(number, _PREFERRED, ctypes.cast(words, ctypes.c_void_p), num_bits * len(words) + 1)
+    try:
+        if (number := _SET_MEMPOLICY.get(platform.machine())) is None:
+            raise KernelRefused(f"the number of the call is not known for {platform.machine()}")
+        call(number, _PREFERRED, ctypes.cast(words, ctypes.c_void_p), num_bits * len(words) + 1)
+    except KernelRefused as error:
+        sys.stderr.write(f"memory is not asked for on NUMA node {node}: {error}\n")
 
 
 def give_up_new_privileges() -> None:
