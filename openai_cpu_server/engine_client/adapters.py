@@ -27,16 +27,14 @@ class PendingResults(dict[Key, "asyncio.Future[Result]"]):
         return await asyncio.shield(self[key])
 
     def settle(self, key: Key, result: Result) -> None:
-        future = self.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(result)
+        if key in self:
+            self.pop(key).set_result(result)
 
     def end(self, error: Callable[[], ServerError]) -> None:
         while self:
             future = self.popitem()[1]
-            if not future.done():
-                future.set_exception(error())
-                future.exception()  # all callers may have left
+            future.set_exception(error())
+            future.exception()  # all callers may have left
 
 
 class AdapterControl:

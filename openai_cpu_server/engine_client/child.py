@@ -87,12 +87,6 @@ def _size(message: messages.Sent) -> int:
     return message.request.num_tokens if isinstance(message, messages.Submit) else 0
 
 
-@functools.lru_cache(maxsize=64)
-def _process(pid: int | None) -> psutil.Process:
-    """Cached because finding a process takes five times as long as reading its memory."""
-    return psutil.Process(pid)
-
-
 def resident_bytes(pid: int | None = None) -> int:
     """Return the memory of a process, by default this one, read at most once per second; 0 if unreadable."""
     return _resident_bytes(pid, int(time.monotonic()))
@@ -103,7 +97,7 @@ def _resident_bytes(pid: int | None, second: int) -> int:
     """`/health` asks six times. Each read gives up the interpreter's lock, and threads that decode 20 MB
     return it 5 ms later."""
     try:
-        return int(_process(pid).memory_info().rss)
+        return int(psutil.Process(pid).memory_info().rss)
     except (psutil.Error, OSError):
         return 0
 

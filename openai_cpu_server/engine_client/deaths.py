@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-import signal
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +14,10 @@ from openai_cpu_server.child_processes.spawn import death_cause
 from openai_cpu_server.contract.engine import LastDeath
 from openai_cpu_server.errors import UNLOADABLE
 
-_FAULTS = {
-    number
-    for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP")
-    if (number := getattr(signal, name, None)) is not None
-}
-
-
+_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 _OUT_OF_MEMORY = (
     "the engine process was killed by the system, which ran out of memory (lower --ctx-size or --cache-mb)"
 )
-
-
 _NOT_STARTED, _BAD_MESSAGE = "not_started", "bad_message"
 
 
@@ -83,7 +74,7 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.FAULT, "llama.cpp cannot be loaded: the log has the reason", cause)
         if exit_status is None or exit_status >= 0:
             return cls(DeathKind.FAULT, f"the engine process ended (exit status {exit_status})", cause)
-        if -exit_status in _FAULTS:
+        if cause in _FAULTS:
             return cls(DeathKind.FAULT, f"the engine process crashed in native code ({cause})", cause)
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
