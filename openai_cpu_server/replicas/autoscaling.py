@@ -36,14 +36,6 @@ class AutoscaleOptions:
     """Largest share of the replicas that exist for batch work."""
     idle_after_s: float = 600.0
 
-    def __post_init__(self) -> None:
-        assert 0 <= self.min_replicas <= self.max_replicas
-        assert self.max_replicas > 0
-        assert self.target_wait_ms > 0
-        assert 0 < self.target_load <= 1
-        assert 0 < self.calm <= 1
-        assert 0 <= self.batch_floor < 1
-
 
 @dataclass(frozen=True)
 class ReplicaFleet:

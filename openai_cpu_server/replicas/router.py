@@ -9,18 +9,22 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
+
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
 
 
-@dataclass(frozen=True)
-class ReplicaReport:
+class ReplicaReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Part of a replica's report that routers and the autoscaler read."""
+
     state: EngineState
     """State of its engine. While that restarts, only requests that stay with the replica are sent."""
     forecast: Forecast | None = None
     """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
     held: HeldUpdate | None = None
+    """Changes since the last report, or None."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
 )
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
-from openai_cpu_server.contract.replica import Forecast, HeldUpdate
+from openai_cpu_server.replicas.router import ReplicaReport
 
 MOST_MEDIA_BYTES = 768 * 1024 * 1024
 _MOST_BYTES = MOST_MEDIA_BYTES + 256 * 1024 * 1024
@@ -41,7 +41,7 @@ class FrameStream(asyncio.Protocol):
     """Time for unsent data to drain. Exceeding either ends the connection."""
     opened: Callable[[FrameStream], None] | None = None
     _giving_up: asyncio.TimerHandle | None = None
-    _transport: asyncio.Transport | None = None
+    _transport: asyncio.Transport = field(init=False)
     _frames: deque[bytes] = field(default_factory=deque)
     _has_news: asyncio.Event = field(default_factory=asyncio.Event)
     _may_send: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +56,7 @@ class FrameStream(asyncio.Protocol):
 
     def send(self, *parts: bytes) -> None:
         """Send one frame. A closed connection drops it."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(b"".join((LENGTH.pack(sum(map(len, parts))), *parts)))
 
     async def sent(self) -> None:
@@ -70,17 +70,15 @@ class FrameStream(asyncio.Protocol):
             self._has_news.clear()
             await self._has_news.wait()
         frame = self._frames.popleft()
-        if not self._frames and self._transport is not None and not self._transport.is_closing():
+        if not self._frames and not self._transport.is_closing():
             self._transport.resume_reading()
         return frame
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     # -- an `asyncio.Protocol` ---------------------------------------------------------------------------
 
@@ -97,7 +95,7 @@ class FrameStream(asyncio.Protocol):
             self._frames.append(bytes(self._unread[begin + LENGTH.size : end]))
             begin = end
         del self._unread[:begin]
-        if len(self._frames) > _UNREAD_FRAMES and self._transport is not None:
+        if len(self._frames) > _UNREAD_FRAMES:
             self._transport.pause_reading()
         self._has_news.set()
 
@@ -187,14 +185,11 @@ class RequestEnd(msgspec.Struct, frozen=True):
     message: str
 
 
-class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    state: EngineState
+class HostReport(ReplicaReport, frozen=True, kw_only=True, omit_defaults=True):
     status: EngineStatus
     info: ModelInfo | None = None
     kv: KVStats | None = None
     adapters: tuple[AdapterStatus, ...] = ()
-    forecast: Forecast | None = None
-    held: HeldUpdate | None = None
     counted: int = 0
     """Number of order batches that the forecast includes, at least."""
     others: tuple[LiveRequest, ...] | None = None

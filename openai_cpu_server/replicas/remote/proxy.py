@@ -24,7 +24,7 @@ from openai_cpu_server.errors import GenerationFailed, RequestCancelled
 from openai_cpu_server.replicas import wire
 from openai_cpu_server.replicas.remote.assignment import RequestAssignment
 from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
-from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
+from openai_cpu_server.replicas.router import ReplicaRouter
 
 logger = logging.getLogger(__name__)
 
@@ -206,8 +206,7 @@ class ReplicaProxy:
             self._empty(replica)
             return
         made_s = member.session.counted_s(report.counted)
-        load = ReplicaReport(report.state, report.forecast, report.held)
-        self._router.reported(replica, load, made_s=made_s, now_s=self._clock())
+        self._router.reported(replica, report, made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self.requests.place_waiting()
         if member.is_ready:
