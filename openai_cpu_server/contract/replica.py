@@ -21,11 +21,11 @@ replica compares tokens."""
 
 def root_hash(namespace: str) -> int:
     """Return the name of the empty prefix of `GenerationRequest.cells_namespace`."""
-    return _number(blake2b(namespace.encode(), digest_size=_HASH_BYTES).digest())
+    return _hashed(namespace.encode())
 
 
 def block_hash(parent: int, tokens: Sequence[int]) -> int:
-    return _chained(parent, array("Q", tokens).tobytes())
+    return _hashed(parent.to_bytes(_HASH_BYTES, "little") + array("Q", tokens).tobytes())
 
 
 def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
     size = BLOCK_TOKENS * data.itemsize
     content, last = data.tobytes(), root_hash(namespace)
     return tuple(
-        last := _chained(last, content[start : start + size])
+        last := _hashed(last.to_bytes(_HASH_BYTES, "little") + content[start : start + size])
         for start in range(0, len(content) - size + 1, size)
     )
 
@@ -51,14 +51,8 @@ def cache_namespace(*, salt: str | None, key: str | None) -> str:
     return sha256(msgspec.json.encode([key, salt])).hexdigest()
 
 
-def _chained(parent: int, content: bytes) -> int:
-    return _number(
-        blake2b(parent.to_bytes(_HASH_BYTES, "little") + content, digest_size=_HASH_BYTES).digest()
-    )
-
-
-def _number(digest: bytes) -> int:
-    return int.from_bytes(digest, "little")
+def _hashed(content: bytes) -> int:
+    return int.from_bytes(blake2b(content, digest_size=_HASH_BYTES).digest(), "little")
 
 
 class ByPriority(NamedTuple):
