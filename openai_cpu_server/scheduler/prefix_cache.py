@@ -80,25 +80,18 @@ class Block(Branch):
         return found
 
 
-class PrefixJournal:
-    def __init__(self) -> None:
-        self._changes: dict[int, bool] = {}
-        """True by name if the block is saved now. An added and removed block counts as removed."""
-
-    def saved(self, name: int) -> None:
-        self._changes[name] = True
-
-    def dropped(self, name: int) -> None:
-        self._changes[name] = False
+class PrefixJournal(dict[int, bool]):
+    """Changed whole blocks by name: True if saved now. An added and removed block counts as removed."""
 
     def take(self) -> PrefixNews | None:
-        changes, self._changes = self._changes, {}
-        if not changes:
+        if not self:
             return None
-        return PrefixNews(
-            saved=tuple(name for name, is_saved in changes.items() if is_saved),
-            dropped=tuple(name for name, is_saved in changes.items() if not is_saved),
+        news = PrefixNews(
+            saved=tuple(name for name, is_saved in self.items() if is_saved),
+            dropped=tuple(name for name, is_saved in self.items() if not is_saved),
         )
+        self.clear()
+        return news
 
 
 class BlockTree:
@@ -143,7 +136,7 @@ class BlockTree:
         insort(branch.ordered, tokens)
         self._num_blocks += 1
         if self._journal is not None and block.is_whole:
-            self._journal.saved(name)
+            self._journal[name] = True
         return block
 
     def remove(self, block: Block) -> None:
@@ -153,7 +146,7 @@ class BlockTree:
         block.parent.num_parts -= not block.is_whole
         block.parent.ordered.remove(block.tokens)
         if self._journal is not None and block.is_whole:
-            self._journal.dropped(block.name)
+            self._journal[block.name] = False
         if isinstance(block.parent, _Root) and not block.parent.children:
             del self._roots[block.parent.namespace]
 
@@ -238,12 +231,6 @@ class _Books:
         self.pinned: dict[int, Block] = {}
         self.block_bytes = block_bytes
         self.state_bytes = state_bytes
-
-    def totals(self) -> CacheTotals:
-        num_blocks = self.capacity // self.block_bytes if self.block_bytes else 0
-        return CacheTotals(
-            len(self.tree), self.num_states, self.num_evictions, self.used, self.capacity, num_blocks
-        )
 
     @property
     def used(self) -> int:
@@ -362,7 +349,10 @@ class SavedPrefixes:
 
     @property
     def totals(self) -> CacheTotals:
-        return self._books.totals()
+        books = self._books
+        num_blocks = books.capacity // books.block_bytes if books.block_bytes else 0
+        counts = (len(books.tree), books.num_states, books.num_evictions)
+        return CacheTotals(*counts, books.used, books.capacity, num_blocks)
 
     @property
     def num_pinned(self) -> int:

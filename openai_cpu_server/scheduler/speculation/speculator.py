@@ -375,13 +375,10 @@ class Speculator:
         # A prompt leaves no time for drafts that pay otherwise.
         decodes = len(found) == len(limits) and any(limits.values())
         could_draft = self._reads_along and generates and not self.always and decodes
-        if could_draft and not any(span.num_to_draft for span in spans.values()):
-            self._pass_over(kinds[True])
+        was_idle = could_draft and not any(span.num_to_draft for span in spans.values())
+        if was_idle and self._gains.pass_over(kinds[True]) and self.draft_model is not None:
+            self.draft_model.doubt(kinds[True].size)
         return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
-
-    def _pass_over(self, kind: DraftingKind) -> None:
-        if self._gains.pass_over(kind) and self.draft_model is not None:
-            self.draft_model.doubt(kind.size)
 
     @property
     def _reads_along(self) -> bool:
