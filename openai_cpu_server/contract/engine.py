@@ -111,6 +111,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     timed: float | None
     """Share of the calibration steps that are timed, or None before it begins or if it is not needed."""
     running: dict[str, int]
+    """Requests by the label of their priority, as in `waiting`."""
     waiting: dict[str, int]
     kv_tokens: int
     kv_tokens_used: int
@@ -131,6 +132,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     threads_computing: int = 0
     """Threads of the last step: fewer than `threads` while other processes use the cores."""
     is_throttled: bool = False
+    """A cgroup's quota of CPU time takes cores away."""
     nodes: dict[str, EngineStatus] = {}
     """Status by NUMA node, where each has its own engine. All other fields are sums of these."""
 
@@ -170,7 +172,8 @@ class ComputedCall(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def fail_in(self, seconds: float, error: ServerError) -> None: ...
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """End the call with this error after a delay, unless it has ended by then."""
 
 
 class Generation(ComputedCall, Protocol):
@@ -180,7 +183,8 @@ class Generation(ComputedCall, Protocol):
 
     async def __aenter__(self) -> Generation: ...
 
-    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Yield the events until all sequences have ended, or raise the error that the call failed with."""
 
     def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
         """Yield the events and, while the whole call waits, its place in the queue or the progress of the

@@ -42,9 +42,11 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     stream_rate: float = 2.5
     """Minimum tokens per second of an interactive stream while other prompts are computed."""
     stall_ms: float = 520.0
+    """Longest gap between two tokens of such a stream."""
     batch_stall_ms: float = 800.0
     """Longest step while no interactive stream waits for it."""
     batch_floor: float = 0.1
+    """Share of slots and time, 0 to 1, reserved for batch work."""
     preempt_threshold_ms: float = 60.0
     """Longest wait of a new interactive request for batch work. It interrupts a batch step with more time
     left; beside interactive streams, where it may not, batch work makes no step longer."""
@@ -92,6 +94,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     offload: Offload = ON_CPU
     draft_offload: Offload = ON_CPU
     prefill_tokens: int = 512
+    """Maximum tokens of a step."""
     scheduling: Scheduling = BY_DEFAULT
     experiment: Experiment = AS_SERVED
     speculation: Literal["auto", "off"] = "auto"
@@ -103,6 +106,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
     projector_path: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    """Loaded at the start. A broken one is rejected without affecting the others."""
     cache_bytes: int = 0
     cache_file: str | None = None
     cache_file_limit: CacheFileLimit | None = None
@@ -121,6 +125,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Literal["auto", "off"] = "auto"
     """auto: the process drops unneeded privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
+    """Folders of the adapters that may be loaded later."""
     reports_forecast: bool = False
     """Send forecasts and names of prefixes, by which a router chooses between several engines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -283,6 +288,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: PromptProgress | None = None
     """Progress of the prompt before the first token, if requested. The event has no other content."""
     finish: Finish | None = None
+    """Set on the request's last event only."""
 
 
 class LoadingPhase(enum.Enum):
@@ -374,6 +380,7 @@ class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """Reason of the present pause, or ""."""
     gain: float
+    """Speed with drafts relative to that without."""
 
     def __str__(self) -> str:
         last = 2 * self.sequences - 1

@@ -80,6 +80,7 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Mark behind the reasoning, or "" if the prompt has closed it."""
     answer_begin: str = ""
     answer_alone: str = ""
+    """Mark of an answer without reasoning."""
     answer_end: str = ""
     has_channels: bool = False
     """Text is passed on unchanged for a reader of channels; only tokens are attributed to parts."""
@@ -270,6 +271,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: str
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
+    """Opaque label for fairness."""
     account: str = ""
     """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
     group: str = ""

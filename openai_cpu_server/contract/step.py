@@ -61,6 +61,8 @@ class Restore(msgspec.Struct, frozen=True):
 
 
 class SaveState(msgspec.Struct, frozen=True):
+    """Copy the state of the slot, which has computed `end` tokens, to host memory."""
+
     slot: int
     end: int
     state: int
@@ -128,6 +130,7 @@ class Step(msgspec.Struct, frozen=True):
     padding: int = 0
     """Padding tokens to compute in a reserved slot, where a larger step is a faster one."""
     adapter: str | None = None
+    """Key of the adapter for all spans, or None for the base model."""
     may_be_interrupted: bool = False
     """Allow `interrupt` to end the step, so that the backend keeps what it needs to roll back."""
     encode: Encode | None = None
@@ -195,6 +198,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     samples: dict[int, Sample] = {}
     further: dict[int, tuple[Sample, ...]] = {}
+    """Samples by slot behind confirmed draft tokens."""
     drafted: dict[int, Drafted] = {}
     drafting_ms: float = 0.0
     reading_ms: float = 0.0
