@@ -136,9 +136,12 @@ class CulpritSearch:
             self._groups, self._on_trial, self._alone = [], [], None
             return SearchVerdict(accused, num_suspects=1, is_closer=False)
         self._regroup(accused, again)
+        is_closer = False
         if accused:  # else it died while it loaded, say
             self._alone = handled if handled in accused else again[0] if len(again) == 1 else None
-        return SearchVerdict([], len(accused), self._is_closer(accused, again))
+            is_closer = 0 < len(again) < self._num_foremost
+            self._num_foremost = len(again or accused)
+        return SearchVerdict([], len(accused), is_closer)
 
     def _regroup(self, accused: list[AcceptedRequest], again: list[AcceptedRequest]) -> None:
         def order(live: AcceptedRequest) -> tuple[Priority, bool, bool]:
@@ -149,12 +152,6 @@ class CulpritSearch:
         waiting = [[one for one in group if one not in accused] for group in [self._on_trial, *self._groups]]
         self._groups = sorted(filter(None, [*groups, *waiting]), key=lambda group: group[0].request.priority)
         self._on_trial, self._has_proof = [], False
-
-    def _is_closer(self, accused: list[AcceptedRequest], again: list[AcceptedRequest]) -> bool:
-        if not accused:
-            return False
-        before, self._num_foremost = self._num_foremost, len(again or accused)
-        return 0 < len(again) < before
 
     @property
     def _is_one_alone(self) -> bool:

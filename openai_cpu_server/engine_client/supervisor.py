@@ -282,10 +282,13 @@ class Supervisor:
         may_be_device = self._start_failure is None
         if self.state is EngineState.LOADING and may_be_device and self._next.without_device(death):
             return
-        if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
-            self._not_loaded(why, replay)
+        # After a kill from outside the next process may get further.
+        is_tried_again = not (self._must_start or is_own_fault or self._start_failure)
+        if self.state is EngineState.LOADING and not is_tried_again:
+            self._not_loaded(self._start_failure or self.news.progress.failure(death), replay)
             return
-        if self._may_have_died_measuring(death, replay):
+        is_idle = self.state is EngineState.READY and not replay.num_live
+        if is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle":
             logger.warning("steps are no longer timed, because that may have killed the engine")
             self._next.measure_nothing()
         self.reason = self._start_failure or death.message
@@ -310,12 +313,6 @@ class Supervisor:
         self._life.move(EngineState.RESTARTING)
         await self._life.pause(self._deaths.crashes.backoff_s)
 
-    def _why_not_loaded(self, death: Death) -> str | None:
-        """Return None for a kill from outside, because the next process may get further."""
-        if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
-            return None
-        return self._start_failure or self.news.progress.failure(death)
-
     def _not_loaded(self, why: str, replay: RequestReplay) -> None:
         if self._must_start:
             raise StartupError(why)
@@ -324,10 +321,6 @@ class Supervisor:
         again_s = self.state.retry_after_s
         replay.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
         self.news.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
-
-    def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
-        is_idle = self.state is EngineState.READY and not replay.num_live
-        return is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle"
 
     def _give_up(self, why: str, replay: RequestReplay) -> None:
         self.fail(f"{why}; the last time {self.reason}")
