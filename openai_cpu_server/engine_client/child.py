@@ -215,6 +215,8 @@ class HangDetector:
 
 @dataclass(eq=False)
 class Watchdog:
+    """Receiver of the process's events, which also checks it every `TICK_S` until `stop`."""
+
     process: EngineProcess
     _: KW_ONLY
     limits: HangLimits

@@ -66,6 +66,7 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
+        """`hang_s`: silence for which it was killed, or None."""
         if hang_s is not None:
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")

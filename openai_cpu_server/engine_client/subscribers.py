@@ -181,6 +181,8 @@ class MediaShapes:
 
 
 class EngineNews:
+    """Latest facts about one engine across its successive processes."""
+
     def __init__(
         self,
         options: messages.EngineOptions,

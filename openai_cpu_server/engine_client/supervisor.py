@@ -65,6 +65,8 @@ class EngineLifecycle:
 
 
 class NextOptions:
+    """Wanted options without features that ended processes."""
+
     def __init__(self, wished: EngineOptions) -> None:
         self.options = self._wished = wished
 
@@ -89,6 +91,8 @@ _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
 class Supervisor:
+    """Owner of the engine process, which starts and ends it and decides about its deaths."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -126,6 +130,7 @@ class Supervisor:
         """Process that may still be exiting."""
         self._start_failure: str | None = None
         self._gone = asyncio.Event()
+        """Set while no process exists or is being started."""
         self._gone.set()
 
     @property

@@ -156,6 +156,8 @@ _REPORTED = float("inf")
 
 
 class PrefixIndex:
+    """Holders of each block, both reported ones and guesses from sent prompts."""
+
     def __init__(self) -> None:
         self._holders: dict[int, dict[str, float]] = {}
         """By block: expiry of each replica's assumed possession."""

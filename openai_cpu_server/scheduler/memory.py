@@ -55,6 +55,7 @@ class KVLedger:
         return len(self._held.get(slot, ()))
 
     def num_exclusive(self, slot: int) -> int:
+        """Number of blocks that become free with this slot."""
         return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
 
     def runs(self, slot: int, tile_blocks: int) -> tuple[tuple[int, int], ...]:
@@ -68,6 +69,7 @@ class KVLedger:
         return tuple(found)
 
     def room(self, slot: int) -> int:
+        """Number of tokens that the slot could hold if it got every free block."""
         return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:

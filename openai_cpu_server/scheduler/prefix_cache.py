@@ -39,6 +39,7 @@ class Branch:
         return (self.children[best], common) if common else (None, 0)
 
     def part_of(self, tokens: Tokens) -> Block | None:
+        """Return the longest incomplete child that these tokens begin with."""
         if not self.num_parts:
             return None
         most = min(len(tokens), BLOCK_TOKENS - 1)
@@ -69,6 +70,7 @@ class Block(Branch):
 
     @property
     def is_in_vain(self) -> bool:
+        """True if the block leads to no state."""
         return not self.children and self.state is None
 
     def path(self) -> list[Block]:
@@ -187,6 +189,8 @@ _LEAST_RECENT = 16
 
 @dataclass(frozen=True)
 class PrefixMatch:
+    """All of `blocks`, and the first `tail_tokens` of the block `tail`."""
+
     blocks: tuple[int, ...] = ()
     tail: int | None = None
     tail_tokens: int = 0
@@ -298,6 +302,7 @@ class _Books:
         return min(islice(others, _LEAST_RECENT), key=worth, default=None)
 
     def evict(self, block: Block, keep: Sequence[Block]) -> list[int]:
+        """Remove a block, or its state and all blocks that then lead to no other."""
         if block.state is None:
             self.remove(block)
             return [block.number]

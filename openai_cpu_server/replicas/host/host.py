@@ -391,6 +391,8 @@ _hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 
 class ReplicaDoor:
+    """Accepts connections that send its token. A connection is a session and ends with it."""
+
     def __init__(self, host: ReplicaHost, *, sending_s: float) -> None:
         self._host = host
         self._sending_s = sending_s

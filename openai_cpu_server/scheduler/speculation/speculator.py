@@ -44,6 +44,8 @@ _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
 
 
 class DraftingKind(NamedTuple):
+    """Kind of steps that are compared with each other."""
+
     size: int
     """Number of sequences in powers of two (its bit length)."""
     uses_model: bool
