@@ -81,13 +81,13 @@ class EngineClient:
         max_queue: int,
         max_held_bytes: int = 4 * 1024 * 1024,
         culprits: CulpritLedger | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API call.
         `culprits`: shared by all engines, or None if this is the only one."""
         self.on_wanted: Callable[[], None] | None = None
         """Called when a request needs an engine that is not loaded. It must arrange that this one is
         woken, or raise the request's error. None: such requests are rejected."""
+        clock = time.monotonic
         culprits = culprits or CulpritLedger(clock)
         self._supervisor = supervisor
         self._news, self._adapters = supervisor.news, supervisor.news.adapters
@@ -106,7 +106,6 @@ class EngineClient:
         self.cancel, self.stop = self._admission.cancel, self._admission.stop
         self.end_thinking = self._admission.end_thinking
         self.residency = Residency(supervisor, self._replay, self.status)
-        self._clock = clock
         self._is_draining = False
 
     # -- an `Engine` -------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class EngineClient:
         return await self._news.shapes.of(sizes)
 
     def requests(self) -> list[LiveRequest]:
-        return self._replay.live.snapshots(self._clock())
+        return self._replay.live.snapshots(time.monotonic())
 
     def status(self) -> EngineStatus:
         status = self._supervisor.status(self._replay.live.count)
@@ -191,8 +190,8 @@ class EngineClient:
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
         self._replay.cancel(*[live.request.id for live in batch])
         self._replay.delivery.fail(batch, lambda: unavailable(self.status()))
-        deadline_s = self._clock() + seconds
-        while self._replay.num_live and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
+        deadline_s = time.monotonic() + seconds
+        while self._replay.num_live and time.monotonic() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:

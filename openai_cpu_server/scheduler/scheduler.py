@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -139,17 +139,6 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
             samples.append(sample if forced == sample.forced else replace(sample, forced=forced))
         num_tokens -= 1 + len(sample.forced)
     return tuple(samples)
-
-
-def without_missing_drafts(
-    plan: StepPlan, step: Step, result: StepResult, running: Mapping[int, Sequence]
-) -> StepPlan:
-    actual = plan.copy()
-    for span in step.spans:
-        missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed
-        if missing:
-            actual.drop_draft(running[span.slot], missing)
-    return actual
 
 
 _MOST_TILES = 1024
@@ -393,7 +382,11 @@ class Scheduler:
         return advances
 
     def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
-        plan = without_missing_drafts(self.plan, step, result, self._memory.running)
+        plan = self.plan.copy()
+        for span in step.spans:
+            missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed
+            if missing:
+                plan.drop_draft(self._memory.running[span.slot], missing)
         size = plan.size + result.padding if isinstance(plan.size, int) else plan.size
         predicted_ms = self.costs.learn(
             step, result, size=size, attended=plan.attended, elapsed_ms=elapsed_ms
