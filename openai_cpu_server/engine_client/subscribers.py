@@ -134,8 +134,8 @@ class MediaShapes:
         return tuple(one.shape for one in media)
 
     async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
-        known = self._measured.keys() | self._pending.keys()
-        new = [size for size in dict.fromkeys(sizes) if size not in known]
+        present = self._measured.keys() | self._pending.keys()
+        new = [size for size in dict.fromkeys(sizes) if size not in present]
         for size in new:
             self._pending.expect(size)
         if new and self._send is not None:
