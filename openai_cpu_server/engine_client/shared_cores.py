@@ -305,6 +305,7 @@ class CoresPartner:
         return self.name in self._cores and self._cores.turns.is_awaited(self.name)
 
     def used_s(self, work: Priority) -> float:
+        """Time for which its processes have had the turn for this priority. Never falls."""
         cores = self._cores
         now_used_s = cores.turns.used_s(self.name, work, cores.clock()) if self.name in cores else 0.0
         return self._used_before_s[work] + now_used_s
