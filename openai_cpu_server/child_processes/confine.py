@@ -55,26 +55,19 @@ def restrict_files(read: Iterable[Path], write: Iterable[Path], devices: Iterabl
     """Restrict file access of this thread and those that it starts later, and return landlock's version.
     Raises `KernelRefused`."""
     version = call(_CREATE_RULESET, None, 0, _ASK_VERSION)
-    ruleset = _ruleset(version)
-    rules = call(_CREATE_RULESET, ctypes.cast(ctypes.pointer(ruleset), ctypes.c_void_p), _size(version), 0)
+    files = (1 << _FILE_RIGHTS.get(version, _FILE_RIGHTS[5])) - 1
+    has_network, has_scopes = version >= _NETWORK_SINCE, version >= _SCOPES_SINCE
+    ruleset = _Ruleset(files, _NETWORK_RIGHTS * has_network, _SCOPES * has_scopes)
+    size = 8 * (1 + has_network + has_scopes)
+    rules = call(_CREATE_RULESET, ctypes.cast(ctypes.pointer(ruleset), ctypes.c_void_p), size, 0)
     try:
         for paths, rights in ((read, _READ), (write, _WRITE), (devices, _DEVICE)):
             for path in paths:
-                _allow(rules, path, rights & ruleset.files)
+                _allow(rules, path, rights & files)
         call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
     return version
-
-
-def _ruleset(version: int) -> _Ruleset:
-    files = (1 << _FILE_RIGHTS.get(version, _FILE_RIGHTS[5])) - 1
-    network = _NETWORK_RIGHTS if version >= _NETWORK_SINCE else 0
-    return _Ruleset(files, network, _SCOPES if version >= _SCOPES_SINCE else 0)
-
-
-def _size(version: int) -> int:
-    return 24 if version >= _SCOPES_SINCE else 16 if version >= _NETWORK_SINCE else 8
 
 
 def _allow(rules: int, path: Path, rights: int) -> None:
@@ -133,8 +126,8 @@ class Confinement(NamedTuple):
 def confine(
     *, read: Iterable[Path] = (), write: Iterable[Path] = (), computes_on_gpu: bool = False
 ) -> Confinement:
-    """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also
-    to GPUs and their drivers. Call it while there is one thread."""
+    """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also to
+    GPUs and their drivers. Call it while there is one thread."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 

@@ -46,24 +46,17 @@ _PREFERRED = 1
 
 
 def settle_on_node(node: int) -> None:
-    """Prefer this node's memory, and write a line to stderr if that is refused, as in many containers.
-    Memory then lies near the thread that touches it first, which is mostly the same."""
-    try:
-        prefer_memory_of(node)
-    except KernelRefused as error:
-        sys.stderr.write(f"memory is not asked for on NUMA node {node}: {error}\n")
-
-
-def prefer_memory_of(node: int) -> None:
-    """Prefer this NUMA node for new memory; binding would get the process killed when the node is full.
-    Raises `KernelRefused`."""
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        raise KernelRefused(f"the number of the call is not known for {platform.machine()}")
+    """Prefer this NUMA node's memory, and write a line to stderr if that is refused, as in many containers.
+    Binding would get the process killed when the node is full."""
     num_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     words = (ctypes.c_ulong * (node // num_bits + 1))()
     words[node // num_bits] = 1 << node % num_bits
-    call(number, _PREFERRED, ctypes.cast(words, ctypes.c_void_p), num_bits * len(words) + 1)
+    try:
+        if (number := _SET_MEMPOLICY.get(platform.machine())) is None:
+            raise KernelRefused(f"the number of the call is not known for {platform.machine()}")
+        call(number, _PREFERRED, ctypes.cast(words, ctypes.c_void_p), num_bits * len(words) + 1)
+    except KernelRefused as error:
+        sys.stderr.write(f"memory is not asked for on NUMA node {node}: {error}\n")
 
 
 def give_up_new_privileges() -> None:
@@ -74,8 +67,7 @@ def give_up_new_privileges() -> None:
 
 def give_up_capabilities() -> None:
     """Drop root's capabilities except access to files of all users, because models may belong to another
-    user. Root could otherwise read every process's environment under /proc despite landlock. Raises
-    `KernelRefused`."""
+    user. Root could otherwise read every process's environment under /proc despite landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
@@ -95,7 +87,6 @@ class _Machine(NamedTuple):
     """AUDIT_ARCH_..., which a filter must check because call numbers differ."""
     seccomp: int
     column: int
-    """Index into `_FORBIDDEN` and the other tables."""
 
 
 _MACHINES = {"x86_64": _Machine(0xC000003E, 317, 0), "aarch64": _Machine(0xC00000B7, 277, 1)}

@@ -34,7 +34,6 @@ _SET = {"GGML_NO_BACKTRACE": "1"}
 
 
 def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`inherited`: None for this process's environment."""
     variables = os.environ if inherited is None else inherited
     passed = {
         name: value
@@ -56,7 +55,6 @@ def library_folders() -> list[str]:
 
 
 def driver_manifests() -> list[Path]:
-    """Manifests, or folders of them, named to Vulkan's loader by the environment."""
     names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
     lists = (os.environ.get(name, "") for name in names)
     return [Path(path) for paths in lists for path in paths.split(os.pathsep) if path]
@@ -71,7 +69,7 @@ class SpawnOptions(TypedDict):
 
 def spawn_options(theirs: socket.socket) -> SpawnOptions:
     """Options for a child with this end of a socket pair, a session of its own (Ctrl-C is for the parent),
-    and no secrets. Its command names the file descriptor."""
+    and no secrets."""
     return SpawnOptions(
         pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True, env=child_environment()
     )

@@ -33,10 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class RequestFailed(ServerError):
-    """One request could not be served. The message is for its client.
-
-    `is_own_fault`: the request's grammar is to blame, so that the request fails wherever it is sent.
-    """
+    """The message is for the request's client. `is_own_fault`: the request's grammar is to blame, so that it
+    fails wherever it is sent."""
 
     def __init__(self, message: str, *, is_own_fault: bool = False) -> None:
         super().__init__(message)
@@ -45,8 +43,8 @@ class RequestFailed(ServerError):
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turn exceptions of the body into `RequestFailed`. A panic of Rust code arrives as a `BaseException`,
-    so everything is caught but what ends a process or a generator."""
+    """Turn exceptions of the body into `RequestFailed`. A panic of Rust code arrives as a `BaseException`, so
+    everything is caught but what ends a process or a generator."""
     try:
         yield
     except ConstraintFailed as error:
@@ -95,10 +93,8 @@ _MOVES: dict[EngineState, set[EngineState]] = {
 
 
 class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """Death of an engine process. Another process was started, unless they died too often."""
-
     cause: str
-    """One of few words: a signal's name, `exit_1`, `hang`, `out_of_memory`, ..."""
+    """Signal's name, `exit_1`, `hang`, `out_of_memory`, ..."""
     message: str
     """Clause for people."""
     age_s: float
@@ -109,16 +105,13 @@ SeeStep = Callable[[Union[StepFigures, None], StepTrace], None]
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot for health routes. Requests are counted by the label of their priority."""
-
     state: EngineState
     reason: str | None
     loaded: float
-    """Share of the model, 0 to 1."""
     timed: float | None
-    """Share of the calibration steps that are timed before the engine is ready, 0 to 1; None before it
-    begins or if it is not needed."""
+    """Share of the calibration steps that are timed, or None before it begins or if it is not needed."""
     running: dict[str, int]
+    """Requests by the label of their priority, as in `waiting`."""
     waiting: dict[str, int]
     kv_tokens: int
     kv_tokens_used: int
@@ -129,23 +122,19 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     engine_rss_bytes: int = 0
     """The engine process's part of `rss_bytes`, or 0 without a process."""
     kernels: dict[str, str] = {}
-    """Instruction set of each of our kernels, or the reason why it is off; `weights` has their layout in
-    memory. Empty until the model is loaded."""
+    """Table of `ModelInfo.computed_by`; empty until the model is loaded."""
     placement: DevicePlacement | None = None
-    """Part of the model on a device, or None if there is none or the model is not loaded."""
     draft_placement: DevicePlacement | None = None
     drafting: tuple[DraftingState, ...] = ()
-    """Decisions about the drafts of a model or a head, by the number of sequences."""
     deaths: tuple[LastDeath, ...] = ()
     """Most recent ones, the oldest first."""
     threads: int = 0
-    """Threads that compute while each has a core, or 0 without a model."""
     threads_computing: int = 0
     """Threads of the last step: fewer than `threads` while other processes use the cores."""
     is_throttled: bool = False
-    """True if a cgroup's quota of CPU time takes cores away."""
+    """A cgroup's quota of CPU time takes cores away."""
     nodes: dict[str, EngineStatus] = {}
-    """Status by NUMA node, where each node has its own engine. All other fields are sums of these."""
+    """Status by NUMA node, where each has its own engine. All other fields are sums of these."""
 
 
 class RequestState(enum.Enum):
@@ -160,7 +149,6 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority
     state: RequestState
     prompt_tokens: int
-    """Tokens of all inputs, for a request that embeds."""
     output_tokens: int
     """Tokens whose text has been released."""
     age_s: float
@@ -170,7 +158,6 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     first_token_ms: float | None
     """Estimate from now, if there is a position, until the first token or the first computed input."""
     num_inputs: int | None = None
-    """Number of texts, or None for a generation."""
     num_embedded: int = 0
     adapter: str | None = None
 
@@ -179,8 +166,7 @@ class ComputedCall(Protocol):
     """API call that is being computed. Leaving its context cancels what has not ended."""
 
     @property
-    def figures(self) -> Figures:
-        """Return the counts so far. The API adds those of the prompt's media."""
+    def figures(self) -> Figures: ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -198,21 +184,18 @@ class Generation(ComputedCall, Protocol):
     async def __aenter__(self) -> Generation: ...
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Yield the events until all sequences have ended. Raises the error that the call failed with."""
+        """Yield the events until all sequences have ended, or raise the error that the call failed with."""
 
     def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
-        """Yield the events and, while the whole call waits, occasionally its place in the queue or the
-        progress of the model's loading."""
+        """Yield the events and, while the whole call waits, its place in the queue or the progress of the
+        model's loading."""
 
 
 class Embedding(ComputedCall, Protocol):
-    """Vectors of one API call. Its figures are times only."""
-
     async def __aenter__(self) -> Embedding: ...
 
     async def vectors(self) -> bytes:
-        """Return all rows in the order of the inputs, in the format of `Embedded.vectors`. Raises the
-        error that the call failed with."""
+        """Return all rows in the format of `Embedded.vectors`. Raises the error that the call failed with."""
 
 
 class Engine(Protocol):
@@ -227,63 +210,58 @@ class Engine(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """True if the engine drains or has stopped, and begins nothing new in any state of its process."""
+        """True if the engine drains or has stopped, and begins nothing new."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
-        """Submit the sequences of one API call. Raises `EngineUnavailable`, `QueueFull`,
-        `AdapterNotFound`, and `InvalidRequest` for more sequences than may ever wait or a model that does
-        not generate text."""
+        """Submit the sequences of one API call. Raises `EngineUnavailable`, `QueueFull`, `AdapterNotFound`,
+        and `InvalidRequest` for more sequences than may ever wait or a wrong kind of model."""
 
     def embed(self, request: EmbedRequest) -> Embedding:
         """Submit the inputs of one API call. Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest`
-        for an empty or too long input or a model that does not embed."""
+        for an empty or too long input or a wrong kind of model."""
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Return the prompt tokens and rows of media of these sizes; wake the engine if it sleeps. Raises
-        `EngineUnavailable`, and `InvalidRequest` for media or sizes that the model does not take."""
+        """Return the prompt tokens and rows of media of these sizes. Raises `EngineUnavailable`, and
+        `InvalidRequest` for media or sizes that the model does not take."""
 
     def cancel(self, name: str) -> bool:
-        """End an API call by its id, or one of its sequences; return False if there is none. The reader of
-        the generation gets `RequestCancelled`."""
+        """End an API call by its id, or one of its sequences; return False if there is none. Its reader gets
+        `RequestCancelled`."""
 
     def stop(self, name: str) -> bool:
-        """Finish an API call of this process, or one of its sequences, as if the model had ended it.
-        Return False if there is none."""
+        """Finish what `cancel` would end, of this process, as if the model had ended it."""
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """End the reasoning of one sequence behind its output so far, with the `closing` tokens of
-        `ending`, which replaces its constraint. Return False if the sequence does not exist or is about to
-        end."""
+        """End the reasoning of one sequence behind its output so far, with the `closing` tokens of `ending`,
+        its new constraint. Return False if the sequence does not exist or is about to end."""
 
-    def requests(self) -> list[LiveRequest]:
-        """Return the live requests in the order of their arrival."""
+    def requests(self) -> list[LiveRequest]: ...
 
     def status(self) -> EngineStatus: ...
 
     def kv_stats(self) -> KVStats | None:
-        """Return the statistics of the last step, or None before the first step of the present process."""
+        """Return the last step's statistics, or None before the first one of the present process."""
 
     def show_steps(self, see: SeeStep) -> None:
-        """Send a trace of each step to `see`, also from processes that replace this one. There is one
-        observer, which must be quick; an engine without traces sends nothing."""
+        """Send a trace of each step to `see`, the only observer, which must be quick. An engine without
+        traces sends nothing."""
 
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
-        """Drop the prefix cache but its pinned part with the next step, or the cache file of a model that
-        sleeps or has failed. Raises `EngineUnavailable`."""
+        """Drop the prefix cache but its pinned part, or the cache file of a model that sleeps or has failed.
+        Raises `EngineUnavailable`."""
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         """Return adapters that requests may name, and those that were rejected at the start."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter for new requests, and again after a crash; running requests keep an older
-        adapter of the same name. Raises `AdapterFailed` or `EngineUnavailable`, and then nothing has
-        changed."""
+        """Load an adapter for new requests; running requests keep an older one of the same name. Raises
+        `AdapterFailed` or `EngineUnavailable`, and then nothing has changed."""
 
     def unload_adapter(self, name: str) -> bool:
-        """Withhold the adapter from new requests and free it when the running ones end. Return False if
-        there is none of this name."""
+        """Withhold the adapter from new requests and free it when the running ones end. Return False if there
+        is none of this name."""
 
 
 def unavailable(status: EngineStatus) -> EngineUnavailable:

@@ -1,8 +1,7 @@
 """Counts and times of a request, from the engine to usage, log and metrics.
 
-The engine counts per sequence. The engine's client adds up the sequences of a call and its times; the API
-adds the parts of the prompt. Observers and APIs only render them. A new figure is a field here, is counted
-where the engine ends an output, and is rendered.
+The engine counts per sequence; its client adds up the sequences of a call and the times; the API adds the
+parts of the prompt.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ import msgspec
 
 
 class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one sequence. Counts of several sequences can be added."""
-
     output_tokens: int = 0
-    """Tokens sampled or forced, with those of an end token or a stop string."""
+    """Includes those of an end token or a stop string."""
     thought_tokens: int = 0
-    """Output tokens of the reasoning and its marks."""
     forced_tokens: int = 0
-    """Output tokens that the constraint forced instead of sampling; after a crash only those since then."""
+    """Output tokens that the constraint forced; after a crash only those since then."""
     cached_tokens: int = 0
     preemptions: int = 0
     interruptions: int = 0
-    """Steps of the sequence that were discarded for another one."""
+    """Discarded steps."""
     padded_tokens: int = 0
     drafted_tokens: int = 0
     """After a crash only those since then."""
@@ -37,25 +33,21 @@ NO_WORK = {name: 0 for name in SequenceFigures.__struct_fields__ if name not in 
 
 
 class Figures(SequenceFigures, frozen=True, kw_only=True):
-    """Counts of an API call with all its sequences. Times are in milliseconds; the parts add up to the
-    latency.
-
-    A call that embeds or scores has no output tokens, and its prefill is its whole computation.
-    """
+    """Counts of an API call with all its sequences. Times are in milliseconds, and the parts add up to the
+    latency. A call that embeds has no output, and its prefill is its whole computation."""
 
     prompt_tokens: int = 0
-    """Tokens of the prompts or inputs. A prompt counts once for any number of choices."""
+    """A prompt counts once for any number of choices."""
     image_tokens: int = 0
     audio_tokens: int = 0
     audio_s: float = 0.0
     queue_ms: float
-    """Time until the first token or input was in a step."""
+    """Time until the first token or input was in a step; `prefill_ms` is that until the first output
+    token."""
     prefill_ms: float
-    """Time from the end of the queue to the first output token."""
     generation_ms: float = 0.0
     latency_ms: float
     tokens_per_second: float
-    """Rate without the time in the queue."""
 
     @property
     def total_tokens(self) -> int:
@@ -63,7 +55,7 @@ class Figures(SequenceFigures, frozen=True, kw_only=True):
 
 
 def of_rounds(rounds: Sequence[Figures]) -> Figures:
-    """Add up successive generations for one response. The time between them is not counted."""
+    """Add up successive generations for one response, without the time between them."""
     parts = ("prompt_tokens", "image_tokens", "audio_tokens", "audio_s", *_TIMES)
     sums = {name: sum(getattr(one, name) for one in rounds) for name in parts}
     working_ms = sums["prefill_ms"] + sums["generation_ms"]
@@ -84,14 +76,13 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     """Calls and batch rows that were computed, counted when they end."""
     input_tokens: int = 0
-    """Tokens of prompts and inputs, with cached ones."""
     cached_tokens: int = 0
     output_tokens: int = 0
     audio_seconds: float = 0.0
     cpu_ms: float = 0.0
     """CPU time of the engine's steps on all threads."""
     recalled_requests: int = 0
-    """Calls answered from the answer cache, which are counted in no other field."""
+    """Calls answered from the answer cache, counted in no other field."""
     recalled_input_tokens: int = 0
     recalled_output_tokens: int = 0
 
@@ -101,11 +92,9 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Price of a million tokens of one model, in any currency."""
+    """Price of a million tokens, in any currency."""
 
     input: float
-    """Price of uncached input tokens."""
     cached: float
     output: float
     audio_minute: float = 0.0
-    """Price of a minute of sound, in addition to its tokens."""

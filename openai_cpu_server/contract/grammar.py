@@ -9,13 +9,13 @@ from typing import Protocol, Union
 import msgspec
 
 BYTES_AND_END = 257
-"""Size of the vocabulary for checking grammars: 256 bytes and an end token. Control tokens follow, in the
-order in which a grammar names them."""
+"""Vocabulary for checking grammars: 256 bytes and an end token, before the control tokens that a grammar
+names."""
 FIRST_ITEM, OTHER_ITEM = "=first", "=other"
 """Ends of the names of rules for items of a list that must differ. `=` is in no other rule's name."""
 CAPTURE = 'capture="__LIST_APPEND:'
-"""Beginning of the attribute by which llguidance keeps all texts of a rule. Without that prefix it leaves out
-a text that is equal to the last one of the same name."""
+"""Attribute by which llguidance keeps all texts of a rule. Without the prefix it leaves out a text that
+equals the last one of the same name."""
 
 
 def is_list_item(rule: str) -> bool:
@@ -28,19 +28,17 @@ class GrammarSource(enum.Enum):
     ANY_OBJECT = "any_object"
     REGEX = "regex"
     CHOICES = "choices"
-    """JSON list of texts."""
     GBNF = "gbnf"
-    """Grammar from a client."""
     LARK = "lark"
-    """Grammar from a client, for the text input of a tool."""
+    """Text input of a tool, as is RUST_REGEX."""
     RUST_REGEX = "rust_regex"
-    """Regular expression from a client, in the syntax of Lark terminals."""
+    """Regular expression in the syntax of Lark terminals."""
     PARTS = "parts"
     """Rules of our own as GBNF: the root's expression, then lines of rules that refer to `parts`."""
 
 
 class Notation(enum.Enum):
-    """Spelling of the values of a schema. All but JSON are those of tool calls."""
+    """Spelling of the values of a schema: JSON, or that of a tool-call format."""
 
     JSON = "json"
     PYTHON = "python"
@@ -48,15 +46,14 @@ class Notation(enum.Enum):
     MARKED = "marked"
     """JSON with bare keys, and with raw text between two marks in place of strings."""
     ELEMENTS = "elements"
-    """Raw texts in tags, each behind a mark. Items of an array have the tag `item`."""
+    """Raw texts in tags, each behind a mark. The tag of array items is `item`."""
 
 
 class ValueSpelling(msgspec.Struct, frozen=True):
     notation: Notation = Notation.JSON
     mark: str = ""
-    """Mark of MARKED and ELEMENTS."""
     mark_token: int | None = None
-    """Number of the mark if it is a control token, or None if it is plain text."""
+    """Control token of the mark of MARKED and ELEMENTS, or None if it is plain text."""
 
 
 JSON_VALUES = ValueSpelling()
@@ -66,31 +63,27 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     source: GrammarSource
     text: str = ""
     pointer: str = ""
-    """JSON pointer to the part of the schema that is wanted."""
     is_strict: bool = True
-    """Reject keywords that cannot be enforced, instead of leaving them out and naming them."""
+    """Reject keywords that cannot be enforced, instead of naming them in the answer."""
     is_flexible: bool = False
     """Allow white space between JSON tokens."""
     is_open: bool = False
     """Allow undeclared properties where a schema does not mention them."""
     values: ValueSpelling = JSON_VALUES
-    """Spelling of the values of SCHEMA."""
     text_end: str = ""
-    """Mark behind raw texts of LARK and RUST_REGEX, which do not contain it. Without a mark, or if every
-    text contains it, they are JSON strings."""
+    """Mark behind raw texts of LARK and RUST_REGEX. Without one, or if every text has it, they are JSON
+    strings."""
     parts: Mapping[str, bytes] = {}
     """Rules of grammars by their names in `text`."""
 
 
 class MadeGrammar(msgspec.Struct, frozen=True, tag="made"):
     lark: str
-    """Grammar for llguidance, with control tokens by number."""
     rules: bytes
-    """Rules of the grammar, for grammars that contain it."""
     unenforced: tuple[tuple[str, str], ...] = ()
-    """JSON pointers into the schema, each with the keyword that is left out there."""
+    """JSON pointers into the schema, as `RefusedGrammar.path`, each with the keyword that is left out
+    there."""
     share: float = 0.0
-    """Cost of the schema as a share of the maximum."""
     is_raw: bool = False
     """True if texts are raw and end before the order's `text_end`."""
 
@@ -99,7 +92,6 @@ class RefusedGrammar(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     code: str | None = None
     path: str | None = None
-    """JSON pointer into the schema, if the place is known."""
 
 
 GrammarAnswer = Union[MadeGrammar, RefusedGrammar]

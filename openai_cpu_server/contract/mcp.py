@@ -19,7 +19,7 @@ class McpTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_read_only(self) -> bool:
-        """True if the server says so, which is not verified."""
+        """By the server's own account, which is not verified."""
         return bool(self.annotations and self.annotations.get("readOnlyHint") is True)
 
 
@@ -35,17 +35,15 @@ class McpServerState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     FAILED = "failed"
-    """The server could not be reached. The next use tries again."""
 
 
 class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     transport: str
-    """`stdio` or `http`."""
     state: McpServerState
     error: str | None = None
     last_words: tuple[str, ...] = ()
-    """Last lines that a failed command wrote to its standard error, which may hold secrets."""
+    """Last lines of a failed command's standard error, which may hold secrets."""
     tools: tuple[McpTool, ...] | None = None
     """Tools of the server, or None until they have been listed."""
 
@@ -54,16 +52,14 @@ class McpLimits(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 10
     """Generations of one response, after which the model may call no more tools."""
     seconds: float = 60.0
-    """Timeout of a call or of a listing of tools, with the start of the server."""
+    """Timeout of a call or a listing, with the start of the server."""
     result_bytes: int = 64 * 1024
 
 
 class McpServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A server of the configuration, with either a command or a URL."""
-
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
-    """Variables in addition to those of all child processes."""
+    """In addition to the variables of all child processes."""
     cwd: str | None = None
     url: str = ""
     headers: Mapping[str, str] = {}
@@ -72,7 +68,7 @@ class McpServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpUnavailable(Exception):
-    """The server does not list its tools. The message is a clause."""
+    """The message is a clause."""
 
 
 class McpServer(Protocol):
@@ -86,7 +82,7 @@ class McpServer(Protocol):
         """List the tools, starting the server if necessary. Raises McpUnavailable."""
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
-        """Call a tool; a failure is an answer, too. Cancelling the call also cancels it at the server."""
+        """A failure is an answer, too. Cancelling the call also cancels it at the server."""
 
     async def close(self) -> None: ...
 
@@ -98,16 +94,14 @@ class McpServers(Protocol):
     @property
     def names(self) -> Sequence[str]: ...
 
-    def named(self, name: str) -> McpServer:
-        """Return a configured server. Raises KeyError."""
+    def named(self, name: str) -> McpServer: ...
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
         """Return a server for one request, which closes it. Raises InvalidRequest, with a clause, for a
-        URL that may not be used."""
+        forbidden URL."""
 
 
 class McpObserver(Protocol):
     def mcp_called(self, server: str, *, failed: bool, seconds: float) -> None: ...
 
-    def mcp_rounds(self, rounds: int) -> None:
-        """Record the number of generations of a finished response with MCP tools."""
+    def mcp_rounds(self, rounds: int) -> None: ...

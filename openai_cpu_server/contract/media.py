@@ -1,8 +1,8 @@
 """Pictures and sounds (media items) in prompts.
 
 In a prompt an item is the rows that an encoder makes of it, between tokens that the model wants around them.
-Each row has a number outside every vocabulary, derived from the item's digest. So prompts with the same item
-have the same numbers, and no others do.
+Each row has a number outside every vocabulary, derived from the item's digest, so only prompts with the same
+item have the same numbers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import msgspec
 from openai_cpu_server.errors import InvalidRequest
 
 FIRST_ROW = 1 << 62
-"""Smallest number of a media row."""
 _ROW_BYTES = 8
 BLIND = "This model does not take pictures."
 DEAF = "This model does not take sound."
 SAMPLE_BYTES = 4
 _MOST_TIMES = 100
-"""Largest ratio of a picture's sides. The shorter side of a narrower one would vanish when scaled."""
+"""Largest ratio of a picture's sides, because the shorter side of a narrower one would vanish when scaled."""
 MOST_SOUND_S = 1800
-"""Longest sound of a prompt."""
 
 
 class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
@@ -37,7 +35,7 @@ class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
 
     @property
     def why_not(self) -> str:
-        """Reason why no model takes a picture of this size, or ""."""
+        """Reason why no model takes such a picture, or ""."""
         if max(self.width, self.height) > _MOST_TIMES * min(self.width, self.height):
             return f"{self.words.capitalize()} is too narrow to be scaled."
         return ""
@@ -60,7 +58,6 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
     content: memoryview
     """(height, width, 3) bytes: red, green, blue."""
     digest: str
-    """Hexadecimal digest of size and content."""
 
     @classmethod
     def of(cls, size: PictureSize, content: bytes) -> Picture:
@@ -69,14 +66,13 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
 
 
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
-    """Sound decoded to one channel at the model's sample rate (`ModelInfo.sound_rate`)."""
+    """One channel at the model's sample rate (`ModelInfo.sound_rate`)."""
 
     kind: ClassVar[str] = "sound"
     size: SoundSize
     content: memoryview
-    """Finite float32 samples, little-endian. Full scale is from -1 to 1; files of floats may exceed it."""
+    """Finite float32 samples, little-endian. Full scale is from -1 to 1, which files of floats may exceed."""
     digest: str
-    """Hexadecimal digest of length and content."""
 
     @classmethod
     def of(cls, content: bytes) -> Sound:
@@ -96,11 +92,9 @@ def _digest(head: str, content: bytes) -> str:
 
 
 class MediaEmbeddings(msgspec.Struct, frozen=True):
-    """Rows that an encoder makes of a media item or a part of it."""
-
     num_rows: int
     num_positions: int
-    """Positions of the sequence that the rows take: fewer than rows if positions have several dimensions."""
+    """Fewer than rows if positions have several dimensions."""
     has_one_place: bool = False
     """True if all rows have the same position, so that no sequence can begin between two of them."""
     is_whole: bool = False
@@ -115,11 +109,10 @@ class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
     size: MediaSize
     shape: MediaShape = ()
     why_not: str = ""
-    """Reason why media of this size are rejected, or "" if they are accepted."""
 
 
 def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> None:
-    """Check that the model takes these kinds of media. Raises InvalidRequest."""
+    """Check that the model takes these media. Raises InvalidRequest."""
     for size in sizes:
         if not (sees if isinstance(size, PictureSize) else hears):
             raise InvalidRequest(not_taken(size).why_not)
@@ -135,7 +128,6 @@ class PlaceholderRange(msgspec.Struct, frozen=True):
     start: int
     rows: MediaEmbeddings
     item: int
-    """Index into the request's media items."""
     part: int = 0
     """Index of the `MediaEmbeddings` in the item's shape."""
 
@@ -145,7 +137,6 @@ class PlaceholderRange(msgspec.Struct, frozen=True):
 
     @property
     def can_be_cut(self) -> bool:
-        """True if a sequence may begin behind some of the rows."""
         return not (self.rows.has_one_place or self.rows.is_whole)
 
 
@@ -208,7 +199,6 @@ def media_in(
 def placed(
     items: Sequence[MediaItem], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[PlaceholderRange, ...]]:
-    """Join texts, with an item between each two, into a prompt and its media."""
     assert len(texts) == len(items) + 1 == len(shapes) + 1
     tokens = [*texts[0]]
     for item, shape, text in zip(items, shapes, texts[1:], strict=True):

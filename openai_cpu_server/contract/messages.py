@@ -1,5 +1,5 @@
-"""Messages between the API process and the engine process, and their encoding. Commands go in, events
-come out."""
+"""Messages between the API process and the engine process, and their encoding. Commands go in, events come
+out."""
 
 from __future__ import annotations
 
@@ -22,25 +22,21 @@ from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TokenLogp
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
-    """Features that benchmarks and tests turn off. Served engines have the defaults."""
+    """Features that benchmarks and tests turn off."""
 
     tile_filling: bool = True
     """Grow steps until they fill a kernel's tile, where that is almost free or saves time."""
     mixed_steps: bool = True
-    """Compute prompts and decoding sequences in the same steps."""
     continuous_batching: bool = True
-    """Let new requests join between steps; without it they wait until the whole batch is done."""
     prefix_sharing: bool = True
-    """Share KV cells between running sequences, and save and restore computed prompts."""
     always_drafts: bool = False
-    """Compute every draft, also where it does not pay."""
 
 
 AS_SERVED = Experiment()
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the scheduler with their defaults. The fields have the names of the command line."""
+    """Settings of the scheduler. The fields have the names of the command line."""
 
     policy: Literal["priority", "fifo", "sjf"] = "priority"
     stream_rate: float = 2.5
@@ -48,7 +44,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: float = 520.0
     """Longest gap between two tokens of such a stream."""
     batch_stall_ms: float = 800.0
-    """Longest step while no interactive stream waits for it. A new request may have to wait for it."""
+    """Longest step while no interactive stream waits for it."""
     batch_floor: float = 0.1
     """Share of slots and time, 0 to 1, reserved for batch work."""
     preempt_threshold_ms: float = 60.0
@@ -57,7 +53,6 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pace_ms(self) -> float:
-        """Time between two tokens at the minimum rate of streams."""
         return min(1000 / self.stream_rate, self.stall_ms)
 
     @property
@@ -78,8 +73,6 @@ _LAST_SYNC_S = 10.0
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the engine process, fixed at its start."""
-
     model_path: str
     kv_tokens: int | None = None
     """Cells of the KV pool. None: as many as fit into half of the memory left, at most 16,384."""
@@ -90,8 +83,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Threads for steps of more than one token, or None for `threads`."""
     kv_type: str = "f16"
     repack: bool | None = None
-    """Repack weights for this CPU during loading. None: if a measurement, made once and stored in
-    `cost_dir`, shows that it is faster."""
+    """Repack weights for this CPU. None: if a measurement, stored in `cost_dir`, shows that it is faster."""
     reads_weights: bool = False
     """Copy the weights into private memory, in huge pages if possible, instead of mapping the file."""
     flash_attention: bool = True
@@ -107,34 +99,29 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     experiment: Experiment = AS_SERVED
     speculation: Literal["auto", "off"] = "auto"
     draft_max: int = 31
-    """Maximum draft tokens of one sequence in a step."""
     draft_model_path: str | None = None
     """Small model with the same vocabulary, or a file with a prediction head."""
     head: Literal["auto", "own", "none"] = "auto"
-    """Use of prediction heads. auto: that of the model's file, or of `draft_model_path`, if it can be used.
-    own: it must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
+    """auto: the prediction head of the model's file, or of `draft_model_path`, if it can be used. own: it
+    must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
     projector_path: str | None = None
-    """File with the encoder of pictures and sounds, or None if the model takes text only."""
     adapters: tuple[Adapter, ...] = ()
     """Loaded at the start. A broken one is rejected without affecting the others."""
     cache_bytes: int = 0
-    """Host memory for the prefix cache."""
     cache_file: str | None = None
-    """File that keeps the prefix cache between runs."""
     cache_file_limit: CacheFileLimit | None = None
     """Limit of the cache file, or None to write the whole cache however long that takes."""
     pinned_prompts: tuple[tuple[int, ...], ...] = ()
     """Prompts computed at the start and never evicted from the prefix cache."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
-    """Folder for measurements. None: nothing is measured or stored."""
+    """Folder for measurements, or None to make none."""
     calibrate: Literal["idle", "start", "never"] = "idle"
-    """Time at which step costs are measured unless a previous start stored them. start: before the engine
-    is ready; idle: while it has no work. Without a measurement an estimate is refined while serving."""
+    """Time at which step costs are measured unless a previous start stored them. start: before the engine is
+    ready; idle: while it has no work. Without a measurement an estimate is refined while serving."""
 
     shares_cores: bool = False
-    """Other engines compute on the same cores, so that this one computes only while it holds the turn. If
-    False, no message about turns is sent."""
+    """This engine computes only while it holds the turn. If False, no message about turns is sent."""
     sandbox: Literal["auto", "off"] = "auto"
     """auto: the process drops unneeded privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
@@ -158,7 +145,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_grace_s(self) -> float:
-        """Time for the engine process to exit by itself: more if it has a cache to write."""
         if self.cache_file is None:
             return 1.0
         return 60.0 if self.cache_file_limit is None else self.cache_file_limit.seconds + _LAST_SYNC_S
@@ -169,17 +155,12 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request, with its previous output if this engine replaces one that died.
-
-    A live request of the same id ends as cancelled and this one takes its place: the same request continues
-    behind that output in another way.
-    """
+    """A request, with its previous output if this engine replaces one that died. It takes the place of a live
+    request of the same id, which ends as cancelled."""
 
     request: Union[GenerationRequest, EmbedRequest]
     output: tuple[int, ...] = ()
-    """Tokens of a generation."""
     num_embedded: int = 0
-    """Number of first inputs of an `EmbedRequest` that have their vectors."""
 
 
 class FinishReason(enum.Enum):
@@ -212,24 +193,20 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
 
 
 class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
-    """Ask for the tokens and rows of media of these sizes. `MediaMeasured` replies for each size."""
-
     sizes: tuple[MediaSize, ...]
 
 
 class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
-    """Permission to compute until the engine sends `TurnBack`. Sent only to engines that share cores."""
+    """Permission to compute until the engine sends `TurnBack`."""
 
     limit_ms: float | None = None
-    """Time after which the engine returns the turn at the end of the current step, where 0 is one step.
-    None: the engine keeps it until it is recalled or has no work."""
+    """Time after which the engine returns the turn at the end of the current step, where 0 is one step. None:
+    it keeps the turn until it is recalled or has no work."""
     beside_interactive: bool = False
     """Interactive work of another engine waits, so steps are as short as beside own interactive work."""
 
 
 class Sharing(NamedTuple):
-    """Present sharing of the cores with other engines."""
-
     beside_interactive: bool = False
     slowdown: float = 1.0
     """Recent factor by which steps take longer because other engines compute."""
@@ -242,7 +219,6 @@ class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """New limit of the engine's turn, ignored if the turn has been returned in the meantime."""
 
     after_ms: float = 0.0
-    """Time from now after which the engine returns the turn at the end of the current step."""
     interrupts: bool = False
     """A new interactive request waits elsewhere. A step of batch work with much time left is discarded."""
 
@@ -275,11 +251,10 @@ class Finish(SequenceFigures, frozen=True, kw_only=True):
     is_own_fault: bool = False
     """The error is the grammar's, so it returns wherever the request is sent."""
     is_loop: bool = False
-    """The limit is not reached, but the output repeats itself without an end."""
+    """The output repeats itself without an end."""
 
     @property
     def is_good(self) -> bool:
-        """True if the output is a result."""
         return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -290,7 +265,6 @@ class PromptProgress(msgspec.Struct, frozen=True):
     processed: int
     """Computed tokens, with the cached ones."""
     left_ms: float | None = None
-    """Estimated time to the first token, or None without an estimate."""
     place: int | None = None
     """Place in the queue, where 1 is next, or None while the prompt is computed."""
 
@@ -307,10 +281,8 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: tuple[int, ...] = ()
     text: str = ""
     part: OutputPart = OutputPart.ANSWER
-    """Part of the output that `text` belongs to."""
     answer_start: int | None = 0
-    """Number of output tokens before the answer's first one: reasoning, marks, and white space around
-    them. None while unknown; it is known at the end."""
+    """Number of output tokens before the answer's first one. None while unknown; it is known at the end."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: PromptProgress | None = None
@@ -322,12 +294,10 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LoadingPhase(enum.Enum):
     WEIGHTS = "weights"
     COSTS = "costs"
-    """Steps are timed, if that is wanted before the first start with a model ends."""
+    """Steps are timed, if that is wanted before the engine is ready."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """Progress of a phase of the start, 0 to 1."""
-
     fraction: float
     phase: LoadingPhase = LoadingPhase.WEIGHTS
 
@@ -341,7 +311,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
-    """An adapter is being loaded, and is to blame if the process dies now."""
+    """The adapter is to blame if the process dies now."""
 
     key: str
 
@@ -362,19 +332,20 @@ class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
-    """Requests of the step that now runs, and its expected duration. Sent only if that has changed."""
+    """Sent only if the requests or the expected duration of the step that now runs differ from the last
+    one's."""
 
     ids: tuple[str, ...]
     """Computed requests, and those with a slot whose grammars and samplers are prepared meanwhile."""
     expected_ms: float = 0.0
-    """Prediction of the cost model for each step, rounded up to a power of two; 0: at most 128."""
+    """Rounded up to a power of two; 0: at most 128."""
 
 
 class Handling(msgspec.Struct, frozen=True, tag="handling"):
     """A request is being handled outside of steps, where native code may kill the process."""
 
     id: str | None
-    """Id of the request, or None when that is over."""
+    """Request, or None when that is over."""
 
 
 class KVStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,12 +360,10 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that fit if no states are saved."""
     cache_blocks: int
     cache_states: int
-    """Saved states, which exist only in recurrent and hybrid memories."""
     cache_capacity_bytes: int
     cache_bytes: int
     cache_evictions: int
     prompt_tokens: int
-    """Prompt tokens of all requests that have run."""
     cached_tokens: int
 
     @property
@@ -409,9 +378,9 @@ class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest number of running sequences that it holds for; it ends before twice as many."""
     drafts: bool
     why: str
-    """Reason of the present pause, or "" while it drafts."""
+    """Reason of the present pause, or ""."""
     gain: float
-    """Speed with drafts relative to that without, as last measured."""
+    """Speed with drafts relative to that without."""
 
     def __str__(self) -> str:
         last = 2 * self.sequences - 1
@@ -424,7 +393,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     sequences: int
     tokens: int
-    """Computed tokens, with drafts but without padding; 0 if the step only moved cells."""
+    """With drafts but without padding; 0 if the step only moved cells."""
     padding: int = 0
     sampled: int = 0
     forced: int = 0
@@ -435,9 +404,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     predicted_ms: float
     elapsed_ms: float
     encoding_ms: float = 0.0
-    """Part of `elapsed_ms` for encoding a media item."""
     encodes: str = ""
-    """Kind of the encoded media item: `picture` or `sound`, or "" for none."""
+    """Kind of the encoded media item, `picture` or `sound`, or ""."""
     encoded: int = 0
     """Media items, or parts of one, whose rows were completed."""
     threads: int = 0
@@ -456,10 +424,9 @@ class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done")
     """Unset if nothing has changed."""
     embedded: tuple[Embedded, ...] = ()
     forecast: Forecast | None = None
-    """Sent a few times a second, if the options want it; otherwise None."""
+    """Sent a few times a second, if the options want it."""
     prefixes: PrefixNews | None = None
     shown: StepTrace | None = None
-    """Sent between `ShowSteps` and `HideSteps` only."""
 
 
 class QueuePlace(msgspec.Struct, frozen=True):
@@ -480,16 +447,14 @@ class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
 
     places: tuple[QueuePlace, ...]
     preempted: tuple[str, ...] = ()
-    """Requests that have run before and wait again, also behind the head. No other message reports them."""
+    """Requests that have run before and wait again, also behind the head."""
 
 
 class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
     """Work of an engine that shares its cores. Sent when that changes."""
 
     work: Priority | None = None
-    """Highest priority of its work, or None."""
     is_loading: bool = False
-    """The engine loads its model, for the requests that wait for it."""
 
 
 class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
@@ -521,8 +486,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Block until the next message and return it without its length. Return None at the end of the stream,
-    also in the middle of a message."""
+    """Return the next message without its length, or None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -545,7 +509,6 @@ Sent = Union[Command, MediaPart]
 
 
 def in_parts(command: Command) -> Iterator[Sent]:
-    """Split a request into the parts of its media items and the rest."""
     request = command.request if isinstance(command, Submit) else None
     if not isinstance(request, GenerationRequest) or not request.media_items:
         yield command
@@ -564,7 +527,6 @@ class PartJoiner:
         self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
 
     def join(self, message: Sent) -> Command | None:
-        """Return the complete command, or None for a part."""
         if isinstance(message, MediaPart):
             if message.is_first:
                 self._parts[message.digest].clear()

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.offload import DevicePlacement
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter to load. A file with other content is another adapter, even under the same name."""
+    """A file with other content is another adapter, even under the same name."""
 
     name: str
     path: str
@@ -35,9 +35,7 @@ def adapter_name(key: str) -> str:
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     rank: int
-    """Largest rank of its tensors."""
     num_tensors: int
-    """Tensors of the model that the adapter changes."""
     size_bytes: int
 
 
@@ -59,21 +57,18 @@ TILE_TOKENS = 16
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost model of a step: a table over its tokens, plus a cost for the KV cells that they attend to.
-
-    A token attends to the cells of its own sequence before it, including those of the same step.
-    """
+    """Cost model of a step: a table over its tokens, plus a cost for the KV cells that they attend to. A
+    token attends to the cells of its own sequence before it."""
 
     step_ms: tuple[tuple[int, float], ...]
     """Points of a staircase (tokens, milliseconds) without attention, ascending by tokens."""
     attended_ms: float
-    """Milliseconds per pair of a token and a cell that it attends to."""
     state_ms: float = 0.0
     """Milliseconds for each state that a pass over the weights reads and writes."""
 
 
 def attended_pairs(start: int, num_tokens: int) -> int:
-    """Count the pairs of a token, at one of `num_tokens` positions from `start` on, and a cell before it."""
+    """Count the pairs of a token and a cell before it."""
     return num_tokens * start + num_tokens * (num_tokens - 1) // 2
 
 
@@ -85,7 +80,7 @@ class ModelKind(enum.Enum):
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     instruction_set: str | None = None
-    """Instruction set that it was compiled for, such as `avx512vnni`, or None if it is off."""
+    """Name such as `avx512vnni`, or None if it is off."""
     why_off: str = ""
 
     @classmethod
@@ -103,17 +98,14 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     attention: KernelState = KernelState.off("not asked for")
     products: KernelState = KernelState.off("not asked for")
-    """Products of quantised weights with activations."""
     recurrent: KernelState = KernelState.off("not asked for")
     """Layers with a state for each sequence: delta nets, scans, short convolutions."""
     elementwise: KernelState = KernelState.off("not asked for")
     """Small operations between the products of experts."""
     tiles: KernelState = KernelState.off("not asked for")
-    """Products with many rows, by AMX."""
+    """Products with many rows, by AMX, as are the other tiles."""
     attention_tiles: KernelState = KernelState.off("not asked for")
-    """Attention of prompts, by AMX."""
     recurrent_tiles: KernelState = KernelState.off("not asked for")
-    """Delta nets of prompts, by AMX."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:
@@ -133,15 +125,13 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
-    """True: ggml rearranged the weights for this CPU, as far as it can. False: they lie as in the file."""
+    """ggml rearranged the weights for this CPU, as far as it can."""
     repacked_cost: float | None = None
-    """Time of products with repacked weights relative to the time without. None if it was not measured or
-    ggml can repack none of the weights here."""
+    """Time of products with repacked weights relative to the time without, or None if not measured."""
     left_to_ggml: tuple[str, ...] = ()
-    """ggml's names of weight types that lie as in the file and that ggml multiplies faster than we do."""
+    """Weight types that lie as in the file and that ggml multiplies faster than we do."""
     tile_rows: tuple[tuple[str, int | None], ...] = ()
-    """Weight type and the number of rows from which tiles multiply it faster, or None for never. Types that
-    were not measured are absent."""
+    """Rows from which tiles multiply a weight type faster, or None for never, by measured type."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -159,8 +149,6 @@ _COMMON_CELL_BYTES = 2**14
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the loaded model, and the capacity of its native memory."""
-
     path: str
     description: str
     """llama.cpp's own, such as `llama 7B Q4_K - Medium`."""
@@ -170,32 +158,23 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_trained: int
     kv_tokens: int
-    """Cells of the KV pool."""
     kv_bytes_per_token: int
     kv_type: str
     max_seqs: int
     max_step_tokens: int
     max_step_outputs: int
-    """Maximum positions of one step whose logits can be read."""
     threads: int
     end_tokens: frozenset[int]
-    """EOS, EOT and the like."""
     state_bytes: int = 0
-    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0 without
-    states.
-
-    Every token changes the state. So a sequence with a state can begin only where another one's was saved or
-    stands now; a sequence without one can begin behind any computed token.
-    """
+    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0. A sequence
+    with a state can begin only where another one's was saved or stands now."""
     max_draft: int | None = None
     """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
     draft_cost: float | None = None
-    """Approximate cost of a drafted token relative to this model's, or None without a model or head
-    that drafts."""
+    """Approximate cost of a drafted token relative to this model's, or None without a source of drafts."""
     draft_head: str | None = None
     """Kind of the prediction head that drafts: single, chained or shared; None without one."""
     draft_most: int | None = None
-    """Longest draft of chained heads."""
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
@@ -207,12 +186,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
     labels: tuple[str, ...] = ()
-    """Names of the classes of a reranker's scores, if its file has them."""
     max_input_tokens: int = 0
-    """Longest input that can be embedded or scored; 0 for a model that generates text."""
     sees: bool = False
     sound_rate: int = 0
-    """Samples per second of the sound that the projector takes, or 0 if it takes none."""
+    """Samples per second of the sound that the projector takes, or 0."""
 
     @property
     def hears(self) -> bool:
@@ -236,7 +213,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computed_by(self) -> dict[str, str]:
-        """Table for users of kernels, layout of the weights, and devices."""
         table = {**self.kernels.described, "weights": str(self.weights)}
         if self.placement is not None:
             table["device"] = str(self.placement)
@@ -245,7 +221,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def drafts_by(self, states: Iterable[object]) -> dict[str, str]:
-        """Return what drafts beside prompt lookup, with the decisions about it, for the same table."""
+        """Return what drafts beside prompt lookup, with the decisions about it."""
         if self.draft_cost is None:
             return {}
         source = "a draft model" if self.draft_head is None else f"a prediction head ({self.draft_head})"
@@ -253,38 +229,31 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        if self.kind is not ModelKind.GENERATES:
-            return (
-                f"{self.description}, {self.kind.value}: {self.embedding_size} numbers for an input of up to "
-                f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}; "
-                f"weights {self.weights}{self._placed}"
-            )
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
-        return (
-            f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads, "
-            f"kernels: {self.kernels}; weights {self.weights}{self._placed}"
-        )
-
-    @property
-    def _placed(self) -> str:
-        own = "" if self.placement is None else f"; {self.placement}"
-        return own if self.draft_placement is None else f"{own}; draft model: {self.draft_placement}"
+        capacity = f"{pool}, {self.max_seqs} sequences at once"
+        if self.kind is not ModelKind.GENERATES:
+            limit = f"an input of up to {self.max_input_tokens} tokens"
+            capacity = f"{self.kind.value}: {self.embedding_size} numbers for {limit}"
+        parts = [
+            f"{self.description}, {capacity}, {self.threads} threads, kernels: {self.kernels}",
+            f"weights {self.weights}",
+        ]
+        parts += [] if self.placement is None else [str(self.placement)]
+        parts += [] if self.draft_placement is None else [f"draft model: {self.draft_placement}"]
+        return "; ".join(parts)
 
 
 class ThreadControl(Protocol):
     @property
-    def most(self) -> int:
-        """Number of threads that compute while each has a core."""
+    def most(self) -> int: ...
 
-    def use(self, count: int) -> None:
-        """Compute with `count` threads, 1 to `most`, from the next step on."""
+    def use(self, count: int) -> None: ...
 
     def waits_s(self) -> Mapping[int, float]:
         """Seconds so far that each thread was ready without a core, or {} if the system has no count."""
 
-    def idle_s(self) -> float:
-        """Idle time of the cores so far, added up."""
+    def idle_s(self) -> float: ...
 
     def throttled_s(self) -> float:
         """Seconds so far that all threads stood still because a quota of CPU time was exhausted."""
@@ -304,10 +273,9 @@ class NativeModel(Protocol):
 
     def interrupt(self) -> None:
         """Make the running or else the next `warm_up` or step return early as `interrupted`, if it may be
-        interrupted. Any thread may call this."""
+        interrupted."""
 
-    def measure(self, size: MediaSize) -> MeasuredMedia:
-        """Return the tokens and rows of media of this size in a prompt."""
+    def measure(self, size: MediaSize) -> MeasuredMedia: ...
 
     def close(self) -> None: ...
 
@@ -367,8 +335,7 @@ class Tokenizer(Protocol):
         """Lower bound of a text's tokens without tokenizing it; 0 if nothing is known."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. `parse_special` turns control tokens that are written in it
-        (`<|im_end|>`) into tokens."""
+        """`parse_special` turns control tokens that are written in the text (`<|im_end|>`) into tokens."""
 
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool, parse_special: bool

@@ -1,4 +1,4 @@
-"""Device beside the CPU, such as a GPU: parts of a model that are wanted there, or placed there."""
+"""Wanted and actual placement of a model's parts on a device beside the CPU, such as a GPU."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ import msgspec
 ALL_LAYERS = 1 << 16
 """A number larger than any model's layers."""
 CPU = "CPU"
-"""Name of the CPU among ggml's devices."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
     """Wanted placement. By default everything stays on the CPU."""
 
     gpu_layers: Union[int, Literal["auto", "all"]] = 0
-    """Number of last layers on the device, with the output; auto: the fastest split that fits."""
+    """Last layers on the device, with the output; auto: the fastest split that fits."""
     cpu_moe: int = 0
-    """Number of first layers whose experts stay on the CPU, or `ALL_LAYERS` for all experts."""
+    """First layers whose experts stay on the CPU, or `ALL_LAYERS`."""
     tensor_place: tuple[tuple[str, str], ...] = ()
-    """Pairs of a regular expression for tensor names and a device, which may be `CPU`. The first match
-    overrides all other options."""
+    """Pairs of a regular expression for tensor names and a device or `CPU`, before all other options."""
     kv_on_gpu: Union[bool, None] = None
-    """True: KV cells and states are where their layer is; False: on the CPU. None: with their layer,
-    unless `auto` finds the CPU faster."""
+    """True: KV cells and states are with their layer. False: on the CPU. None: as `auto` finds faster."""
     device: Union[str, None] = None
     """Name such as `Vulkan0`, or None for the first device that computes."""
     given_up: Union[str, None] = None
-    """Reason, as a clause, why a wanted device is not used; None if none was given up."""
 
     @property
     def wants_device(self) -> bool:
@@ -39,8 +35,6 @@ ON_CPU = Offload()
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that ggml reports."""
-
     name: str
     backend: str
     description: str
@@ -52,41 +46,27 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a model on a device, and their memory."""
-
     device: Union[Device, None]
     """Device with its free memory from before, or None if the wanted device does not exist."""
-    layers: int
+    layers: int = 0
     """0 if the CPU computes everything; `why` has the reason."""
-    num_layers: int
-    """Layers of the model, with the output as one of them."""
-    cpu_expert_layers: int
-    """Layers on the device whose experts are on the CPU."""
-    weights_bytes: int
-    cells_bytes: int
-    """KV cells and states."""
-    compute_bytes: int
+    num_layers: int = 0
+    cpu_expert_layers: int = 0
+    weights_bytes: int = 0
+    cells_bytes: int = 0
+    compute_bytes: int = 0
     cells_on_cpu: bool = False
-    """KV cells, states and attention are on the CPU. An encoder has neither cells nor states."""
+    """KV cells, states and attention are on the CPU."""
     why: Union[str, None] = None
 
     @classmethod
     def nowhere(cls, why: str, device: Device | None = None) -> DevicePlacement:
-        return cls(
-            device=device,
-            layers=0,
-            num_layers=0,
-            cpu_expert_layers=0,
-            weights_bytes=0,
-            cells_bytes=0,
-            compute_bytes=0,
-            why=why,
-        )
+        return cls(device=device, why=why)
 
     @property
     def computes_in_one_go(self) -> bool:
-        """True if most of a step cannot be interrupted, because a device does not stop and the CPU stops
-        between two operations. The CPU has operations in each layer whose experts or cells it holds."""
+        """True if most of a step cannot be interrupted. A device does not stop, and the CPU stops between two
+        operations of the layers whose experts or cells it holds."""
         alone = 0 if self.cells_on_cpu else self.layers - self.cpu_expert_layers
         return 2 * alone > self.num_layers
 

@@ -1,4 +1,4 @@
-"""Progress of a model's download, as the downloading process and the API report it."""
+"""Progress of a model's download."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ class PullStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Value of `--model` that names exactly this file."""
     path: str | None = None
     projector: str | None = None
-    """File with the projector for pictures."""
     memory: str | None = None
-    """Sentence that says if the model will fit into this machine's free memory."""
     fits: bool | None = None
 
 
 class PullError(msgspec.Struct, frozen=True):
-    """Last line of a failed download."""
-
     error: str

@@ -1,5 +1,5 @@
-"""Names of computed prefixes that are equal on every machine, so that a router knows what a replica holds;
-and the namespaces that share them."""
+"""Names of computed prefixes that are equal on every machine, the namespaces that share them, and an engine's
+forecast, for routers."""
 
 from __future__ import annotations
 
@@ -15,74 +15,64 @@ from openai_cpu_server.contract.model_info import attended_pairs
 BLOCK_TOKENS = 64
 """Tokens of a whole block of the prefix cache, a multiple of the pool's blocks."""
 _HASH_BYTES = 8
-"""Among a million blocks two have the same name once in 37 million times. The error is harmless: the
-replica compares tokens, not names, and computes the prompt."""
+"""Among a million blocks two have the same name once in 37 million times. That is harmless, because the
+replica compares tokens."""
 
 
 def root_hash(namespace: str) -> int:
-    """Name of the empty prefix. `namespace` is `GenerationRequest.cells_namespace`."""
-    return _number(blake2b(namespace.encode(), digest_size=_HASH_BYTES).digest())
+    """Return the name of the empty prefix of `GenerationRequest.cells_namespace`."""
+    return _hashed(namespace.encode())
 
 
 def block_hash(parent: int, tokens: Sequence[int]) -> int:
-    """Name of the prefix `parent` extended by the block `tokens`."""
-    return _chained(parent, array("Q", tokens).tobytes())
+    return _hashed(parent.to_bytes(_HASH_BYTES, "little") + array("Q", tokens).tobytes())
 
 
 def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
-    """Names of all prefixes of `tokens` in whole blocks, from the shortest to the longest."""
+    """Return the names of all prefixes of `tokens` in whole blocks, from the shortest to the longest."""
     data = array("Q", tokens)
     size = BLOCK_TOKENS * data.itemsize
     content, last = data.tobytes(), root_hash(namespace)
     return tuple(
-        last := _chained(last, content[start : start + size])
+        last := _hashed(last.to_bytes(_HASH_BYTES, "little") + content[start : start + size])
         for start in range(0, len(content) - size + 1, size)
     )
 
 
 def key_identity(key: bytes | None) -> str | None:
-    """One-way digest of a key, or None without a key."""
     return None if key is None else sha256(key).hexdigest()
 
 
 def cache_namespace(*, salt: str | None, key: str | None) -> str:
-    """Digest of salt and key identity, or "" without either. Cache files contain it; it reveals neither."""
+    """Digest of salt and key identity, or "" without either. It reveals neither to a reader of cache
+    files."""
     if salt is None and key is None:
         return ""
     return sha256(msgspec.json.encode([key, salt])).hexdigest()
 
 
-def _chained(parent: int, content: bytes) -> int:
-    return _number(
-        blake2b(parent.to_bytes(_HASH_BYTES, "little") + content, digest_size=_HASH_BYTES).digest()
-    )
-
-
-def _number(digest: bytes) -> int:
-    return int.from_bytes(digest, "little")
+def _hashed(content: bytes) -> int:
+    return int.from_bytes(blake2b(content, digest_size=_HASH_BYTES).digest(), "little")
 
 
 class ByPriority(NamedTuple):
-    """A figure for each priority: `figure[Priority.BATCH]`."""
-
     interactive: float = 0.0
     batch: float = 0.0
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimates by an engine's scheduler for new requests. Times are in milliseconds."""
+    """An engine's estimates for new requests. Times are in milliseconds."""
 
     wait_ms: ByPriority = ByPriority()
-    """Time until a new request has a slot and the prompts before its own are computed."""
+    """Time until a slot is free and the prompts before a new one are computed."""
     token_ms: float
-    """Time for each uncached prompt token beside the requests that run now."""
+    """Time for each uncached prompt token beside the running requests."""
     attended_ms: float = 0.0
-    """Time for each pair of such a token and a KV cell before it."""
     stream_ms: tuple[float, ...] = ()
-    """Inter-token latency while 1, 2, 4, 8 and so on sequences run, with contexts like the present ones."""
+    """Inter-token latency while 1, 2, 4, 8 and so on sequences run with present contexts."""
     work_ms: ByPriority = ByPriority()
-    """Time of all computation since the start of the process, as if each step had been full. Its increase
-    per second is the used share of the engine."""
+    """Computation since the start of the process, as if each step had been full. Its increase per second is
+    the used share of the engine."""
     num_live: ByPriority = ByPriority()
 
     def reading_ms(self, num_cached: int, num_tokens: int) -> float:
@@ -90,7 +80,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         return self.token_ms * num_read + self.attended_ms * attended_pairs(num_cached, num_read)
 
     def step_ms(self, num_running: int) -> float:
-        """Inter-token latency while `num_running` sequences run, or 0 if none run or nothing is known."""
+        """Return the inter-token latency, or 0 if no sequence runs or nothing is known."""
         if num_running < 1 or not self.stream_ms:
             return 0.0
         place = min(num_running.bit_length() - 1, len(self.stream_ms) - 2)
@@ -99,16 +89,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of added and removed blocks (`block_hashes`) since the last message."""
+    """Names of added and removed blocks since the last message."""
 
     saved: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
 
 
 class HeldUpdate(PrefixNews, frozen=True, kw_only=True):
-    """Changes of a replica's prefixes since a version that the router may know."""
-
     version: int
-    """Version to send with the next query."""
     is_whole: bool = False
-    """`saved` is the complete set and replaces what the router knows."""
+    """`saved` replaces what the router knows."""

@@ -2,10 +2,8 @@
 its output's parts.
 
 Bounds keep values, and results computed from them, within native float32 or int32: a penalty of 1e-300 would
-become 0 there, and a divisor.
-
-Only the engine looks for the marks, to label text and to decide which tokens are allowed. Both follow the
-output with `ReasoningTracker`, so that they agree.
+become 0 there, and a divisor. Only the engine looks for the marks, to label text and to decide which tokens
+are allowed. Both follow the output with `ReasoningTracker`, so that they agree.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class Bounds(NamedTuple):
     most: float
 
     def hold(self, number: float) -> bool:
-        """True if the number is within the bounds; NaN never is."""
+        """NaN is never within the bounds."""
         return self.least <= number <= self.most
 
     def nearest(self, number: float) -> float:
@@ -48,29 +46,25 @@ COLDEST = 1e-5
 
 TEMPERATURE = Bounds(0.0, 2.0)
 SHARE = Bounds(0.0, 1.0)
-"""Bounds of `top_p` and `min_p`."""
 TYPICAL_P = Bounds(0.001, 1.0)
 REPEAT_PENALTY = Bounds(0.01, 100.0)
 USAGE_PENALTY = Bounds(-2.0, 2.0)
-"""Bounds of `presence_penalty` and `frequency_penalty`."""
 LOGIT_BIAS = Bounds(-100.0, 100.0)
 TOP_N_SIGMA = Bounds(0.0, 100.0)
 DRY_MULTIPLIER = Bounds(0.0, 100.0)
 DRY_BASE = Bounds(1.0, 100.0)
 TOP_K = WholeBounds(1, MOST_INT)
 COUNT = WholeBounds(0, MOST_INT)
-"""Bounds of counts, such as tokens, choices and items."""
 
 
 _LONGEST_CHARACTER = 4
-"""Bytes in UTF-8."""
 
 
 class OutputPart(enum.Enum):
-    """Part of an output that a text belongs to. Reasoning comes before the answer, and never after it.
+    """Part of an output that a text belongs to. Reasoning never follows the answer.
 
-    Tool calls are part of the answer, because their formats are data of `prompt/tool_formats` that the API
-    reads. So is reasoning in formats with channels, where it also stands between calls.
+    Tool calls are part of the answer, because the API reads their formats. So is reasoning in formats with
+    channels, where it also stands between calls.
     """
 
     THINKING = "thinking"
@@ -81,12 +75,10 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Marks between the parts of one output. Marks, and white space around them, belong to no part."""
 
     begin: str = ""
-    """Mark with which the output may begin, behind white space; without it the output has no reasoning.
-    "": the prompt has opened the reasoning, and the output begins within it."""
+    """Mark with which reasoning may begin, or "" if the prompt has opened it."""
     end: str = ""
-    """Mark behind the reasoning, or "" if there is none because the prompt has closed it."""
+    """Mark behind the reasoning, or "" if the prompt has closed it."""
     answer_begin: str = ""
-    """Optional mark between the reasoning and the answer."""
     answer_alone: str = ""
     """Mark of an answer without reasoning."""
     answer_end: str = ""
@@ -99,24 +91,21 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     end: str
     begin: str = ""
-    """Optional, as in `OutputMarks`."""
     opening: tuple[int, ...] = ()
     """Tokens that spell `begin` and must begin the output; () if it may begin otherwise."""
     shown_behind: str = ""
-    """Mark behind the reasoning after which text for the user begins, in formats whose messages have
-    headers. "": directly behind the reasoning."""
+    """Mark before the text for the user, where messages have headers. "": directly behind the reasoning."""
     budget: int | None = None
-    """Maximum tokens of the reasoning without marks before it is ended, or None. A character that has
-    begun is finished first."""
+    """Maximum tokens of the reasoning without marks, or None. A begun character is finished first."""
     ends_at: int | None = None
-    """Number of output tokens at which the reasoning ends on request despite the budget, or None."""
+    """Number of output tokens at which the reasoning ends on request, or None."""
     closing: tuple[int, ...] = ()
-    """Tokens that end the reasoning when due: they spell `end`, possibly behind closing words."""
+    """Tokens that end the reasoning: they spell `end`, possibly behind closing words."""
 
 
 class ReasoningTracker:
-    """Tracker of an output from its first token to the end of its reasoning. Its state depends on the
-    tokens alone; a shallow copy is independent."""
+    """Tracker of an output from its first token to the end of its reasoning. Its state depends on the tokens
+    alone; a shallow copy is independent."""
 
     def __init__(
         self, begin: str, end: str, *, budget: int | None = None, ends_at: int | None = None
@@ -138,7 +127,7 @@ class ReasoningTracker:
 
     @property
     def is_used_up(self) -> bool:
-        """True if the reasoning is to end, by budget or on request, so that `closing` must follow."""
+        """True if the reasoning is to end, so that `closing` must follow."""
         if not self._is_inside:
             return False
         by_budget = -1 if self._budget is None else self._num_inside - self._budget
@@ -149,8 +138,8 @@ class ReasoningTracker:
         return num_over >= _LONGEST_CHARACTER - 1 or not _ends_within_character(self._tail)
 
     def read(self, piece: bytes) -> bytes | None:
-        """Read the next token's bytes; return None until the answer begins, then its first bytes. Nothing
-        can be read afterwards."""
+        """Read the next token's bytes; return None until the answer begins, then its first bytes. Nothing can
+        be read afterwards."""
         self._num_read += 1
         if self._is_inside:
             self._num_inside += 1
@@ -197,8 +186,8 @@ class Priority(enum.IntEnum):
 
 
 class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Penalty of a token that continues a repetition (DRY, as in llama.cpp). It is `multiplier` * `base`
-    ** (n - `allowed_length`) behind n repeated tokens, if n is not less than `allowed_length`."""
+    """Penalty of a token that continues a repetition (DRY, as in llama.cpp): `multiplier` * `base` ** (n -
+    `allowed_length`) behind n repeated tokens."""
 
     multiplier: float
     base: float = 1.75
@@ -206,7 +195,6 @@ class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_n: int | None = None
     """Number of last tokens to search, with the prompt, or None for all."""
     breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    """Texts whose tokens end a repetition."""
 
     @property
     def is_sound(self) -> bool:
@@ -241,9 +229,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     xtc_threshold: float = 0.1
     dry: DryPenalty | None = None
     min_tokens: int = 0
-    """Output tokens before which no token ends the generation."""
     stop_tokens: tuple[int, ...] = ()
-    """Tokens that end the generation as the model's own end tokens do."""
     scored: tuple[int, ...] = ()
     """Tokens reported behind the likeliest ones, if log-probabilities are requested."""
     ignore_eos: bool = False
@@ -268,8 +254,6 @@ _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Form of the output: optional reasoning, then the answer."""
-
     grammar: str | None = None
     """Lark that is known to compile in llguidance, or None for a free answer."""
     opening: tuple[int, ...] = ()
@@ -287,50 +271,44 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: str
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
-    """Opaque label for fairness, equal for requests of the same client."""
+    """Opaque label for fairness."""
     account: str = ""
     """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
     group: str = ""
-    """Group whose clients share one turn among all, such as clients of one address, because they choose
-    their own names. "": the client is alone."""
+    """Clients that share one turn because they choose their own names. "": the client is alone."""
     route: str = ""
     """Kind of call. Outputs of one kind are expected to have similar lengths."""
 
     @property
     def turns(self) -> tuple[str, str]:
-        """Path of the request's turn: the group, then the client within it."""
         return self.group or self.client, self.client
 
 
 class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """One sequence to generate, which is one choice of one API call."""
-
     tokens: tuple[int, ...]
-    """Prompt of at least one token. Rows of media are in it as `media.row_numbers`."""
+    """At least one token. Rows of media are in it as `media.row_numbers`."""
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
     """Places of the media rows in the prompt, in order. Tokens follow the last one."""
     boundaries: tuple[int, ...] = ()
-    """Prefix boundaries: ascending lengths of prefixes behind which other prompts are likely to differ.
-    They are the ends of system prompt and tools, of the text before the last user's, and of the text
-    before the answer; the last may be the whole prompt."""
+    """Ascending lengths of prefixes behind which other prompts are likely to differ: the ends of system
+    prompt and tools, of the text before the last user's, and of the text before the answer."""
     max_tokens: int
     """0 computes (and scores) the prompt only."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """Number of alternatives with log-probabilities for each sampled token, or None for none at all."""
+    """Number of alternatives for each sampled token, or None for no log-probabilities at all."""
     prompt_logprobs: bool = False
     """Includes every prompt token but the first."""
     scores_end: bool = False
-    """Also report the token that ends the output, with its log-probability and without text."""
+    """Also report the token that ends the output, without text."""
     cache_namespace: str = ""
-    """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None
     """Name of the adapter, or None for the base model. The accepting engine replaces it with the key."""
     constraint: Constraint | None = None
     marks: OutputMarks | None = None
-    """Marks of reasoning and answer, or None if the whole output is the answer."""
+    """Unset if the whole output is the answer."""
     show_control_tokens: bool = False
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
     reports_progress: bool = False

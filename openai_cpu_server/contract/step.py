@@ -1,4 +1,4 @@
-"""One step of the engine as plain data, the `Backend` that executes it, and the trace of it for observers."""
+"""One step of the engine as plain data, the `Backend` that executes it, and its trace for observers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POOL_BLOCK_TOKENS = 16
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Bind a free slot to a request's sampler. `output` is the output before a preemption or a crash."""
+    """Bind a free slot to a request's sampler."""
 
     slot: int
     sampling: Sampling
@@ -27,7 +27,6 @@ class Open(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
-    """Rows of the media, as in `GenerationRequest`."""
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -35,10 +34,8 @@ class Close(msgspec.Struct, frozen=True):
 
 
 class ShareCells(msgspec.Struct, frozen=True):
-    """Let the open, empty `slot` also hold the cells of positions 0 .. end-1 of `source`, without copying.
-
-    If `source` has computed exactly these, the slot gets its state, too.
-    """
+    """Let the open, empty `slot` also hold the cells of positions 0 .. end-1 of `source`, and its state if it
+    has computed exactly these."""
 
     source: int
     slot: int
@@ -90,10 +87,8 @@ Verb = Union[Open, Close, ShareCells, Save, Restore, SaveState, RestoreState, Dr
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Consecutive tokens of one slot to compute: `tokens[i]` is token `start + i` of its sequence.
-
-    Rows of media come in separate spans of one medium each, and in a single span if the medium `is_whole`.
-    """
+    """Consecutive tokens of one slot: `tokens[i]` is token `start + i` of its sequence. Rows of media come in
+    separate spans of one medium each, undivided if the medium `is_whole`."""
 
     slot: int
     start: int
@@ -102,15 +97,11 @@ class Span(msgspec.Struct, frozen=True):
     targets: tuple[int, ...] = ()
     """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
     draft: tuple[int, ...] = ()
-    """Draft tokens that are computed behind `tokens` and save steps if they are correct.
-
-    Only for spans that sample, without targets, and at most `ModelInfo.max_draft`.
-    """
+    """Draft tokens, at most `ModelInfo.max_draft`, only for spans that sample without targets."""
     num_to_draft: int = 0
     """Maximum tokens for the backend's draft model to draft, as an alternative to `draft`."""
     num_to_read: int | None = None
-    """Maximum tokens of the slot that the draft model may read before drafting, or None for no limit. It
-    drafts nothing while more is left to read."""
+    """Tokens that the draft model may read before drafting, or None. It drafts only when it has read all."""
 
     @property
     def num_drafted(self) -> int:
@@ -132,7 +123,7 @@ class Encode(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Work of the backend: the verbs in order, then all spans in one `llama_decode`."""
+    """Verbs in order, then all spans in one `llama_decode`."""
 
     verbs: tuple[Verb, ...] = ()
     spans: tuple[Span, ...] = ()
@@ -149,21 +140,17 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all spans, with drafts but without padding."""
+        """With drafts but without padding."""
         return sum(span.num_tokens for span in self.spans)
 
 
 class CacheFileLimit(msgspec.Struct, frozen=True):
-    """Limit of a saved prefix cache, which keeps the most recently used blocks."""
-
     num_bytes: int
     seconds: float
     """Longest time that the server's end, or the next model, waits for it."""
 
 
 class SavedBlock(msgspec.Struct, frozen=True):
-    """A block of the prefix cache with its place in the index, from which a file restores the index."""
-
     number: int
     parent: int | None
     """Number of the block before it, or None for the first of its namespace's chain."""
@@ -178,7 +165,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """Best first."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -194,43 +180,39 @@ def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
 
 
 class Drafted(msgspec.Struct, frozen=True):
-    """Result of a span's draft, in tokens."""
-
     num_computed: int = 0
-    """Computed draft tokens: fewer than planned if a constraint forbids some or fewer were drafted."""
+    """Fewer than planned if a constraint forbids some or fewer were drafted."""
     num_accepted: int = 0
     """First draft tokens that equal the output's. The slot holds the cells of exactly these."""
     num_known: int = 0
     """Tokens of the slot that the draft model has read, or 0 without one."""
     num_thought: int = 0
-    """Tokens that the draft model tried, with an uncertain last one and those that a constraint forbids. 0
-    while the draft model is still reading."""
+    """Tokens that the draft model tried, with an uncertain last one and forbidden ones."""
 
 
 NOTHING_DRAFTED = Drafted()
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Result of a step. An interrupted step computed nothing, and its spans left no trace in the slots."""
+    """An interrupted step computed nothing, and its spans left no trace in the slots."""
 
     samples: dict[int, Sample] = {}
     further: dict[int, tuple[Sample, ...]] = {}
-    """Samples by slot behind confirmed draft tokens. Each equals the sample of a separate step."""
+    """Samples by slot behind confirmed draft tokens."""
     drafted: dict[int, Drafted] = {}
     drafting_ms: float = 0.0
     reading_ms: float = 0.0
-    """Time for a head's reading of hidden rows before its drafts and behind the computation."""
     verbs_ms: float = 0.0
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     failures: dict[int, str] = {}
     """Reason by slot why its constraint cannot be followed any further. Nothing more is sampled there."""
     faults: dict[int, str] = {}
-    """Other failures by slot during sampling or scoring. Nothing more is sampled there, either."""
+    """Other failures by slot. Nothing more is sampled there, either."""
     padding: int = 0
-    """Padding tokens that were computed: all of the step's, or 0 if there were no cells for them."""
+    """Computed padding tokens: all of the step's, or 0 if there were no cells for them."""
     interrupted: bool = False
     encoded: bool = False
-    """The step's `encode` is complete, and spans of its rows may follow. Its errors are in `faults`."""
+    """The step's `encode` is complete. Its errors are in `faults`."""
     encoding_ms: float = 0.0
 
 
@@ -244,14 +226,14 @@ class Backend(NativeModel, Protocol):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes that a token adds to the output: b"" for control tokens, or their names if
-        `special`. Tokens that end the output add none in any case."""
+        `special`. Tokens that end the output add none."""
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        """Compile the constraint and return the tokens that must follow this output, which may be empty.
-        Any thread may call it. Raises `ConstraintFailed`."""
+        """Compile the constraint and return the tokens that must follow this output. Raises
+        `ConstraintFailed`."""
 
     def check_adapter(self, adapter: Adapter) -> None:
-        """Check an adapter's file before it is loaded. Any thread may call it. Raises `AdapterFailed`."""
+        """Check an adapter's file before it is loaded. Raises `AdapterFailed`."""
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """Load a checked, unloaded adapter. Raises `AdapterFailed`, and then nothing has changed."""
@@ -261,16 +243,13 @@ class Backend(NativeModel, Protocol):
     def export_cache(
         self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
     ) -> None:
-        """Write index and cells of the first of these blocks to a file, up to the limit; write no file
-        without blocks. Raises OSError."""
+        """Write index and cells of the first of these blocks to a file, up to the limit. Raises OSError."""
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Load a file of `export_cache`, parents before children; return () if it is unusable."""
+        """Return () if the file is unusable."""
 
 
 class TracePart(msgspec.Struct, frozen=True, array_like=True):
-    """Part of one sequence in a step, in tokens. `draft` counts draft tokens."""
-
     id: str
     client: str
     priority: Priority
@@ -282,9 +261,7 @@ class TracePart(msgspec.Struct, frozen=True, array_like=True):
     draft: int = 0
     accepted: int = 0
     output: int = 0
-    """Resulting output tokens, with forced ones."""
     encoding_ms: float = 0.0
-    """Time for encoding its media in the step."""
 
     @property
     def sound_ms(self) -> float:
@@ -302,8 +279,8 @@ class TraceHolding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TraceWait(msgspec.Struct, frozen=True, array_like=True):
-    """Reason why a sequence near the head of the queue waits: a `slot`, `cells`, or a `prefix` that
-    another sequence is computing."""
+    """Reason why a sequence near the head of the queue waits: a `slot`, `cells`, or a `prefix` that another
+    sequence is computing."""
 
     id: str
     why: str
@@ -324,6 +301,5 @@ class TraceState(msgspec.Struct, frozen=True, kw_only=True):
 class StepTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[TracePart, ...] = ()
     adapter: str | None = None
-    """Key of the step's adapter."""
     state: TraceState | None = None
     """Sent unless a recent trace had it."""

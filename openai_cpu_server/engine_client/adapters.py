@@ -27,31 +27,25 @@ class PendingResults(dict[Key, "asyncio.Future[Result]"]):
         return await asyncio.shield(self[key])
 
     def settle(self, key: Key, result: Result) -> None:
-        future = self.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(result)
+        if key in self:
+            self.pop(key).set_result(result)
 
     def end(self, error: Callable[[], ServerError]) -> None:
         while self:
             future = self.popitem()[1]
-            if not future.done():
-                future.set_exception(error())
-                future.exception()  # all callers may have left
+            future.set_exception(error())
+            future.exception()  # all callers may have left
 
 
 class AdapterControl:
-    """Adapters of an engine across its successive processes, by key.
-
-    One name may have several: the one that requests may name, a successor that is being loaded, and old ones
-    that are still in use.
-    """
+    """Adapters of an engine across its successive processes, by key. A name may also have a successor that is
+    being loaded, and old ones that are still in use."""
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self.is_used: Callable[[str], bool] = lambda key: False
-        """Set by the client: True if a live request uses the adapter with this key."""
+        """Set by the client."""
         self._statuses: dict[str, AdapterStatus] = {}
         self._named: dict[str, str] = {}
-        """Key of the adapter that requests get for a name."""
         self._being_loaded: str | None = None
         self._send: Callable[..., None] | None = None
         self._pending = PendingResults[str, AdapterStatus]()
@@ -103,7 +97,6 @@ class AdapterControl:
         return status
 
     def unload(self, name: str) -> bool:
-        """Withhold the adapter from new requests. Return False if there is none of this name."""
         if name not in self._named:
             return False
         self._take_name(name)
@@ -122,7 +115,6 @@ class AdapterControl:
     # -- for the supervisor ------------------------------------------------------------------------------
 
     def process_started(self) -> tuple[Adapter, ...]:
-        """Return the adapters that the process should have: all but rejected ones."""
         self._being_loaded = None
         for key, status in self._statuses.items():
             if status.state is AdapterState.READY:
@@ -130,7 +122,6 @@ class AdapterControl:
         return self._unanswered
 
     def ready(self, send: Callable[..., None]) -> None:
-        """Start sending commands. The process has loaded the adapters of its start."""
         self._send = send
         if late := self._unanswered:
             send(*[messages.LoadAdapter(adapter) for adapter in late])
@@ -163,12 +154,11 @@ class AdapterControl:
 
     @property
     def _unanswered(self) -> tuple[Adapter, ...]:
-        """Adapters that the present process has not reported yet."""
         statuses = self._statuses.values()
         return tuple(status.adapter for status in statuses if status.state is AdapterState.LOADING)
 
     def _add(self, adapter: Adapter) -> AdapterStatus:
-        """Add an adapter to be loaded. Requests do not get it until it is named."""
+        """Requests do not get the adapter until it is named."""
         status = AdapterStatus(adapter=adapter, state=AdapterState.LOADING)
         self._statuses[adapter.key] = status
         return status

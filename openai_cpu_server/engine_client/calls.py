@@ -1,5 +1,4 @@
-"""API calls to an engine: their acceptance within the limits of the queue, and the results that they wait
-for: events or vectors, their times, and errors."""
+"""API calls to an engine: their acceptance within the limits of the queue, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedReques
 
 Item = TypeVar("Item")
 Arrived = tuple[Union[Item, QueuePlace, ModelLoading, errors.ServerError], float]
-"""Item from the engine, and the time of its arrival."""
 
 
 class CallTimes:
@@ -31,11 +29,9 @@ class CallTimes:
         self._times_s: dict[Literal["start", "first_token", "end"], float] = {}
 
     def note(self, event: Literal["start", "first_token", "end"]) -> None:
-        """Record the time of an event, which counts once."""
         self._times_s.setdefault(event, self._clock())
 
     def figures(self, num_tokens: int, **counts: int) -> Figures:
-        """`num_tokens`: tokens for the rate."""
         end_s = self._times_s.get("end", self._clock())
         start_s, first_s = self._times_s.get("start", end_s), self._times_s.get("first_token", end_s)
         return Figures(
@@ -53,7 +49,6 @@ class EngineAnswer(Generic[Item]):
         self, request_ids: Iterable[str], *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self.arrived_s = clock()
-        """Arrival of the last item that was taken, on `clock`."""
         self._unfinished = set(request_ids)
         self._cancel = cancel
         self._clock = clock
@@ -88,7 +83,6 @@ class EngineAnswer(Generic[Item]):
         return not self._unfinished and self._queue.empty()
 
     async def _take(self) -> Union[Item, QueuePlace, ModelLoading]:
-        """Return the next item. Raises the error that the call failed with."""
         item, self.arrived_s = await self._queue.get()
         if isinstance(item, errors.ServerError):
             raise item
@@ -120,13 +114,12 @@ _LOGPROB_BYTES = 100
 
 
 def _num_bytes(event: TokenEvent) -> int:
-    """Estimate the memory of an event that waits for its reader."""
     num_scores = sum(1 + len(entry.top) for entry in (*event.logprobs, *event.prompt_logprobs))
     return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_scores
 
 
 class GenerationAnswer(EngineAnswer[TokenEvent]):
-    """Events of one API call's sequences as they arrive. Leaving its context cancels unfinished ones.
+    """Events of one API call's sequences. Leaving its context cancels unfinished ones.
 
     Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` if the error is
     its grammar's, and `RequestCancelled` if it was cancelled from elsewhere.
@@ -140,7 +133,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         clock: Callable[[], float],
         max_held_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        """`max_held_bytes`: unread events beyond which the call ends with `ReaderTooSlow`."""
         super().__init__((request.id for request in requests), cancel=cancel, clock=clock)
         self._finishes: list[Finish] = []
         self._max_held_bytes = max_held_bytes
@@ -165,7 +157,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
 
     @property
     def figures(self) -> Figures:
-        """Figures so far. Counts are those of finished sequences."""
         counts = added_up(self._finishes)
         return self._times.figures(counts["output_tokens"], **counts)
 
@@ -195,8 +186,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
 
 
 class EmbeddingAnswer(EngineAnswer[Embedded]):
-    """Vectors of one API call. Leaving its context cancels the call if it is unfinished."""
-
     def __init__(
         self, request: EmbedRequest, *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
@@ -208,8 +197,8 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
         return self
 
     async def vectors(self) -> bytes:
-        """Return all rows in the order of the inputs; may be called once. Raises `GenerationFailed`, and
-        other errors that ended the call, such as `RequestCancelled`."""
+        """Return all rows in the order of the inputs; may be called once. Raises the error that ended the
+        call."""
         rows = []
         while not self._is_over:
             item = await self._take()
@@ -236,12 +225,11 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
 
 
 UNKNOWN_S = 1.0
-"""Default before the first estimate, which the scheduler sends twice a second."""
 
 
 def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
-    """Return the seconds until `num` requests have left the queue, given the times of the first ones.
-    Later ones are assumed to leave at the same rate."""
+    """Return the seconds until `num` requests have left the queue. Later ones are assumed to leave at the
+    rate of the first."""
     if not expected_s:
         return UNKNOWN_S
     if num <= len(expected_s):
@@ -269,12 +257,9 @@ class RequestProxy(Protocol):
 
 @dataclass(eq=False)
 class RequestAdmission:
-    """Creation of live requests from API calls, for a local engine or for remote replicas."""
-
     proxy: RequestProxy
     culprits: CulpritLedger
     adapters: Callable[[], Iterable[AdapterStatus]]
-    """Adapters that requests may name, and rejected ones."""
     _: KW_ONLY
     max_queue: int
     """Waiting requests of each priority. Beyond it, accounts with less than an equal share are still
@@ -296,8 +281,8 @@ class RequestAdmission:
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
-        """Accept the inputs of an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest also for
-        an empty or too long input."""
+        """Accept an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest for an empty or too long
+        input."""
         if info.kind is ModelKind.GENERATES:
             raise _wrong_kind(info, "embed")
         limit = info.max_input_tokens
@@ -311,20 +296,17 @@ class RequestAdmission:
         return embedding
 
     def cancel(self, name: str) -> bool:
-        """End the API call with this id, or with this sequence. Return False if there is none here."""
         call = self.proxy.live.call_of(name)
         end_cancelled(self.proxy, call)
         return bool(call)
 
     def stop(self, name: str) -> bool:
-        """Finish with its output what `cancel` would end. Return False if there is none here."""
         call = self.proxy.live.call_of(name)
         for live in call:
             self.proxy.stop(live)
         return bool(call)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """Return False if the sequence is not here or is about to end."""
         live = self.proxy.live.get(request_id)
         if live is None or live.is_stopping:
             return False
@@ -332,8 +314,7 @@ class RequestAdmission:
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
-        """Check the limits for a call. Raises CulpritsLimited, InvalidRequest for more sequences than may
-        ever wait, and QueueFull."""
+        """Check the limits. Raises CulpritsLimited, InvalidRequest, QueueFull."""
         self.culprits.check(request.account)
         if num_new > self.max_queue:
             message = (

@@ -1,7 +1,7 @@
 """One engine process from its start to its death, its socket, and the watchdog that kills it if it hangs.
 
 The watchdog's limits are generous because a busy machine makes a step ten or a hundred times slower, and
-killing a healthy engine costs every client a restart. A hang is rare, and a wait of a minute is acceptable.
+killing a healthy engine costs every client a restart.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _AT_ONCE = 1_000_000
 
 
 class ClientChannel:
-    """Sender of commands and receiver of events. No method blocks."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -43,10 +41,7 @@ class ClientChannel:
 
     def send(self, *commands: messages.Command) -> None:
         """Send commands together, or in several pieces with other work of the loop between them if they have
-        very many tokens or media.
-
-        Commands to a dead engine are lost, as they would be a moment later.
-        """
+        very many tokens or media. Commands to a dead engine are lost."""
         is_waiting = bool(self._waiting)
         for command in commands:
             self._waiting.extend(messages.in_parts(command))
@@ -74,7 +69,7 @@ class ClientChannel:
         self._send_some()
 
     async def receive(self) -> messages.Event | None:
-        """Return the next event, or None when the engine is gone. Raises `msgspec.DecodeError`."""
+        """Return None when the engine is gone. Raises `msgspec.DecodeError`."""
         try:
             (length,) = messages.LENGTH.unpack(await self._reader.readexactly(messages.LENGTH.size))
             payload = await self._reader.readexactly(length)
@@ -92,15 +87,8 @@ def _size(message: messages.Sent) -> int:
     return message.request.num_tokens if isinstance(message, messages.Submit) else 0
 
 
-@functools.lru_cache(maxsize=64)
-def _process(pid: int | None) -> psutil.Process:
-    """Cached because finding a process takes five times as long as reading its memory."""
-    return psutil.Process(pid)
-
-
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the memory of a process, by default this one, read at most once per second; 0 if it is dead or
-    unreadable."""
+    """Return the memory of a process, by default this one, read at most once per second; 0 if unreadable."""
     return _resident_bytes(pid, int(time.monotonic()))
 
 
@@ -109,7 +97,7 @@ def _resident_bytes(pid: int | None, second: int) -> int:
     """`/health` asks six times. Each read gives up the interpreter's lock, and threads that decode 20 MB
     return it 5 ms later."""
     try:
-        return int(_process(pid).memory_info().rss)
+        return int(psutil.Process(pid).memory_info().rss)
     except (psutil.Error, OSError):
         return 0
 
@@ -129,8 +117,8 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, command: Sequence[str], options: messages.EngineOptions) -> EngineProcess:
-        """Start `command` with its socket's file descriptor as last argument, and send it the options.
-        Raises OSError, and RuntimeError if no thread is available to wait for its end."""
+        """Start `command` with its socket's file descriptor as last argument, and send it the options. Raises
+        OSError, and RuntimeError if no thread is available to wait for its end."""
         ours, theirs = socket.socketpair()
         with theirs:
             channel = await ClientChannel.open(ours)
@@ -175,9 +163,7 @@ class EngineProcess:
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Interval of the checks."""
 _FACTOR = 300.0
-"""Factor by which a step may exceed its expected time."""
 
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +174,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangDetector:
-    """Timer of one engine process's silence. It gets all events and is checked every `TICK_S`."""
+    """Timer of one engine process's silence, which gets all events."""
 
     def __init__(self, limits: HangLimits, *, now_s: float) -> None:
         self.silence_s = 0.0
@@ -213,9 +199,8 @@ class HangDetector:
         return max(self.silence_s, self.handling_s or 0.0)
 
     def is_hung(self, now_s: float, *, is_loading: bool, is_pending: bool, is_waiting: bool = False) -> bool:
-        """`is_pending`: the engine has work. `is_waiting`: another engine computes, so this one may not. A
-        long gap between two checks counts as a short one, because this process was stopped or had no CPU
-        then, and neither had the engine."""
+        """`is_waiting`: another engine computes, so this one may not. A long gap between two checks counts as
+        a short one, because this process had no CPU then, and neither had the engine."""
         waited = min(now_s - self._checked_s, 2 * TICK_S)
         self._checked_s = now_s
         is_due = (is_loading or is_pending) and not is_waiting
@@ -242,16 +227,13 @@ class Watchdog:
     is_waiting: Callable[[], bool]
     """True while another engine uses the cores, which is not a hang."""
     _hung_s: float | None = None
-    """Silence for which it was killed."""
     _unreadable: str | None = None
-    """Error of the message for which it was killed."""
 
     def __post_init__(self) -> None:
         self._detector = HangDetector(self.limits, now_s=self.clock())
         self._task = asyncio.create_task(self._watch())
 
     async def receive(self) -> messages.Event | None:
-        """Return None when the process is gone or was killed for an unreadable message."""
         try:
             event = await self.process.receive()
         except msgspec.DecodeError as error:

@@ -49,7 +49,7 @@ class Residency:
 
     @property
     def has_requests(self) -> bool:
-        """True if requests are live, also without a process, or callers wait for adapters or media."""
+        """Includes callers that wait for adapters or media."""
         news = self._supervisor.news
         return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 
@@ -63,8 +63,7 @@ class Residency:
         return self._supervisor.failed_s
 
     async def sleep(self) -> None:
-        """End the process, which must not be at work, and wait for that. Requests that arrive meanwhile
-        wait for the next process."""
+        """Requests that arrive meanwhile wait for the next process."""
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
@@ -75,12 +74,6 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 
 class EngineClient:
-    """`Engine` that accepts requests within limits and delivers their results.
-
-    `supervisor` keeps the process alive; `RequestReplay` transports requests and events. All methods belong
-    to one event loop's thread.
-    """
-
     def __init__(
         self,
         supervisor: Supervisor,
@@ -88,13 +81,13 @@ class EngineClient:
         max_queue: int,
         max_held_bytes: int = 4 * 1024 * 1024,
         culprits: CulpritLedger | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API
-        call. `culprits`: shared by all engines, or None if this is the only one."""
+        """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API call.
+        `culprits`: shared by all engines, or None if this is the only one."""
         self.on_wanted: Callable[[], None] | None = None
         """Called when a request needs an engine that is not loaded. It must arrange that this one is
         woken, or raise the request's error. None: such requests are rejected."""
+        clock = time.monotonic
         culprits = culprits or CulpritLedger(clock)
         self._supervisor = supervisor
         self._news, self._adapters = supervisor.news, supervisor.news.adapters
@@ -113,7 +106,6 @@ class EngineClient:
         self.cancel, self.stop = self._admission.cancel, self._admission.stop
         self.end_thinking = self._admission.end_thinking
         self.residency = Residency(supervisor, self._replay, self.status)
-        self._clock = clock
         self._is_draining = False
 
     # -- an `Engine` -------------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ class EngineClient:
         return await self._news.shapes.of(sizes)
 
     def requests(self) -> list[LiveRequest]:
-        return self._replay.live.snapshots(self._clock())
+        return self._replay.live.snapshots(time.monotonic())
 
     def status(self) -> EngineStatus:
         status = self._supervisor.status(self._replay.live.count)
@@ -187,19 +179,19 @@ class EngineClient:
         return self._supervisor.pid
 
     async def run(self) -> None:
-        """Serve until `close`. Raises `StartupError` if the first engine process cannot start."""
+        """Raise `StartupError` if the first engine process cannot start."""
         await self._supervisor.run(self._replay)
 
     async def drain(self, seconds: float) -> None:
-        """Reject new requests, and give running and waiting ones this long to end. Waiting batch work is
-        rejected at once, because it can be sent again."""
+        """Reject new requests, and give the others this long to end. Waiting batch work is rejected at once,
+        because it can be sent again."""
         self._is_draining = True
         waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
         self._replay.cancel(*[live.request.id for live in batch])
         self._replay.delivery.fail(batch, lambda: unavailable(self.status()))
-        deadline_s = self._clock() + seconds
-        while self._replay.num_live and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
+        deadline_s = time.monotonic() + seconds
+        while self._replay.num_live and time.monotonic() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
@@ -208,12 +200,11 @@ class EngineClient:
         await self._supervisor.wait_for_end()
 
     def kill(self) -> None:
-        """Kill the process, also while `close` waits for it."""
         self._supervisor.kill()
 
     def _serving(self) -> ModelInfo:
-        """Return the model's facts, and request its loading if necessary. Raises EngineUnavailable, or the
-        error of `on_wanted`."""
+        """Request the loading of a model that is away. Raises EngineUnavailable, or the error of
+        `on_wanted`."""
         state, info = self.state, self.info
         if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
             return info

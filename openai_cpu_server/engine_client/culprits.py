@@ -1,4 +1,4 @@
-"""Search for requests that crash the engine: suspects are tried, and culprits counted. Pure bookkeeping."""
+"""Search for requests that crash the engine. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ _WINDOW_S = 600.0
 
 
 class CulpritLedger:
-    """Count of API calls that crashed engines, by the responsible account. A server has one ledger for all
-    engines.
-
-    An account with `LIMIT` of them within ten minutes is rejected. No one is responsible for the account "".
-    """
+    """Count of API calls that crashed engines, by account, for all engines of a server. An account with
+    `LIMIT` of them within ten minutes is rejected, but never the account ""."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -29,7 +26,7 @@ class CulpritLedger:
         """Time of each call's conviction, by account."""
 
     def book(self, account: str, call: str) -> None:
-        """Record that an engine crashed because of this call. Only the first of its sequences counts."""
+        """Count only the first of a call's sequences."""
         self._calls = {one: calls for one, calls in self._calls.items() if self._recent(one)}
         if account:
             self._calls.setdefault(account, {}).setdefault(call, self._clock())
@@ -51,14 +48,12 @@ class AbsentSuspects:
     def __init__(self, culprits: CulpritLedger) -> None:
         self._culprits = culprits
         self._absent: dict[str, str] = {}
-        """Account by call."""
         self._is_concluded = False
 
     def left(self, some: Iterable[AcceptedRequest]) -> None:
         self._absent |= {live.call: live.request.account for live in some if live.suspicion}
 
     def conclude(self, present: Iterable[AcceptedRequest]) -> None:
-        """Do nothing while any remaining request is a suspect."""
         if not self._absent or any(live.suspicion for live in present):
             return
         if len(set(self._absent.values())) == 1:
@@ -71,7 +66,6 @@ class AbsentSuspects:
         self._absent = {}
 
     def take_conclusion(self) -> bool:
-        """Return True, once, if the deaths so far are explained."""
         was_concluded, self._is_concluded = self._is_concluded, False
         return was_concluded
 
@@ -79,8 +73,8 @@ class AbsentSuspects:
 _POINTS = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
 """Suspicion that a death brings upon each accused request. It accumulates for a request that was alone."""
 _GUILTY = 6
-"""Two faults in a row without a token between them, or three kills, because kills mostly come from
-outside. All but the first must have happened while the request was alone."""
+"""Two faults in a row without a token between them, or three kills, all but the first while the request was
+alone."""
 
 
 class SearchVerdict(NamedTuple):
@@ -97,16 +91,15 @@ class CulpritSearch:
 
     Requests on trial are computed while the other suspects wait outside the engine. When each of them has
     made progress, the next half is tried. If the engine dies again, those on trial are the foremost suspects,
-    and are halved. So it takes about log2(n) deaths to find a culprit, and about as many rounds to clear the
-    others. Interactive requests are tried first, then those without progress in the dead engine, then the
-    newest.
+    and are halved. So it takes about log2(n) deaths to find a culprit. Interactive requests are tried first,
+    then those without progress in the dead engine, then the newest.
 
     Other requests wait until one half has proved itself, unless they have a better priority than those on
     trial. If the engine dies with them beside a trial, they are suspects after those on trial.
 
-    A request does not fail because of another one: it fails only if the engine dies while it computes that
-    request alone, and has died during it before. So the last suspect of a search is tried entirely alone. So
-    is one that was being handled outside of steps, which is the likeliest culprit.
+    A request fails only if the engine dies while it computes that request alone, and has died during it
+    before. So the last suspect of a search is tried entirely alone. So is one that was being handled outside
+    of steps, which is the likeliest culprit.
 
     A kill from outside accuses only requests without progress in that engine. A kill -9 at a random moment
     harms no request, but one that brings the out-of-memory killer every time is found.
@@ -116,10 +109,8 @@ class CulpritSearch:
     """Suspects that wait for their trial. A group has one priority."""
     _on_trial: list[AcceptedRequest] = field(default_factory=list)
     _alone: AcceptedRequest | None = None
-    """Request that is computed alone until it is cleared."""
     _has_proof: bool = False
     _num_foremost: int = 0
-    """Number of foremost suspects at the last death."""
 
     def admitted(self, outside: Iterable[AcceptedRequest]) -> list[AcceptedRequest]:
         if not _suspected(self._on_trial):
@@ -127,7 +118,6 @@ class CulpritSearch:
         return [live for live in outside if self._admits(live)]
 
     def advanced(self, live: AcceptedRequest) -> None:
-        """Clear a request that has gained tokens or ended."""
         was_suspected, live.suspicion, live.has_advanced = live.suspicion > 0, 0, True
         if was_suspected and not _suspected(self._on_trial):
             self._has_proof = True
@@ -135,8 +125,7 @@ class CulpritSearch:
     def died(
         self, kind: DeathKind, present: Sequence[AcceptedRequest], handled: AcceptedRequest | None
     ) -> SearchVerdict:
-        """Regroup suspects after a death. `present`: requests that were computed or handled, the oldest
-        first; `handled`: the one that was handled."""
+        """`present`: requests that were computed or handled, the oldest first."""
         accused = [live for live in present if not (kind.is_from_outside and live.has_advanced)]
         again = [live for live in _suspected(self._on_trial) if live in accused]
         for live in accused:
@@ -147,13 +136,14 @@ class CulpritSearch:
             self._groups, self._on_trial, self._alone = [], [], None
             return SearchVerdict(accused, num_suspects=1, is_closer=False)
         self._regroup(accused, again)
+        is_closer = False
         if accused:  # else it died while it loaded, say
             self._alone = handled if handled in accused else again[0] if len(again) == 1 else None
-        return SearchVerdict([], len(accused), self._is_closer(accused, again))
+            is_closer = 0 < len(again) < self._num_foremost
+            self._num_foremost = len(again or accused)
+        return SearchVerdict([], len(accused), is_closer)
 
     def _regroup(self, accused: list[AcceptedRequest], again: list[AcceptedRequest]) -> None:
-        """`again`: accused requests that were on trial."""
-
         def order(live: AcceptedRequest) -> tuple[Priority, bool, bool]:
             return live.request.priority, live.has_advanced, live not in again
 
@@ -162,12 +152,6 @@ class CulpritSearch:
         waiting = [[one for one in group if one not in accused] for group in [self._on_trial, *self._groups]]
         self._groups = sorted(filter(None, [*groups, *waiting]), key=lambda group: group[0].request.priority)
         self._on_trial, self._has_proof = [], False
-
-    def _is_closer(self, accused: list[AcceptedRequest], again: list[AcceptedRequest]) -> bool:
-        if not accused:
-            return False
-        before, self._num_foremost = self._num_foremost, len(again or accused)
-        return 0 < len(again) < before
 
     @property
     def _is_one_alone(self) -> bool:
@@ -200,10 +184,8 @@ class OutsideRequests:
     def __init__(self, live: AcceptedRequests) -> None:
         self._live = live
         self._held: dict[str, AcceptedRequest] = {}
-        """In the order of their arrival."""
         self._computing: frozenset[str] = frozenset()
         self._handled: str | None = None
-        """Request that is being handled outside of steps."""
         self._trials = CulpritSearch()
 
     def add(self, live: AcceptedRequest) -> None:
@@ -216,7 +198,6 @@ class OutsideRequests:
         return live.request.id not in self._held
 
     def due(self) -> list[AcceptedRequest]:
-        """Take the requests to send to the engine now."""
         due = self._trials.admitted(self._held.values()) if self._held else []
         for live in due:
             del self._held[live.request.id]
@@ -224,14 +205,12 @@ class OutsideRequests:
 
     @property
     def is_everybody(self) -> bool:
-        """True if the engine has no request."""
         return len(self._held) >= len(self._live)
 
     def computing(self, ids: tuple[str, ...]) -> None:
         self._computing = frozenset(ids)
 
     def handling(self, request_id: str | None) -> None:
-        """`request_id`: None when the handling is over."""
         self._handled = request_id
 
     def advanced(self, live: AcceptedRequest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-import signal
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +14,10 @@ from openai_cpu_server.child_processes.spawn import death_cause
 from openai_cpu_server.contract.engine import LastDeath
 from openai_cpu_server.errors import UNLOADABLE
 
-_FAULTS = {
-    number
-    for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP")
-    if (number := getattr(signal, name, None)) is not None
-}
-
-
+_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 _OUT_OF_MEMORY = (
     "the engine process was killed by the system, which ran out of memory (lower --ctx-size or --cache-mb)"
 )
-
-
 _NOT_STARTED, _BAD_MESSAGE = "not_started", "bad_message"
 
 
@@ -44,8 +35,6 @@ class DeathKind(enum.Enum):
 
 
 class SearchProgress(enum.Enum):
-    """Effect of a death on the search for a culprit among the requests."""
-
     NOTHING = "nothing"
     CLOSER = "closer"
     """The search needed the death and has come closer."""
@@ -58,7 +47,6 @@ class Death(msgspec.Struct, frozen=True):
     message: str
     """Clause for people: `the engine process was killed (SIGKILL: ...)`."""
     cause: str
-    """One of few words, for counters."""
 
     @property
     def verdict(self) -> str:
@@ -74,13 +62,11 @@ class Death(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_bad_message(cls, error: str) -> Death:
-        """Classify an unreadable message, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent an unreadable message ({error})", _BAD_MESSAGE)
 
     @classmethod
     def of(cls, exit_status: int | None, *, hang_s: float | None, ran_out_of_memory: bool = False) -> Death:
-        """Classify a death. `exit_status`: negative is a signal's number. `hang_s`: silence for which it
-        was killed. `ran_out_of_memory`: the system killed for lack of memory at that time."""
+        """`hang_s`: silence for which it was killed, or None."""
         if hang_s is not None:
             silence = f"the engine process made no progress for {hang_s:.0f} s and was killed"
             return cls(DeathKind.HANG, silence, "hang")
@@ -89,7 +75,7 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.FAULT, "llama.cpp cannot be loaded: the log has the reason", cause)
         if exit_status is None or exit_status >= 0:
             return cls(DeathKind.FAULT, f"the engine process ended (exit status {exit_status})", cause)
-        if -exit_status in _FAULTS:
+        if cause in _FAULTS:
             return cls(DeathKind.FAULT, f"the engine process crashed in native code ({cause})", cause)
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
@@ -104,11 +90,8 @@ _LOOKS = 20
 
 
 class MemoryKiller:
-    """Observer of the kernel's count of out-of-memory kills during one engine process's life.
-
-    Linux counts them (since 4.13) over the whole machine, in any container. A guard in user space (earlyoom,
-    systemd-oomd) is not counted.
-    """
+    """Observer of the kernel's count of out-of-memory kills. Linux counts them over the whole machine, in any
+    container, but not those of a guard in user space (earlyoom, systemd-oomd)."""
 
     def __init__(self, vmstat: Path = _VMSTAT) -> None:
         self._vmstat = vmstat
@@ -121,7 +104,7 @@ class MemoryKiller:
 
     @property
     def has_struck(self) -> bool:
-        """True if the count has grown since the oldest remembered reading. False also without a count."""
+        """False also without a count."""
         before, now = self._seen[0], self._count()
         return before is not None and now is not None and now > before
 
@@ -138,13 +121,11 @@ _MINUTE_S = 60.0
 
 
 class CrashRecord:
-    """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many.
+    """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many. So
+    are as many failed starts in a row, however long a large model loads.
 
     Deaths that bring the search for a culprit closer do not count, because there are only few. The first one
-    of a search does, until the culprit is found; that explains it, and the record starts again.
-
-    `max_a_minute` failed starts in a row are also too many, however long they take: a large model loads for
-    minutes.
+    of a search does, until the culprit is found.
     """
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
@@ -164,7 +145,7 @@ class CrashRecord:
         self._in_a_row = 0
 
     def start_failed(self) -> None:
-        """Record a death by itself before the process was ready, in addition to `note`."""
+        """Record a death before the process was ready, in addition to `note`."""
         self._failed_starts += 1
 
     def started(self) -> None:
@@ -180,8 +161,7 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s, doubled with each failed start in a row and with each counted death in a row within the
-        last minute, up to 6.4 s."""
+        """0.1 s, doubled with each failed start or counted death in a row, up to 6.4 s."""
         doublings = max(min(self._recent(), self._in_a_row), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 
@@ -190,7 +170,6 @@ class CrashRecord:
 
 
 _MOST_RECENT = 10
-"""Deaths remembered for observers."""
 
 
 class DeathRecord:
@@ -209,13 +188,11 @@ class DeathRecord:
         )
 
     def forgive(self) -> None:
-        """Restart the count, because the deaths are explained or a new attempt was requested."""
         self.crashes = CrashRecord(max_a_minute=self.crashes.max_a_minute, clock=self._clock)
 
     def book(
         self, death: Death, *, search: SearchProgress, has_advanced: bool, while_restarting: bool
     ) -> None:
-        """`has_advanced`: the process had produced tokens or vectors."""
         self.num += 1
         self._recent.append((death, self._clock()))
         if search is SearchProgress.FOUND:

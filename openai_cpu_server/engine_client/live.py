@@ -1,7 +1,5 @@
-"""Accepted requests that have not ended, and the receivers of their results.
-
-The engine that computes them may be local or remote. Each proxy of requests to engines owns one `Delivery`.
-"""
+"""Accepted requests that have not ended, and the receivers of their results. The engine that computes them
+may be local or remote."""
 
 from __future__ import annotations
 
@@ -28,10 +26,9 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
 class AnswerSink(Protocol):
-    """Receiver of a request's events, which are of the request's kind. All methods return at once."""
+    """Receiver of a request's events. All methods return at once."""
 
-    def start(self) -> None:
-        """Report that the request is in a step. May be called several times."""
+    def start(self) -> None: ...
 
     def wait_at(self, place: QueuePlace | ModelLoading) -> None: ...
 
@@ -64,7 +61,6 @@ class AcceptedRequest:
     state: RequestState = RequestState.WAITING
     expected: ExpectedStart | None = None
     is_stopping: bool = False
-    """True if it was asked to finish with its output so far."""
     num_replaced: int = 0
     """Number of resubmissions whose predecessor has not finished. Until then events are its own."""
 
@@ -73,7 +69,7 @@ class AcceptedRequest:
         return names_of(self.request.id)[1]
 
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
-        """Yield the commands for an engine that should compute it. `request_id`: its name there."""
+        """Yield the commands for an engine that should compute it under the name `request_id`."""
         name = request_id or self.request.id
         request = msgspec.structs.replace(self.request, id=name)
         yield Submit(request=request, output=tuple(self.output), num_embedded=self.num_embedded)
@@ -89,7 +85,6 @@ class AcceptedRequest:
 
     @property
     def num_inputs(self) -> int | None:
-        """Number of inputs, or None for a generation."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
     def advance(self, event: TokenEvent | Embedded) -> bool:
@@ -101,7 +96,6 @@ class AcceptedRequest:
         return event.error is not None or self.num_embedded == self.num_inputs
 
     def wait(self) -> None:
-        """Return to waiting without a known place, possibly outside the engine."""
         self.state, self.expected = RequestState.WAITING, None
 
     def wait_at(self, place: QueuePlace, now_s: float) -> None:
@@ -127,8 +121,6 @@ class AcceptedRequest:
 
 
 class AcceptedRequests:
-    """Live requests in the order of their arrival."""
-
     def __init__(self) -> None:
         self._live: dict[str, AcceptedRequest] = {}
 
@@ -161,7 +153,7 @@ class AcceptedRequests:
         return Counter(live.request.account for live in waiting if live.request.priority is priority)
 
     def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
-        """Return times from now to the first tokens of requests near the head of the queue, ascending."""
+        """Times from now to the first tokens of requests near the head of the queue, ascending."""
         waiting = [live for live in self if live.request.priority is priority and live.expected]
         return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
@@ -179,7 +171,7 @@ class AcceptedRequests:
         self, places: Iterable[QueuePlace], now_s: float, *, among: Iterable[AcceptedRequest] | None = None
     ) -> dict[AnswerSink, QueuePlace]:
         """Update the head of the queue, and return the first place of every call that waits as a whole.
-        `among`: requests of this queue if there are several, or None for all."""
+        `among`: requests of this queue if there are several."""
         foremost: dict[AnswerSink, QueuePlace] = {}
         for live in self._live.values() if among is None else among:
             live.expected = None
@@ -212,8 +204,6 @@ class ServedTotals(msgspec.Struct):
 
 
 class Delivery:
-    """Owner of the live requests from their acceptance to their end."""
-
     def __init__(self, clock: Callable[[], float], has_left: Callable[[AcceptedRequest], None]) -> None:
         self.live = AcceptedRequests()
         self.totals = ServedTotals()
@@ -254,13 +244,12 @@ class Delivery:
         return live
 
     def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
-        """Fail these requests. `error`: makes a new error for each, because each is raised elsewhere."""
+        """`error`: makes a new error for each, because each is raised elsewhere."""
         for live in requests:
             self.forget(live.request.id)
             live.answer.fail(live.request.id, error())
 
     def forget(self, request_id: str) -> None:
-        """Remove a request without a notification of its reader."""
         live = self.live.remove(request_id)
         if live is not None:
             self._gone(live)

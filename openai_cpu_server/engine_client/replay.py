@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RecoveryTimer:
-    """Time from a first death until all affected requests have progressed or left, which is logged."""
+    """Log of the time from a first death until all affected requests have progressed or left."""
 
     clock: Callable[[], float]
     _missing: set[str] = field(default_factory=set)
@@ -52,7 +52,6 @@ class RequestReplay:
     """Resubmission of the requests of a dead engine process to the next one, with their output so far."""
 
     def __init__(self, clock: Callable[[], float], left: Callable[[], None], culprits: CulpritLedger) -> None:
-        """`left`: called when a request with an adapter has ended."""
         self._left = left
         self._culprits = culprits
         self._absent = AbsentSuspects(culprits)
@@ -77,7 +76,6 @@ class RequestReplay:
         self._send_due()
 
     def cancel(self, *request_ids: str) -> None:
-        """Stop computing these requests, without a notification of their readers."""
         self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
         for request_id in request_ids:
             self.delivery.forget(request_id)
@@ -92,7 +90,7 @@ class RequestReplay:
             self._send(messages.CancelRequest(id=live.request.id, reason=messages.FinishReason.STOP))
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """Resubmit the request behind its present output. Later events of its previous form are dropped."""
+        """Later events of the request's previous form are dropped."""
         live.end_thinking(ending)
         if self._send is not None and self._outside.has_sent(live):
             live.num_replaced += 1
@@ -102,7 +100,6 @@ class RequestReplay:
         return any(live.request.adapter == key for live in self.live)
 
     def hold_back(self) -> None:
-        """Send no new requests until the next process is ready, so that this one can finish."""
         self._is_held_back = True
 
     def release(self) -> None:
@@ -117,7 +114,6 @@ class RequestReplay:
 
     @property
     def is_pending(self) -> bool:
-        """True if the engine has requests to compute."""
         return not self._outside.is_everybody
 
     @property
@@ -134,7 +130,6 @@ class RequestReplay:
         self._send_due()
 
     def lost(self) -> None:
-        """Stop sending. `died` follows if the process is to be replaced."""
         self._send = None
 
     def handle(
@@ -156,8 +151,8 @@ class RequestReplay:
                     answer.wait_at(place)
 
     def has_explained(self) -> bool:
-        """Return True, once, if the deaths so far were caused by requests that have left since. Must be
-        called before `died`."""
+        """Return True, once, if the deaths so far were caused by requests that have left. Must be called
+        before `died`."""
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:

@@ -1,7 +1,7 @@
-"""Turns of several engine processes on one machine's cores: their order, and its exchange with the engines.
+"""Turns of several engine processes on one machine's cores.
 
-`CoreTurns` is pure: times are arguments in seconds. The rules are those within one model. Interactive work
-goes first, batch work keeps a share of the time, and within a priority engines take turns by their used time.
+`CoreTurns` is pure: times are arguments in seconds. Interactive work goes first, batch work keeps a share of
+the time, and within a priority engines take turns by their used time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
 
 INTERACTIVE_TURN_S = 0.02
-"""Time after which a turn between interactive work of several engines ends with the current step.
-
-Engines with short steps do not pay a hand-over for each step, and the pause is too short to see. Measured
-with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
-"""
+"""Time after which a turn between interactive work of several engines ends with the current step. With steps
+of 0.5 ms two engines together compute as many tokens as one alone (docs/scheduling.md), and the pause is too
+short to see."""
 BATCH_TURN_S = 1.0
 """The same for batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13
-"""Initial estimate of a turn of batch work beside interactive work."""
 LONGEST_COURTESY_S = 2.0
 """Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow
 of new requests, one of which then waits for a short step."""
@@ -45,11 +42,9 @@ class Decision(NamedTuple):
 class TurnTaker:
     name: str
     work: Priority | None = None
-    """Priority of its present or wanted work."""
     is_newcomer: bool = False
     """True if its interactive work has had no turn since it began."""
     used_s: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
-    """Time with the turn, by the priority of the work."""
     price_s: float = FIRST_PRICE_S
     """Duration of its last turn of batch work beside interactive work."""
 
@@ -64,7 +59,6 @@ class CoreTurns:
     """
 
     def __init__(self, *, batch_floor: float) -> None:
-        """`batch_floor`: share of the time for batch work beside interactive work of others, 0 to 1."""
         self._participants: dict[str, TurnTaker] = {}
         self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
         self._holder: TurnTaker | None = None
@@ -72,11 +66,9 @@ class CoreTurns:
         self._until_s = math.inf
         """End of the holder's turn as it was last sent."""
         self._has_interrupted = False
-        """True if the holder was asked to discard a step."""
         self._is_floor_turn = False
         """True if the holder computes batch work although interactive work waits."""
         self._credit = Credit(batch_floor)
-        """Savings of batch work in seconds."""
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 
@@ -111,7 +103,7 @@ class CoreTurns:
     # -- what follows ------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision | None:
-        """Return the command to send now, which counts as sent, or None."""
+        """Return the command to send now, which counts as sent."""
         self._book(now_s)
         if self._holder is None:
             return self._grant(now_s)
@@ -231,8 +223,6 @@ Send = Callable[[Command], None]
 
 
 class SharedCores:
-    """Cores of this machine. All methods belong to one event loop's thread and return at once."""
-
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = CoreTurns(batch_floor=batch_floor)
         """For partners, which call `act` after each change."""
@@ -241,7 +231,7 @@ class SharedCores:
         self._numbers = count(1)
 
     def join(self, name: str) -> CoresPartner:
-        """Return the partner for an engine's `Supervisor`. Engines may share a name, as in a reload."""
+        """Engines may share a name, as in a reload."""
         return CoresPartner(self, f"{name}#{next(self._numbers)}")
 
     @property
@@ -287,7 +277,7 @@ class CoresPartner:
         self._cores.leave(self.name)
 
     def handle(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
-        """Handle an event. `loads_for`: best priority that waits for the load, or None (batch work)."""
+        """`loads_for`: best priority that waits for the load, or None (batch work)."""
         wants = event.wants if isinstance(event, TurnBack) else event
         work = wants.work
         if wants.is_loading and work is not None:
@@ -299,8 +289,8 @@ class CoresPartner:
         self._cores.act()
 
     def request_came(self, priority: Priority) -> None:
-        """Make the load interactive work if it is batch work. A busy machine may have other work for
-        seconds between two pieces."""
+        """Make the load interactive work if it is batch work. A busy machine may have other work for seconds
+        between two pieces."""
         if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
             self._loads_as = priority
             self._cores.turns.wants(self.name, priority, self._cores.clock())
@@ -308,12 +298,10 @@ class CoresPartner:
 
     @property
     def is_waiting(self) -> bool:
-        """True if it wants the turn and another engine has it."""
         return self.name in self._cores and self._cores.turns.is_waiting(self.name)
 
     @property
     def is_awaited(self) -> bool:
-        """True if it has the turn and another engine wants it."""
         return self.name in self._cores and self._cores.turns.is_awaited(self.name)
 
     def used_s(self, work: Priority) -> float:

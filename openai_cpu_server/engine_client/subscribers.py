@@ -31,8 +31,7 @@ class EngineObserver(Protocol):
     def step_done(self, figures: messages.StepFigures) -> None: ...
 
     def engine_died(self, cause: str) -> None:
-        """Report the death of a process that had served. Another is started unless deaths are too
-        frequent; `cause`: as `Death.cause`."""
+        """Report the death of a process that had served. `cause`: as `Death.cause`."""
 
 
 class _Nobody:
@@ -55,7 +54,6 @@ class CachedBlocks:
     _held: set[int] = field(default_factory=set)
     _changes: deque[PrefixNews] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _version: int = 0
-    """Number of all changes, of which `_changes` has the last ones."""
 
     def handle(self, news: PrefixNews) -> None:
         self._held.difference_update(news.dropped)
@@ -69,7 +67,6 @@ class CachedBlocks:
         self._version += 1
 
     def since(self, version: int | None) -> HeldUpdate:
-        """Return the changes since this version, or the whole set if it is None or too old."""
         missed = self._version - version if version is not None else None
         if missed is None or not 0 <= missed <= len(self._changes):
             return HeldUpdate(version=self._version, is_whole=True, saved=tuple(self._held))
@@ -86,12 +83,9 @@ class CachedBlocks:
 
 @dataclass(eq=False)
 class LoadProgress:
-    """Progress, 0 to 1, of the last process that reported it."""
-
     model_path: str
     loaded: float = 0.0
     timed: float | None = None
-    """Timed share of the steps, or None before it begins or if it is not needed."""
 
     def handle(self, event: messages.Loading) -> bool:
         """Return True if another tenth of the model is loaded."""
@@ -116,8 +110,6 @@ _MOST_DEATHS = 2
 
 
 class MediaShapes:
-    """Cache of measured media sizes. All methods belong to one event loop's thread."""
-
     def __init__(self) -> None:
         self._measured: dict[MediaSize, MeasuredMedia] = {}
         self._pending = PendingResults[MediaSize, MeasuredMedia]()
@@ -133,7 +125,7 @@ class MediaShapes:
         return bool(self._pending)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Return the tokens and rows of these media. Raises `InvalidRequest`, `EngineUnavailable`."""
+        """Raise `InvalidRequest` or `EngineUnavailable`."""
         media = await self.measured(sizes)
         for one in media:
             if one.why_not:
@@ -142,10 +134,8 @@ class MediaShapes:
         return tuple(one.shape for one in media)
 
     async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
-        """Return the measurements of these sizes. Raises `EngineUnavailable`."""
-        new = [
-            size for size in dict.fromkeys(sizes) if size not in self._measured and size not in self._pending
-        ]
+        present = self._measured.keys() | self._pending.keys()
+        new = [size for size in dict.fromkeys(sizes) if size not in present]
         for size in new:
             self._pending.expect(size)
         if new and self._send is not None:
@@ -191,8 +181,7 @@ class MediaShapes:
 
 
 class EngineNews:
-    """Latest facts about one engine across its successive processes. The `Supervisor` passes events in;
-    the engine's client reads the facts."""
+    """Latest facts about one engine across its successive processes."""
 
     def __init__(
         self,
@@ -206,12 +195,9 @@ class EngineNews:
         self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
         self.kv_stats: messages.KVStats | None = None
-        """Statistics of the last step, or None before the present process's first."""
         self.drafting: tuple[messages.DraftingState, ...] = ()
         self.forecast: Forecast | None = None
-        """Estimates for new requests if the options want them, or None before the first."""
         self.threads: int | None = None
-        """Threads of the last step, or None before the present process's first."""
         self.is_throttled = False
         self.held_blocks = CachedBlocks()
         self.has_advanced = False
@@ -225,7 +211,6 @@ class EngineNews:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Facts about the model with its present adapters, or None until they are known."""
         if self._info is None:
             return None
         loaded = self.adapters.loaded

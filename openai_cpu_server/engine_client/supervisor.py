@@ -28,8 +28,6 @@ _STARTING = (EngineState.LOADING, EngineState.RESTARTING)
 
 
 class EngineLifecycle:
-    """State of the engine. All changes go through `move`, which rejects illegal ones."""
-
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self._stopped = asyncio.Event()
@@ -62,7 +60,6 @@ class EngineLifecycle:
         return self.state
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, or return earlier if the engine is stopped."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
@@ -77,7 +74,6 @@ class NextOptions:
         self.options = msgspec.structs.replace(self.options, calibrate="never")
 
     def without_device(self, death: Death) -> bool:
-        """Return True if this death ends the use of devices, which may be lost or full."""
         if not (self.options.wants_device and death.may_be_device):
             return False
         logger.warning("%s, with a device: the CPU serves from here on", death.message)
@@ -95,8 +91,7 @@ _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
 class Supervisor:
-    """Owner of the engine process, which starts and ends it and decides about its deaths. Events of the
-    process go to `news`. All methods belong to one event loop's thread."""
+    """Owner of the engine process, which starts and ends it and decides about its deaths."""
 
     def __init__(
         self,
@@ -113,12 +108,11 @@ class Supervisor:
         partner: CoresPartner | None = None,
     ) -> None:
         """`command`: starts the engine; the number of its socket's file descriptor is appended.
-        `begins_asleep`: sleep until `wake`, and treat a model that cannot be loaded as a state instead of
-        an error. `foretold`: facts about the model before it is loaded. `partner`: set if engines share
-        the cores."""
+        `begins_asleep`: sleep until `wake`, and treat a model that cannot be loaded as a state instead of an
+        error. `foretold`: facts about the model before it is loaded. `partner`: set if engines share the
+        cores."""
         self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
-        """Explanation of a missing engine."""
         self.failed_s: float | None = None
         """Time of the failure on the clock, or None without one or after a new attempt."""
         self._must_start = not begins_asleep
@@ -198,7 +192,6 @@ class Supervisor:
                 await self._replace(death, replay)
 
     def wake(self) -> None:
-        """Load the model of an engine that is asleep or has failed."""
         self._life.move(EngineState.LOADING)
         self.news.loads_again()
         self.reason, self.failed_s = None, None
@@ -206,7 +199,6 @@ class Supervisor:
         self._next.with_devices()
 
     async def sleep(self) -> None:
-        """End the process until `wake`, and wait for that. It must not serve any request."""
         if self.state is EngineState.ASLEEP:
             return
         self._life.move(EngineState.ASLEEP)
@@ -217,7 +209,6 @@ class Supervisor:
         await self._gone.wait()
 
     def fail(self, reason: str) -> None:
-        """Start no process until `wake`."""
         self.reason, self.failed_s = reason, self._clock()
         self._life.move(EngineState.FAILED)
 
@@ -242,7 +233,6 @@ class Supervisor:
         self.news.end(lambda: EngineUnavailable("The server is shutting down."))
 
     async def _one_life(self, replay: RequestReplay) -> Death | None:
-        """Return None if the process was asked to end."""
         self._start_failure = None
         options = msgspec.structs.replace(self._next.options, adapters=self.news.next_process())
         try:
@@ -297,10 +287,13 @@ class Supervisor:
         may_be_device = self._start_failure is None
         if self.state is EngineState.LOADING and may_be_device and self._next.without_device(death):
             return
-        if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
-            self._not_loaded(why, replay)
+        # After a kill from outside the next process may get further.
+        is_tried_again = not (self._must_start or is_own_fault or self._start_failure)
+        if self.state is EngineState.LOADING and not is_tried_again:
+            self._not_loaded(self._start_failure or self.news.progress.failure(death), replay)
             return
-        if self._may_have_died_measuring(death, replay):
+        is_idle = self.state is EngineState.READY and not replay.num_live
+        if is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle":
             logger.warning("steps are no longer timed, because that may have killed the engine")
             self._next.measure_nothing()
         self.reason = self._start_failure or death.message
@@ -325,12 +318,6 @@ class Supervisor:
         self._life.move(EngineState.RESTARTING)
         await self._life.pause(self._deaths.crashes.backoff_s)
 
-    def _why_not_loaded(self, death: Death) -> str | None:
-        """Return None for a kill from outside, because the next process may get further."""
-        if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
-            return None
-        return self._start_failure or self.news.progress.failure(death)
-
     def _not_loaded(self, why: str, replay: RequestReplay) -> None:
         if self._must_start:
             raise StartupError(why)
@@ -339,10 +326,6 @@ class Supervisor:
         again_s = self.state.retry_after_s
         replay.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
         self.news.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
-
-    def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
-        is_idle = self.state is EngineState.READY and not replay.num_live
-        return is_idle and death.kind is DeathKind.FAULT and self._next.options.calibrate == "idle"
 
     def _give_up(self, why: str, replay: RequestReplay) -> None:
         self.fail(f"{why}; the last time {self.reason}")

@@ -29,28 +29,17 @@ class AutoscaleOptions:
     calm: float = 0.8
     """Replicas end only if the rest stays below this share of both targets."""
     up_after_s: float = 15.0
-    """Uninterrupted time of need before replicas start."""
     down_after_s: float = 300.0
-    """Uninterrupted time of surplus before replicas end."""
     batch_within_s: float = 3600.0
     """Time for the waiting batch work, within `batch_floor`."""
     batch_floor: float = BY_DEFAULT.batch_floor
     """Largest share of the replicas that exist for batch work."""
     idle_after_s: float = 600.0
 
-    def __post_init__(self) -> None:
-        assert 0 <= self.min_replicas <= self.max_replicas
-        assert self.max_replicas > 0
-        assert self.target_wait_ms > 0
-        assert 0 < self.target_load <= 1
-        assert 0 < self.calm <= 1
-        assert 0 <= self.batch_floor < 1
-
 
 @dataclass(frozen=True)
 class ReplicaFleet:
     num_present: int
-    """Includes loading replicas."""
     wait_ms: float
     """Wait of a new interactive request at the better of two serving replicas, as a router draws them."""
     load: float
@@ -62,8 +51,6 @@ class ReplicaFleet:
 
 
 class FleetMonitor:
-    """Summarizes reports of replicas. It remembers earlier reports to measure their speed."""
-
     def __init__(self, window_s: float = 30.0) -> None:
         self._window_s = window_s
         self._work: dict[str, tuple[float, float]] = {}
@@ -102,15 +89,14 @@ class FleetMonitor:
 
 @dataclass(eq=False)
 class Autoscaler:
-    """Decides the number of replicas. Call it every few seconds."""
-
     options: AutoscaleOptions
     _needs: deque[tuple[float, int, int]] = field(default_factory=deque)
     """Time, needed replicas, and sufficient replicas with hysteresis."""
     _busy_s: float | None = None
 
     def decide(self, fleet: ReplicaFleet, now_s: float) -> int:
-        """Return the number of replicas that should be present, loading ones included."""
+        """Return the number of replicas that should be present, loading ones included. Call it every few
+        seconds."""
         options, present = self.options, fleet.num_present
         if self._busy_s is None or fleet.num_live:
             self._busy_s = now_s
@@ -134,7 +120,6 @@ class Autoscaler:
         return self._bounded(present)
 
     def _recent_needs(self, now_s: float, seconds: float) -> list[tuple[float, int, int]]:
-        """Return [] if observation has not lasted this long."""
         if self._needs[0][0] > now_s - seconds:
             return []
         return list(takewhile(lambda need: need[0] >= now_s - seconds, reversed(self._needs)))
@@ -153,7 +138,6 @@ class Autoscaler:
         return max(by_load, by_wait, 1)
 
     def _for_load(self, fleet: ReplicaFleet, target: float) -> int:
-        """Batch work adds at most its floor, as a share of the total."""
         interactive = fleet.load / target
         wanted_for_batch = fleet.batch_ms / 1000 / self.options.batch_within_s
         floor = self.options.batch_floor

@@ -1,8 +1,5 @@
-"""One model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`.
-
-A request goes to the node that holds its prefix, or is free. Requests of an engine that dies continue there
-or on another node.
-"""
+"""One model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`. A request goes to
+the node that holds its prefix, or is free."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ _LEASE_S = 60.0
 """Both sides are in one process, so neither is lost without the other."""
 _DRAIN_LOOK_S, _REVIVE_LOOK_S = 0.05, 1.0
 _REVIVE_S = 30.0
-"""Delay before a failed node's engine is started again."""
 _BEST_FIRST = (
     EngineState.READY,
     EngineState.RESTARTING,
@@ -42,8 +38,6 @@ _BEST_FIRST = (
 
 @dataclass(eq=False)
 class NodeResidency:
-    """Keeps the model in memory on all nodes, or on none."""
-
     supervisors: Sequence[Supervisor]
     engine: RemoteEngine
     status: Callable[[], EngineStatus]
@@ -66,7 +60,7 @@ class NodeResidency:
 
     @property
     def failed_s(self) -> float | None:
-        """Time at which the last node failed, or None if some node has not failed."""
+        """Time at which the last node failed, or None while one has not."""
         failed = [one.failed_s for one in self.supervisors if one.failed_s is not None]
         return max(failed) if len(failed) == len(self.supervisors) else None
 
@@ -94,10 +88,7 @@ class NodeResidency:
 
 
 class NodeEngines:
-    """An `Engine` for a server to run. Belongs to one event loop's thread."""
-
     def __init__(self, supervisors: Mapping[str, Supervisor], *, max_queue: int, max_held_bytes: int) -> None:
-        """`supervisors`: by node; their observers receive all steps."""
         self.on_wanted: Callable[[], None] | None = None
         self._supervisors = list(supervisors.values())
         self._hosts = {node: ReplicaHost(one, lease_s=_LEASE_S) for node, one in supervisors.items()}
@@ -161,7 +152,6 @@ class NodeEngines:
         return self._engine.totals
 
     async def run(self) -> None:
-        """Serve until `close`. Raises StartupError if the first engine process of a node cannot start."""
         self._engine.set_replicas(self._hosts)
         hosts = [asyncio.create_task(host.run()) for host in self._hosts.values()]
         others = [asyncio.create_task(work) for work in (self._engine.run(), self._revive())]
@@ -182,7 +172,6 @@ class NodeEngines:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     def kill(self) -> None:
-        """End the processes at once, also during a `close`."""
         for one in self._supervisors:
             one.kill()
 

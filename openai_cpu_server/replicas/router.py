@@ -1,4 +1,4 @@
-"""Choice of a replica for each request, and the accounts that it needs."""
+"""Choice of a replica for each request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
+
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
 
 
-@dataclass(frozen=True)
-class ReplicaReport:
+class ReplicaReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Part of a replica's report that routers and the autoscaler read."""
+
     state: EngineState
     """State of its engine. While that restarts, only requests that stay with the replica are sent."""
     forecast: Forecast | None = None
     """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
     held: HeldUpdate | None = None
+    """Changes since the last report, or None."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,6 @@ class RoutedRequest:
     num_tokens: int
     """Prompt length, plus existing output if it is replayed."""
     blocks: tuple[int, ...] = ()
-    """Names of its whole blocks (`contract.replica.block_hashes`)."""
     avoids: frozenset[str] = frozenset()
     """Replicas to use only as a last resort, because they were lost with this request."""
 
@@ -40,7 +43,6 @@ class ReplicaChoice:
     replica: str
     cached_tokens: int
     expected_ms: float
-    """Expected TTFT."""
 
 
 class RandomSet:
@@ -76,8 +78,6 @@ class RandomSet:
 
 @dataclass(frozen=True)
 class _Sent:
-    """Request whose prefill has not finished, as far as is known."""
-
     priority: Priority
     sent_s: float
     reading_ms: float
@@ -85,8 +85,6 @@ class _Sent:
 
 @dataclass
 class ReplicaLoad:
-    """Account of one replica. Times are on the router's clock."""
-
     state: EngineState
     forecast: Forecast
     made_s: float = 0.0
@@ -111,7 +109,6 @@ class ReplicaLoad:
 
     @property
     def step_ms(self) -> float:
-        """Inter-token latency, with requests that came and ended since the forecast."""
         num_new = self.num_routers * (self._num_came - self._num_left)
         return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
 
@@ -132,7 +129,6 @@ class ReplicaLoad:
         self._add(sent)
 
     def began(self, name: str) -> None:
-        """Record the end of the prefill. The time that was added for it has passed."""
         self._unread.pop(name, None)
 
     def ended(self, name: str) -> None:
@@ -157,7 +153,6 @@ class ReplicaLoad:
 _GUESS_S = 60.0
 """Time for which a sent prompt is assumed held. Replicas report at its end, mostly in a minute."""
 _REPORTED = float("inf")
-"""Expiry of a reported block."""
 
 
 class PrefixIndex:
@@ -222,16 +217,11 @@ class PrefixIndex:
 
 
 _NUM_DRAWN = 2
-"""Replicas drawn of each kind and compared. The better of two is nearly as good as the best of all, which
-would be the same for all routers at a time."""
+"""Replicas drawn of each kind and compared. The best of all would be the same for all routers at a time."""
 _LINE_TOKENS = 24
-"""Tokens in the first line of an answer; replicas are compared by the time until it is complete.
-
-With TTFT alone, sessions gather where their prefixes are until steps take twice as long there. Measured with
-`scripts/simulate.py --part goal`, three seeds of 600 s, at full and half load: the busiest of four replicas
-computes up to 1.17 and 1.30 times the mean with 16, 1.12 and 1.30 with 24, 1.08 and 1.34 with 32; hit rates
-are 0.970 to 0.990 of one replica's with all of them.
-"""
+"""Tokens in the first line of an answer; replicas are compared by the time until it is complete. With TTFT
+alone, sessions gather where their prefixes are until steps take twice as long there. `scripts/simulate.py
+--part goal` hardly tells 16, 24 and 32 apart."""
 _STALE_S = 5.0
 """Silence after which a replica is chosen only as a last resort, because it may be cut off."""
 _UNKNOWN = Forecast(token_ms=1.0)
@@ -240,7 +230,7 @@ _UNKNOWN = Forecast(token_ms=1.0)
 
 class ReplicaRouter:
     """Prefers the earliest expected first line, and for batch work replicas without interactive work. A
-    router serves one model, and its owner reports all events to it."""
+    router serves one model."""
 
     def __init__(self, random: Random, *, num_routers: int = 1) -> None:
         self._random = random

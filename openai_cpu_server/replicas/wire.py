@@ -25,10 +25,9 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
 )
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
-from openai_cpu_server.contract.replica import Forecast, HeldUpdate
+from openai_cpu_server.replicas.router import ReplicaReport
 
 MOST_MEDIA_BYTES = 768 * 1024 * 1024
-"""Limit for the decoded pictures and sounds of one request."""
 _MOST_BYTES = MOST_MEDIA_BYTES + 256 * 1024 * 1024
 _UNSENT_BYTES = 256 * 1024
 _UNREAD_FRAMES = 64
@@ -36,16 +35,13 @@ _UNREAD_FRAMES = 64
 
 @dataclass(eq=False)
 class FrameStream(asyncio.Protocol):
-    """One end of a connection. Belongs to one event loop's thread."""
-
     _: KW_ONLY
     most_bytes: int = _MOST_BYTES
-    """Longest frame to receive."""
     patience_s: float | None = None
     """Time for unsent data to drain. Exceeding either ends the connection."""
     opened: Callable[[FrameStream], None] | None = None
     _giving_up: asyncio.TimerHandle | None = None
-    _transport: asyncio.Transport | None = None
+    _transport: asyncio.Transport = field(init=False)
     _frames: deque[bytes] = field(default_factory=deque)
     _has_news: asyncio.Event = field(default_factory=asyncio.Event)
     _may_send: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,38 +52,33 @@ class FrameStream(asyncio.Protocol):
         self._may_send.set()
 
     def trust(self) -> None:
-        """Accept long frames from an authenticated peer."""
         self.most_bytes = _MOST_BYTES
 
     def send(self, *parts: bytes) -> None:
         """Send one frame. A closed connection drops it."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(b"".join((LENGTH.pack(sum(map(len, parts))), *parts)))
 
     async def sent(self) -> None:
-        """Wait while much is unsent. Return at once if the connection is closed."""
+        """Wait while much is unsent."""
         await self._may_send.wait()
 
     async def receive(self) -> bytes | None:
-        """Return the next frame, or None if the connection is closed."""
         while not self._frames:
             if self._is_over:
                 return None
             self._has_news.clear()
             await self._has_news.wait()
         frame = self._frames.popleft()
-        if not self._frames and self._transport is not None and not self._transport.is_closing():
+        if not self._frames and not self._transport.is_closing():
             self._transport.resume_reading()
         return frame
 
     def close(self) -> None:
-        """Close after pending data is sent."""
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     # -- an `asyncio.Protocol` ---------------------------------------------------------------------------
 
@@ -104,7 +95,7 @@ class FrameStream(asyncio.Protocol):
             self._frames.append(bytes(self._unread[begin + LENGTH.size : end]))
             begin = end
         del self._unread[:begin]
-        if len(self._frames) > _UNREAD_FRAMES and self._transport is not None:
+        if len(self._frames) > _UNREAD_FRAMES:
             self._transport.pause_reading()
         self._has_news.set()
 
@@ -139,23 +130,23 @@ class ReplicaLost(Exception): ...
 
 
 class ReplicaLink(Protocol):
-    """Way to a replica, with encoded news and orders. Belongs to one event loop's thread."""
+    """Way to a replica, with encoded news and orders."""
 
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Return False if the replica no longer knows this lease holder. Raises ReplicaLost."""
+        """Return False if the lease holder is unknown. Raises ReplicaLost."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter at the replica. A failure is a status too. Raises ReplicaLost."""
+        """A failure is a status too. Raises ReplicaLost."""
 
 
 _ATTEMPT = "~"
 
 
 def wire_id(request_id: str, attempt: int) -> str:
-    """Return the name of a request at a replica, unique to the attempt: late news belong to none."""
+    """Name of a request at a replica, unique to the attempt: late news belong to none."""
     return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 
@@ -174,8 +165,6 @@ class CancelCall(msgspec.Struct, frozen=True, tag="cancel_call"):
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
-    """Excludes the adapter from new requests."""
-
     name: str
 
 
@@ -196,15 +185,11 @@ class RequestEnd(msgspec.Struct, frozen=True):
     message: str
 
 
-class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    state: EngineState
+class HostReport(ReplicaReport, frozen=True, kw_only=True, omit_defaults=True):
     status: EngineStatus
     info: ModelInfo | None = None
     kv: KVStats | None = None
     adapters: tuple[AdapterStatus, ...] = ()
-    forecast: Forecast | None = None
-    held: HeldUpdate | None = None
-    """Changes since the last report, or None."""
     counted: int = 0
     """Number of order batches that the forecast includes, at least."""
     others: tuple[LiveRequest, ...] | None = None
@@ -216,8 +201,6 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplicaNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Events for one API process since the last news."""
-
     report: HostReport | None = None
     started: tuple[str, ...] = ()
     places: tuple[QueuePlace, ...] = ()
@@ -247,11 +230,9 @@ class NewsFrame:
 
     NEWS = b"n"
     TAKEN = b"t"
-    """The oldest unanswered order batch is accepted."""
+    """The oldest unanswered order batch is accepted, or rejected (UNKNOWN) because its sender is unknown."""
     UNKNOWN = b"u"
-    """The oldest unanswered order batch is rejected, because its sender is unknown."""
     END = b"e"
-    """The replica has ended the session."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""Live sequences: their submission, queue, admission to slots and KV cells, preemption, and finish."""
+"""Live sequences: their queue, admission to slots and KV cells, preemption, and finish."""
 
 from __future__ import annotations
 
@@ -27,11 +27,8 @@ _Lane = OrderedDict[str, _Group]
 
 @dataclass(eq=False)
 class AdmissionQueue:
-    """Sequences without a slot.
-
-    A turn here is an admission, and all admissions count equally. So queues that move to the end suffice,
-    without the accounts of `fairness.FairTurns`.
-    """
+    """Sequences without a slot. All admissions count equally, so queues that move to the end suffice, without
+    the accounts of `fairness.FairTurns`."""
 
     policy: PriorityPolicy
     _lanes: dict[int, _Lane] = field(default_factory=dict)
@@ -75,14 +72,13 @@ class AdmissionQueue:
             del self._lanes[number]
 
     def in_turn(self, lane: int) -> Iterator[Sequence]:
-        """Yield the first sequence of each client, then the second of each, and so on; do not read ahead.
-        The queue must not change meanwhile."""
+        """Yield the first sequence of each client, then the second of each, and so on. The queue must not
+        change meanwhile."""
         groups = self._lanes[lane].values()
         for _, _, sequence in alternating([alternating(group.values()) for group in groups]):
             yield sequence
 
     def in_order(self) -> Iterator[Sequence]:
-        """Yield all sequences lane by lane. The queue must not change meanwhile."""
         for lane in self.lanes:
             yield from self.in_turn(lane)
 
@@ -91,8 +87,7 @@ class AdmissionQueue:
 
 
 _LOOK_AHEAD = 32
-"""Maximum waiting sequences of a lane examined per step, because the first ones may wait for another's
-prefix. Each costs a prefix match of about 20 microseconds."""
+"""Waiting sequences of a lane examined per step, because the first ones may wait for another's prefix."""
 
 
 class _Outcome(enum.Enum):
@@ -107,7 +102,6 @@ class WaitsFor(enum.Enum):
     SLOT = "slot"
     CELLS = "cells"
     PREFIX = "prefix"
-    """Another sequence is computing a common prefix."""
 
 
 @dataclass(eq=False)
@@ -125,7 +119,7 @@ class Admission:
     num_preemptions: int = 0
 
     def admit(self) -> None:
-        """Admit all sequences that can run, better lanes first. A lane without a slot stops no other one."""
+        """Sequences of a lane without a slot stop no other lane."""
         outcome = _Outcome.ADMITTED
         while outcome is _Outcome.ADMITTED:
             outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))
@@ -175,8 +169,7 @@ class Admission:
         return find_reuse(newcomer, self.memory.running.values(), self.cache, self.policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:
-        """Preempt sequences of worse lanes, the last in order first. If even that is not enough, return
-        False without preempting any."""
+        """Preempt the last in order first, but none if even all of the worse lanes are not enough."""
         victims: list[Sequence] = []
         lane = self.policy.lane(newcomer)
         lesser = [s for s in self.running_in_order() if self.policy.lane(s) > lane]
@@ -194,14 +187,11 @@ _REMEMBERED = 64
 _ENOUGH = 4
 """Output lengths that a kind must have before it is used; else a more general kind is."""
 _MAX_KINDS = 1024
-"""Maximum kinds; the least recently used one is evicted."""
 
 _Kind = tuple[str, ...]
 
 
 class OutputLengths:
-    """Recent output lengths of each client on each route, of each route, and of all requests."""
-
     def __init__(self) -> None:
         self._by_kind: OrderedDict[_Kind, deque[int]] = OrderedDict()
 
@@ -213,8 +203,8 @@ class OutputLengths:
             self._by_kind.popitem(last=False)
 
     def left(self, request: GenerationRequest, num_output: int = 0) -> int:
-        """Estimate the tokens behind `num_output`, at least 1 if any may come. The estimate is the mean of
-        remembered outputs that were longer than that, or `max_tokens` without any."""
+        """Estimate the tokens behind `num_output` by the mean of remembered outputs that were longer, or
+        `max_tokens` without any."""
         most = request.max_tokens - num_output
         for kind in _kinds(request):
             longer = [length for length in self._by_kind.get(kind, ()) if length > num_output]
@@ -224,18 +214,14 @@ class OutputLengths:
 
 
 def _kinds(request: GenerationRequest) -> tuple[_Kind, ...]:
-    """Most specific kind first."""
     return (request.route, request.client), (request.route,), ()
 
 
 @dataclass(eq=False)
 class LiveSequences:
-    """Every unfinished sequence. The engine's core submits and finishes them."""
-
     memory: SequenceMemory
     waiting: AdmissionQueue
     cache: SavedPrefixes | None
-    """Saved prefixes, or None to disable reuse of prefixes."""
     speculator: Speculator | None
     _lengths: OutputLengths = field(default_factory=OutputLengths)
     _by_id: dict[str, Sequence] = field(default_factory=dict)
@@ -280,7 +266,7 @@ class LiveSequences:
         now_s: float = 0.0,
     ) -> Sequence:
         """Accept a request that fits into the pool. `output` was generated by an engine that died;
-        `beginning` is forced behind it and computed with the prompt, together at most `max_tokens`."""
+        `beginning` is forced behind it."""
         ledger = self.memory.ledger
         assert ledger.blocks_for(request.total_tokens) <= ledger.num_blocks
         expected = len(output) + self._lengths.left(request, len(output))

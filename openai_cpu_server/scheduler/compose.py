@@ -1,9 +1,8 @@
-"""Composition of a step within a time budget: how many tokens each sequence computes. It decides and
-allocates nothing.
+"""Composition of a step within a time budget: how many tokens each sequence computes. It allocates nothing.
 
 A step has sequences of one adapter group only: all running sequences of one adapter, or of the base model.
-Each group has a composer of its own, which fills its steps regardless of the others. One media item is
-encoded behind a step."""
+One media item is encoded behind a step.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +58,8 @@ class _Slack:
     """Maximum duration of the next step so that streams keep their rate and no gap exceeds a stall.
 
     A step that brings each stream a token earns the time of a token at that rate, and costs its predicted
-    time. So the time by which streams are ahead of their rate is spent on one long step. A short prompt is
-    computed at once, and a long one at the rate.
+    time. The time by which streams are ahead is spent on one long step, so that a short prompt is computed at
+    once.
     """
 
     def __init__(self, options: StepOptions) -> None:
@@ -74,7 +73,7 @@ class _Slack:
         self.ms = min(max(ms, self._options.pace_ms), self._options.stall_ms)
 
     def fill(self) -> None:
-        """Reset without streams, because a new stream has seen no slow step."""
+        """A new stream has seen no slow step."""
         self.ms = self._options.stall_ms
 
 
@@ -87,8 +86,8 @@ class Composer:
     is almost free.
 
     Beside interactive work, batch work earns `batch_floor` of the time of each step as credit in
-    milliseconds, which pays for its tokens. It spends the rest on tokens beyond a step's budget, or saves it
-    for a step of its own. If such a step left out a new interactive sequence, the next one is for all.
+    milliseconds. It spends that on tokens beyond a step's budget, or saves it for a step of its own. If such
+    a step left out a new interactive sequence, the next one is for all.
     """
 
     def __init__(self, options: StepOptions) -> None:
@@ -106,9 +105,8 @@ class Composer:
         has_newcomer: bool,
         beside_interactive: bool = False,
     ) -> StepPlan:
-        """Return the plan of a step. `has_newcomer`: an interactive sequence got a slot at once since the
-        last step. `beside_interactive`: others wait for the end of the step, as if interactive sequences
-        of this model were decoding."""
+        """`has_newcomer`: an interactive sequence got a slot since the last step. `beside_interactive`:
+        others wait for the end of the step."""
         wanted = _Candidates.of(running, mixes=self._options.experiment.mixed_steps)
         own_step = None if self._has_passed_over else self._step_of_batch(wanted, capacity, prices)
         self._has_passed_over = has_newcomer and own_step is not None
@@ -117,8 +115,6 @@ class Composer:
         return self._step_of_all(wanted, capacity, prices, beside_interactive=beside_interactive)
 
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
-        """Account for a step whose tokens are final. Batch work pays for its share of the tokens; its
-        credit lapses without a step or without work of both priorities."""
         running = list(running)
         streams = [s for s in running if _is_interactive(s) and s.is_decoding]
         if streams:
@@ -132,7 +128,6 @@ class Composer:
         self._credit.account(step_ms, own=step_ms * batch_tokens / plan.num_tokens)
 
     def let_wait(self, ms: float) -> None:
-        """Charge streams for the time in which other groups computed."""
         self._slack.account(ms, brings_tokens=False)
 
     def _step_of_batch(
@@ -204,8 +199,8 @@ class _Composition:
                 plan.add(sequence, num_tokens, reason)
 
     def _read_level(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
-        """Give the first prompt in order and the shortest one equally many tokens, because each other
-        length would be another pass over the weights."""
+        """Give the first prompt in order and the shortest one equally many tokens, because each other length
+        would be another pass over the weights."""
         plan = self.plan
         chosen = [prefilling[0], *sorted(prefilling[1:], key=plan.left_of)[:1]]
 
@@ -226,15 +221,13 @@ class _Composition:
         self, prefilling: Seq[Sequence], sequence: Sequence, num_tokens: int, apart: StepPlan
     ) -> bool:
         """Return True if the sum of times to first token falls when these tokens are not left to a later
-        step. Sequences that end with this step wait for them; the others would wait for the later step."""
+        step. Sequences that end with this step wait for them."""
         ending = sum(not self.plan.left_of(one) for one in prefilling)
         delay_ms = self.prices.ms_with(self.plan, sequence, num_tokens) - self.prices.ms(self.plan)
         saved_ms = self.prices.ms_with(apart, sequence, num_tokens) - delay_ms
         return ending * delay_ms <= (len(prefilling) - ending) * saved_ms
 
     def add_batch(self, wanted: _Candidates, budget_ms: float, reason: StepReason | None = None) -> None:
-        """Add batch work within the budget, or a tile of the first sequence if the step is empty.
-        `reason`: None if it is its turn."""
         for sequence in wanted.batch_decoding:
             self._add_within(sequence, 1, budget_ms, reason or StepReason.DECODE)
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
@@ -273,7 +266,6 @@ class AdapterTurn(NamedTuple):
     key: Key
     plan: StepPlan
     is_floor: bool = False
-    """Batch work beside interactive work of other groups."""
 
 
 @dataclass(eq=False)
@@ -281,8 +273,8 @@ class AdapterGroups:
     """Interactive work goes first; within a priority, groups take turns by their used time.
 
     The composer of a group with interactive work also schedules its batch work. All other batch work earns
-    `batch_floor` of the time and spends it on steps of its own. Such steps are as short as those of
-    interactive work, and never two in a row.
+    `batch_floor` of the time for steps of its own, as short as those of interactive work and never two in a
+    row.
     """
 
     options: StepOptions
@@ -296,7 +288,6 @@ class AdapterGroups:
             Priority.INTERACTIVE: self.options.pace_ms,
             Priority.BATCH: self.options.batch_stall_ms,
         }
-        """Maximum duration of a turn for the sake of fewer switches."""
         self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
         self._credit = Credit(self.options.batch_floor, most=self.options.pace_ms)
 
@@ -310,7 +301,6 @@ class AdapterGroups:
         switch_ms: float,
         beside_interactive: bool = False,
     ) -> AdapterTurn:
-        """`newcomers`: groups in which an interactive sequence got a slot at once since their last step."""
         members = members_of(running)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
@@ -404,17 +394,15 @@ _MOST_GIVEN_UP = 2
 class EncodingTurns:
     """Encoder of one media item at a time, in a slice behind the tokens of each step.
 
-    The first item in order goes first, so interactive ones before batch ones. An unfinished batch item is
-    then discarded, because an encoder cannot pause. A slice is as long as a new interactive request may wait
-    for batch work. For a batch item beside interactive work it is the share of batch work.
+    The first item in order goes first. An unfinished batch item is then discarded, because an encoder cannot
+    pause. A slice is as long as a new interactive request may wait for batch work, or the share of batch
+    work.
     """
 
     options: StepOptions
     _current: Sequence | None = None
-    """Sequence whose item is unfinished."""
     _spent_ms: float = 0.0
     _row_ms: dict[str, float] = field(default_factory=dict)
-    """Recent time per row, by kind of media."""
 
     def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
         wanting = [sequence for sequence in running if sequence.has_to_encode]
@@ -449,7 +437,6 @@ class EncodingTurns:
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
-        """Estimate the encoding time of a sequence alone. A waiting sequence will share what it can."""
         is_running = sequence.status is SequenceStatus.RUNNING
         reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
         request = sequence.request
@@ -461,7 +448,6 @@ class EncodingTurns:
 
     @property
     def slice_ms(self) -> float:
-        """Time behind each step for an item that a client waits for."""
         return max(_LEAST_MS, self.options.preempt_threshold_ms)
 
     def _slice_ms(self, chosen: Sequence, running: Seq[Sequence], step_ms: float) -> float:

@@ -1,4 +1,5 @@
-"""Prediction of the time of a step and its copies of KV cells, which learns from actual times."""
+"""Prediction of the time of a step and its copies of KV cells, which learns from actual times. Results of
+`scripts/regress.py streams cost_model.NAME` stand behind its constants."""
 
 from __future__ import annotations
 
@@ -14,42 +15,28 @@ from openai_cpu_server.contract.step import Restore, RestoreState, Save, SaveSta
 from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98
-"""Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 % by themselves.
-
-`scripts/regress.py streams cost_model._WORTH_PADDING`: 0.9 to 1.0 changes nothing. With our kernels no
-larger step is faster, and a tile of ggml's that pays saves much more (docs/measurements.md, "Steps cost a
-staircase").
-"""
+"""Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 %. 0.9 to 1.0
+changes nothing. With our kernels no larger step is faster, and a tile of ggml's that pays saves much more."""
 _HARDLY_LONGER = 1.1
-"""Maximum factor of a step's time for further tokens that must be computed anyway.
-
-`scripts/regress.py streams cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first
-tokens come 11 % sooner; at 1.3 it computes 3 % more.
-"""
+"""Maximum factor of a step's time for further tokens that must be computed anyway. At 1.0 mixed computes 8 %
+less, and first tokens come 11 % sooner; at 1.3 it computes 3 % more."""
 _LEAST_CHUNK = 256
-"""Minimum limit of a step's prompt tokens."""
 _AS_CHEAP = 1.03
-"""Maximum factor of a token's time for a smaller chunk, because new requests wait for its end. With AMX
-a prompt of 2,000 is read 1.1 times as fast in steps of about 330 tokens as in steps of 256, and no faster in
-steps of 512 (1 B, Sapphire Rapids)."""
+"""Maximum factor of a token's time for a smaller chunk, because new requests wait for its end. With AMX a
+prompt is read 1.1 times as fast in steps of 330 tokens as in steps of 256, and no faster in steps of 512 (1
+B)."""
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
-"""Shares of a step's error (as a logarithm) that move the factor of everything, and the factors of its terms.
-
-`scripts/regress.py streams cost_model._RATE_ALL`: a fifth of it makes stalls 10 % longer until the
-slowness is learned. Four times as much makes first tokens follow the noise, 7 % later.
-"""
+"""Shares of a step's error (as a logarithm) that move the factor of everything, and those of its terms. A
+fifth makes stalls 10 % longer until slowness is learned; with four times as much first tokens follow the
+noise, 7 % later."""
 _LARGEST_ERROR = math.log(1.5)
-"""Limit of the error of a single step, which a noisy neighbour makes many times as long.
-
-`scripts/regress.py streams cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3
-%.
-"""
+"""Limit of the error of one step, which a noisy neighbour makes many times as long. 1.1 to 4 times changes at
+most 3 %."""
 _FURTHEST = math.log(8.0)
 """Limit of the distance from measured costs. No busy machine was ever off by a factor of 8."""
 _COPIED_TOKEN_MS = 0.003
 """Initial value: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
-"""Weight of a new measurement, so that about ten of them count."""
 
 _READ_TOKENS = 128
 """Size of a prefill step: the largest that is always measured."""
@@ -75,9 +62,8 @@ _GUESS = CostCurve(
 class CostModel:
     """ms = all * (tile[n] * table[n] + attention * price * attended pairs + state * price * states).
 
-    A step in several passes takes the sum of their times. The table is from a measured curve; the factors
-    start at 1 and follow actual times. The sizes of a tile share one factor, so that learning keeps the
-    curve's relation between neighbouring sizes.
+    The table is from a measured curve; the factors start at 1 and follow actual times. The sizes of a tile
+    share one factor, so that learning keeps the curve's relation between neighbouring sizes.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -94,13 +80,12 @@ class CostModel:
 
     @classmethod
     def guess(cls, num_parameters: int = 10**9) -> CostModel:
-        """Return a model without measurements: the curve of one known machine, scaled by the number of
-        parameters. Its times can be far off until some dozens of steps have refined them."""
+        """Scale the curve of one known machine by the number of parameters. Its times can be far off until
+        some dozens of steps have refined them."""
         return cls(_scaled(_GUESS, max(num_parameters, 10**6) / 10**9))
 
     @property
     def curve(self) -> CostCurve:
-        """Learned curve, which predicts the same up to the last measured point."""
         learned = msgspec.structs.replace(self._curve, step_ms=tuple(enumerate(self._learned))[1:])
         return _scaled(learned, self._all.value, self._attention.value, self._states.value)
 
@@ -178,8 +163,8 @@ _MEMORY_BOUND = 0.77
 
 
 class ThreadCosts:
-    """A `StepCost` for the present number of threads. Each number learns separately, and begins with the
-    slowed-down curve of all threads."""
+    """A `StepCost` for the present number of threads. Each number learns separately, from the slowed-down
+    curve of all threads on."""
 
     def __init__(self, full: CostModel, *, threads: int = 1) -> None:
         self._most = threads
@@ -208,8 +193,6 @@ class ThreadCosts:
 
 
 class _Factor:
-    """Positive number that follows errors slowly and within bounds."""
-
     __slots__ = ("_log", "_rate", "value")
 
     def __init__(self, rate: float) -> None:
@@ -227,7 +210,6 @@ def _passes(size: StepSize) -> Sequence[Pass]:
 
 
 def _scaled(curve: CostCurve, factor: float, attention: float = 1.0, states: float = 1.0) -> CostCurve:
-    """Negative costs become 0."""
     return CostCurve(
         step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
         attended_ms=factor * attention * max(0.0, curve.attended_ms),
@@ -281,8 +263,6 @@ def _slope(table: Sequence[float]) -> float:
 
 
 class CopyPrice:
-    """Milliseconds for each token that a step's verbs save or restore."""
-
     def __init__(self, state_tokens: int = 0) -> None:
         self._token_ms = _COPIED_TOKEN_MS
         self._state_tokens = state_tokens
@@ -311,19 +291,15 @@ class CopyPrice:
 
 
 _NEW = 0.2
-"""Weight of a new observation, so that about five count."""
 _GUESSED_SLOWDOWN = 1.1
-"""Measured at 1 B, 8 sequences, rank 16, all products (docs/models.md)."""
+"""Measured, as the next one, at 1 B, 8 sequences, rank 16, all products (docs/models.md)."""
 _GUESSED_SWITCH_MS = 5.0
-"""Measured in the same way."""
 _MOST = 4.0
 """Limit of the ratio of actual to predicted time, beyond which a step was disturbed."""
 
 
 @dataclass
 class AdapterSlowdown:
-    """A `StepCost` that multiplies the base's times for one adapter."""
-
     base: StepCost
     factor: float = _GUESSED_SLOWDOWN
 
@@ -356,8 +332,7 @@ class LearnedCosts:
         equal_parts: bool = False,
         state_tokens: int = 0,
     ) -> None:
-        """`equal_parts`: as in `StepCapacity`; such steps are not padded, because padding would be another
-        part. `state_tokens`: number of tokens whose cells are as large as a state."""
+        """`equal_parts`: as in `StepCapacity`; padding would be another part."""
         self.model = model
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles and not equal_parts
@@ -366,7 +341,6 @@ class LearnedCosts:
         self._slowdowns: dict[str, AdapterSlowdown] = {}
         self._copies = CopyPrice(state_tokens)
         self._computed_with: str | None = None
-        """Adapter of the last step with spans."""
 
     def of(self, adapter: str | None) -> StepCost:
         if adapter is None:
@@ -380,11 +354,9 @@ class LearnedCosts:
 
     @property
     def state_in_tokens(self) -> float:
-        """Prompt tokens that are computed in the time of copying a state."""
         return self._copies.state_ms * _READ_TOKENS / self.model.predict_ms(_READ_TOKENS)
 
     def predict_ms(self, step: Step, attended: int) -> float:
-        """Predict the time of the step without drafting. `attended`: pairs of a token and a cell."""
         copying_ms = self._copies.predict_ms(step.verbs)
         if not step.spans:
             return copying_ms
@@ -404,8 +376,8 @@ class LearnedCosts:
     def learn(
         self, step: Step, result: StepResult, *, size: StepSize, attended: int, elapsed_ms: float
     ) -> float | None:
-        """Learn from `elapsed_ms`, which excludes verbs and includes drafting. Return the predicted time,
-        or None if the step switched adapters and teaches only the cost of that."""
+        """Learn from `elapsed_ms`, which excludes verbs and includes drafting. Return the predicted time, or
+        None if the step teaches only the cost of switching adapters."""
         cost = self.of(step.adapter)
         predicted_ms = cost.predict_ms(size, attended) + result.drafting_ms
         if self._is_switch(step):

@@ -1,4 +1,4 @@
-"""Queue of requests to embed, and choice of the inputs of the next step. Pure."""
+"""Queue of requests to embed, and choice of the inputs of the next step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from openai_cpu_server.fairness import Credit, NestedTurns, Path
 class PendingEmbed:
     request: EmbedRequest
     next: int
-    """Index of the first input that is not computed."""
     has_run: bool = False
 
     @property
@@ -47,7 +46,6 @@ class EmbedPart:
 
 
 def _path(pending: PendingEmbed) -> Path:
-    """Groups of clients take turns, then the clients of a group, then the requests of a client."""
     return (*pending.request.turns, pending.request.id)
 
 
@@ -59,15 +57,11 @@ class EmbedCapacity(NamedTuple):
 
 
 class EmbedQueue:
-    """Owner of the requests that have inputs left.
-
-    Interactive inputs go first. Beside them batch work earns `batch_floor` of the tokens of each step, and
-    its next input is computed first as soon as the savings cover it.
-    """
+    """Owner of the requests that have inputs left. Interactive inputs go first; beside them batch work earns
+    `batch_floor` of the tokens of each step, which pays for its next input."""
 
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
-        """Savings of batch work in tokens."""
         self._pending: dict[str, PendingEmbed] = {}
         self._turns = {priority: NestedTurns() for priority in Priority}
 
@@ -88,7 +82,7 @@ class EmbedQueue:
 
     @property
     def waiting(self) -> list[PendingEmbed]:
-        """Requests without a computed input, approximately in the order in which they will begin."""
+        """Requests without a computed input, about in the order in which they will begin."""
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
@@ -105,7 +99,6 @@ class EmbedQueue:
         return pending
 
     def compose(self, capacity: EmbedCapacity) -> list[EmbedPart]:
-        """Return the parts of the next step, without changing anything; some if any request waits."""
         step = _Composition(capacity, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
         if interactive and batch:

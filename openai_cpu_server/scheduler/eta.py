@@ -25,11 +25,8 @@ READING_TOKENS = 128
 
 
 class WaitingLine:
-    """Simulation of waiting sequences that enter in order. Each waits for a place, then for the prompts
-    before it and its own.
-
-    A place is a free slot, one that a sequence of a worse lane holds, or one whose holder has ended.
-    """
+    """Simulation of waiting sequences that enter in order. Each waits for a place (a free slot, or one of an
+    ended or worse sequence), then for the prompts before it and its own."""
 
     def __init__(
         self,
@@ -53,7 +50,7 @@ class WaitingLine:
         self._places, self._best_lane = [0] * num_slots, -1
 
     def enter(self, sequence: Sequence) -> float:
-        """Add the next sequence and return the milliseconds until its first token."""
+        """Return the milliseconds until the first token of the next sequence."""
         self._open(self._lane(sequence))
         start = heapq.heappop(self._places)
         heapq.heappush(self._places, start + max(1, self._expected_left(sequence)))
@@ -63,7 +60,6 @@ class WaitingLine:
         return self._ms(start, sequence.request.adapter, waits_for_encoder=own_ms > 0)
 
     def newcomer_ms(self, lane: int) -> float:
-        """Time to first token of an additional sequence without a prompt or an adapter."""
         self._open(lane)
         return self._ms(self._places[0], None)
 
@@ -82,8 +78,8 @@ class WaitingLine:
         self._best_lane = lane
 
     def _ms(self, start: int, adapter: str | None, *, waits_for_encoder: bool = False) -> float:
-        """A sequence that waits for the encoder waits for all items before it, with the steps between
-        their slices. Any other waits for a slice behind each step."""
+        """A sequence that waits for the encoder waits for all items before it, any other for a slice behind
+        each step."""
         num_tokens = self._backlog.tokens_until(adapter)
         ms = start * self._round_ms + num_tokens * self._token_ms
         slice_ms = self._encodings.slice_ms
@@ -95,11 +91,8 @@ class WaitingLine:
 
 
 class _Backlog:
-    """Prompt tokens still to be computed, by adapter group.
-
-    Groups take turns by their used time: while one computes its prompts, each other one gets as much time if
-    it has enough work. A group that decodes always has.
-    """
+    """Prompt tokens still to be computed, by adapter group. Groups take turns by their used time, and a group
+    that decodes always has work."""
 
     def __init__(self) -> None:
         self._tokens = Counter[str | None]()
@@ -127,10 +120,8 @@ _LOOKED_AT = 64
 """Waiting sequences of a lane whose times are added up; later ones are assumed to be similar. It bounds
 the work of a forecast, which is made up to ten times a second."""
 _LEAST_ROOM = 0.25
-"""Minimum share of a step for a prompt, however many streams there are. It keeps the estimate for a
-crowded engine finite, which is not chosen anyway."""
+"""Minimum share of a step for a prompt, which keeps the estimate for a crowded engine finite."""
 _NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of streams for which a forecast has the time of a step."""
 _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the cost of one pair is found."""
 
@@ -150,8 +141,8 @@ class EtaEstimator:
     def __post_init__(self) -> None:
         self._decode_tokens = min(READING_TOKENS, self.num_slots)
         self._work_ms = [0.0, 0.0]
-        """Computed tokens by priority at the cost of full steps: the used part of the machine, regardless
-        of the distribution over steps."""
+        """Computed tokens by priority at the cost of full steps, regardless of the distribution over
+        steps."""
 
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         if not plan.parts:
@@ -165,13 +156,12 @@ class EtaEstimator:
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
     def queue_places(self, slowdown: float = 1.0) -> list[QueuePlace]:
-        """Return estimates for the first waiting sequences in order. `slowdown`: factor of all times."""
         line, first = self._line(), islice(self.waiting.in_order(), _MOST_PLACES)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
-        """Estimate the time to first token of a running sequence. Other prompts are computed in turn with
-        it, and each stream gets a token in each step."""
+        """Estimate for a running sequence. Other prompts are computed in turn with it, and each stream gets a
+        token in each step."""
         own = max(0, sequence.request.num_tokens - sequence.computed)
         cost, running = self.costs.of(sequence.request.adapter), self.running.values()
         others = [s.pending for s in running if s is not sequence and s.pending > 1]
@@ -211,7 +201,6 @@ class EtaEstimator:
 
 
 def _newcomer_ms(waiting: AdmissionQueue, line: WaitingLine, lane: int) -> float:
-    """The caller goes through the lanes from the best on."""
     if lane not in waiting.lanes:
         return line.newcomer_ms(lane)
     before_ms = line.newcomer_ms(lane)

@@ -1,5 +1,4 @@
-"""Accounting of slots, of the KV pool in blocks, and of the prefix cache; the source of a new sequence's
-first cells; checkpoints at which states are saved; and the verbs for the backend."""
+"""Accounting of slots, of the KV pool in blocks, and of the prefix cache, with the verbs for the backend."""
 
 from __future__ import annotations
 
@@ -29,9 +28,8 @@ from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 class KVLedger:
     """Blocks of the pool by slot, with the number of slots that share each block.
 
-    A slot holds whole blocks for the tokens that it was grown to; the last one may be partly filled. A shared
-    block stands for the same cells in all its slots. So the ledger never counts fewer cells than llama.cpp
-    has taken, and a step that fits the ledger fits the pool.
+    A slot holds whole blocks, and a shared block stands for the same cells in all its slots. So the ledger
+    never counts fewer cells than llama.cpp has taken, and a step that fits the ledger fits the pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
@@ -75,7 +73,6 @@ class KVLedger:
         return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in total. The caller has checked `room`."""
         held = self._held.setdefault(slot, [])
         missing = self.blocks_for(num_tokens) - len(held)
         assert missing <= self.num_free, f"slot {slot} needs {missing} blocks, {self.num_free} are free"
@@ -85,7 +82,7 @@ class KVLedger:
             held.append(block)
 
     def shrink(self, slot: int, num_tokens: int) -> None:
-        """Let the slot hold `num_tokens` in total. The blocks that it returns must not be shared."""
+        """Blocks that the slot returns must not be shared."""
         held = self._held[slot]
         while len(held) > self.blocks_for(num_tokens):
             block = held.pop()
@@ -109,7 +106,6 @@ class KVLedger:
                 self._free.append(block)
 
     def check(self, computed: dict[int, int]) -> None:
-        """`computed`: number of tokens with KV cells by running slot."""
         assert all(len(set(blocks)) == len(blocks) for blocks in self._held.values()), (
             "a block twice in one slot"
         )
@@ -125,9 +121,8 @@ class KVLedger:
 
 
 _INTERVALS = range(256, 2049)
-"""Bounds of the distance between states that are saved within a long prompt, even if no other prompt is
-known to branch off there. Less than 256 tokens, at most a second of computing, is noise; more than 2,048
-makes requests wait."""
+"""Bounds of the distance between states that are saved within a long prompt. Less than 256 tokens, at most a
+second of computing, is noise; more than 2,048 makes requests wait."""
 _COPYING_SHARE = 0.02
 """Maximum share of a prompt's prefill time for copies of its states."""
 
@@ -138,19 +133,17 @@ class Checkpoints:
         self._interval = _INTERVALS.start
 
     def advise(self, state_tokens: int, state_in_tokens: float) -> None:
-        """Set the interval. `state_tokens`: tokens whose cells are as large as a state, so that a state
-        that saves as many is worth as much. `state_in_tokens`: tokens computed in the time of copying a
-        state."""
+        """Set the interval. `state_tokens`: tokens whose cells are as large as a state, so that a state that
+        saves as many is worth as much. `state_in_tokens`: tokens computed in the time of copying a state."""
         wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
         self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 
     def of(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
-        """Return the checkpoints of a sequence that begins with this reuse.
+        """Return the checkpoints of a sequence: at the request's prefix boundaries, where the prompt branches
+        off from other prefixes, and at multiples of the interval, which are the same for all prompts with a
+        common prefix.
 
-        They are where the prompt branches off from saved or running prefixes, and at the request's prefix
-        boundaries. Without boundaries there is one before the last prompt token, because the same prompt may
-        come again. Others are at multiples of the interval, which are the same for all prompts with a common
-        prefix. Checkpoints keep a distance of `CHECKPOINT_DISTANCE`.
+        Without boundaries there is one before the last prompt token, because the same prompt may come again.
         """
         if not self._saves_states:
             return []
@@ -169,9 +162,8 @@ class Checkpoints:
 
 
 HEADROOM_TOKENS = 32
-"""Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it
-decodes: two blocks of the pool. `scripts/regress.py streams memory.HEADROOM_TOKENS`: with room in the
-pool 0 to 128 are equal."""
+"""Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it decodes.
+With room in the pool 0 to 128 are equal (`scripts/regress.py streams memory.HEADROOM_TOKENS`)."""
 
 
 class SequenceMemory:
@@ -217,7 +209,6 @@ class SequenceMemory:
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
-        """Give a sequence a slot with the cells that it reuses. The caller has checked `has_place`."""
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens, self.checkpoints.of(sequence, reuse))
         self.running[slot] = sequence
@@ -307,7 +298,6 @@ WORTH_WAITING = BLOCK_TOKENS
 class PrefixReuse:
     source: Sequence | None = None
     shared: int = 0
-    """Number of tokens whose cells `source` shares."""
     restored: tuple[tuple[int, int, int], ...] = ()
     """(block, start, end): saved blocks, or their first parts, for the positions behind the shared ones."""
     state: int | None = None
@@ -332,7 +322,7 @@ NOTHING = PrefixReuse()
 def find_reuse(
     newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: PriorityPolicy
 ) -> PrefixReuse | None:
-    """Return the longest prefix that can be reused now, or None if the new sequence should wait."""
+    """Return the longest reusable prefix, or None if the new sequence should wait."""
     running, limit = list(running), newcomer.reusable
     while True:
         reuse = _longest_reuse(newcomer, running, cache, policy, limit)
@@ -344,9 +334,8 @@ def find_reuse(
 def _longest_reuse(
     newcomer: Sequence, running: Seq[Sequence], cache: SavedPrefixes, policy: PriorityPolicy, limit: int
 ) -> PrefixReuse | None:
-    """The sequence waits while a running sequence of the same or a better lane computes a longer common
-    prefix of at least `WORTH_WAITING` tokens. With states, that sequence gets a checkpoint there or
-    shortly before."""
+    """The sequence waits while a running one of the same or a better lane computes a longer common prefix.
+    With states, that one gets a checkpoint there or shortly before."""
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
     match = cache.match(newcomer.tokens, newcomer.request.cells_namespace, limit)
     live = [(s, _ready(s, common, has_states=cache.has_states)) for s, common in kin]

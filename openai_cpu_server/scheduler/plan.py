@@ -1,4 +1,4 @@
-"""Plan of a step: the tokens of each sequence, their reasons, and their cost."""
+"""Plan of a step and its cost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from openai_cpu_server.scheduler.sequence import Sequence
 
 
 class StepReason(enum.Enum):
-    """Reason for computing tokens in a step, for the step log."""
-
     DECODE = "decode"
     FORCED = "forced"
     PROMPT = "prompt"
@@ -36,27 +34,21 @@ class Assignment(NamedTuple):
 
 
 class StepCapacity(NamedTuple):
-    """Capacity of one step of the backend."""
-
     tokens: int
     outputs: int
-    """Rows of logits."""
     scored: int
     """Maximum rows of logits that may score prompt tokens."""
     equal_parts: bool = False
-    """True if the backend computes a step in passes, as with states. A pass has as many tokens of each
-    remaining sequence as the shortest part has left."""
+    """True if a pass has as many tokens of each remaining sequence as the shortest part has left, as with
+    states."""
 
 
 class Pass(NamedTuple):
-    """One pass over the weights."""
-
     tokens: int
     states: int
 
 
 StepSize = int | tuple[Pass, ...]
-"""Tokens of a step with a single pass, or its passes."""
 
 
 def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
@@ -72,8 +64,6 @@ def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
 
 
 class StepPlan:
-    """Tokens of a planned step within its capacity, without costs."""
-
     def __init__(self, capacity: StepCapacity, budget_ms: float = math.inf) -> None:
         self.budget_ms = budget_ms
         """Time limit of the step, which drafts do not exceed."""
@@ -83,7 +73,6 @@ class StepPlan:
         self.drafts: dict[Sequence, int] = {}
         self.num_tokens = 0
         self.attended = 0
-        """Pairs of a token and a cell that it attends to."""
         self._capacity = capacity
         self._outputs_left = capacity.outputs
         self._scored_left = capacity.scored
@@ -132,7 +121,7 @@ class StepPlan:
         return sequence.readable - self.parts.get(sequence, 0)
 
     def room_for(self, sequence: Sequence) -> int:
-        """Return the number of its tokens that fit. Scoring needs a row of logits for each token."""
+        """Scoring needs a row of logits for each token."""
         if self._outputs_left <= 0:
             return 0
         scored = min(self._scored_left, self._outputs_left) if sequence.is_scoring else self.room
@@ -163,7 +152,6 @@ class StepPlan:
         self._scored_left -= num_tokens * sequence.is_scoring
 
     def add_draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Plan draft tokens behind all pending tokens. The caller has checked `draft_room`."""
         assert 0 < num_tokens <= self.draft_room
         self._count(sequence, num_tokens)
         self.drafts[sequence] = self.drafts.get(sequence, 0) + num_tokens
@@ -181,18 +169,17 @@ class StepPlan:
 
 
 class StepCost(Protocol):
-    """Cost model for the scheduler. Times are in milliseconds."""
+    """Cost model. Times are in milliseconds."""
 
     def predict_ms(self, size: StepSize, attended: int = 0) -> float:
-        """Predict the time of a step. `attended`: pairs of a token and a cell that it attends to."""
+        """`attended`: pairs of a token and a cell that it attends to."""
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        """Return the size from `num_tokens` to the end of its tile, at most `limit`, that is clearly
-        fastest, or `num_tokens` if none is."""
+        """Return the clearly fastest size from `num_tokens` to the end of its tile, at most `limit`."""
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free.
-        They must be tokens that are needed anyway, not padding."""
+        """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free if
+        they are needed anyway."""
 
     def chunk_size(self, limit: int) -> int:
         """Return the smallest size, at most `limit`, from which a token becomes hardly cheaper."""
@@ -202,8 +189,6 @@ class StepCost(Protocol):
 
 @dataclass(frozen=True)
 class StepPrices:
-    """Predicted costs of plans. Times are in milliseconds."""
-
     cost: StepCost
     max_tokens: int
     fills_tiles: bool = True
@@ -221,7 +206,7 @@ class StepPrices:
         return self.cost.predict_ms(plan.size_with(sequence, num_tokens), attended)
 
     def padded_ms(self, plan: StepPlan, num_further: int = 0) -> float:
-        """Predict the time with padding, and with further tokens that attend to nothing."""
+        """Further tokens attend to nothing."""
         size = plan.size
         if isinstance(size, int):
             size = self.padded_size(size + num_further)
@@ -238,8 +223,7 @@ class StepPrices:
         return max(self.padded_size(num_tokens), self.cost.free_size(num_tokens, self.max_tokens))
 
     def chunk_room(self, plan: StepPlan) -> int:
-        """Return the prompt tokens for which a step without streams has room. More would let a new request
-        wait longer, for nothing."""
+        """More prompt tokens would let a new request wait longer, for nothing."""
         return max(0, self.cost.chunk_size(self.max_tokens) - plan.num_tokens)
 
     def fit(self, plan: StepPlan, sequence: Sequence, wanted: int, budget_ms: float) -> int:

@@ -1,9 +1,5 @@
-"""Index of the prefix cache. It knows which runs of tokens have KV cells in host memory, and at which of
-their ends the state of a recurrent or hybrid memory is saved.
-
-Pure: the index names blocks and states by number. The backend holds their bytes, and verbs refer to the
-numbers.
-"""
+"""Index of the prefix cache: runs of tokens whose KV cells are in host memory, and those of their ends where
+a state is saved. It names blocks and states by number; the backend holds their bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ class Branch:
     ordered: list[Tokens] = field(default_factory=list)
     """Sorted keys of `children`: the longest common prefix with some tokens is next to their position."""
     num_parts: int = 0
-    """Number of incomplete children."""
 
     def closest(self, tokens: Tokens) -> tuple[Block | None, int]:
         """Return the child with the longest common prefix with `tokens`, and its length; else (None, 0)."""
@@ -59,7 +54,7 @@ class _Root(Branch):
 
 @dataclass(eq=False)
 class Block(Branch):
-    """Block of tokens. Only complete blocks have children; the last block of a text may have fewer tokens."""
+    """Only complete blocks have children; the last block of a text may have fewer tokens."""
 
     number: int = field(kw_only=True)
     tokens: Tokens = field(kw_only=True)
@@ -79,7 +74,6 @@ class Block(Branch):
         return not self.children and self.state is None
 
     def path(self) -> list[Block]:
-        """Return the block and all blocks before it, the last first."""
         found, branch = [], self.parent
         found.append(self)
         while isinstance(branch, Block):
@@ -88,27 +82,18 @@ class Block(Branch):
         return found
 
 
-class PrefixJournal:
-    """Additions and removals of whole blocks, for routers."""
-
-    def __init__(self) -> None:
-        self._changes: dict[int, bool] = {}
-        """True by name if the block is saved now. An added and removed block counts as removed."""
-
-    def saved(self, name: int) -> None:
-        self._changes[name] = True
-
-    def dropped(self, name: int) -> None:
-        self._changes[name] = False
+class PrefixJournal(dict[int, bool]):
+    """Changed whole blocks by name: True if saved now. An added and removed block counts as removed."""
 
     def take(self) -> PrefixNews | None:
-        changes, self._changes = self._changes, {}
-        if not changes:
+        if not self:
             return None
-        return PrefixNews(
-            saved=tuple(name for name, is_saved in changes.items() if is_saved),
-            dropped=tuple(name for name, is_saved in changes.items() if not is_saved),
+        news = PrefixNews(
+            saved=tuple(name for name, is_saved in self.items() if is_saved),
+            dropped=tuple(name for name, is_saved in self.items() if not is_saved),
         )
+        self.clear()
+        return news
 
 
 class BlockTree:
@@ -143,7 +128,6 @@ class BlockTree:
         return path[-1] if path else self._roots.get(namespace) or _NOWHERE
 
     def add(self, number: int, tokens: Tokens, parent: Block | None, namespace: str) -> Block:
-        """`parent`: None for the first block of a text."""
         branch: Branch | None = parent or self._roots.get(namespace)
         if branch is None:
             branch = self._roots[namespace] = _Root(namespace=namespace, name=root_hash(namespace))
@@ -154,7 +138,7 @@ class BlockTree:
         insort(branch.ordered, tokens)
         self._num_blocks += 1
         if self._journal is not None and block.is_whole:
-            self._journal.saved(name)
+            self._journal[name] = True
         return block
 
     def remove(self, block: Block) -> None:
@@ -164,7 +148,7 @@ class BlockTree:
         block.parent.num_parts -= not block.is_whole
         block.parent.ordered.remove(block.tokens)
         if self._journal is not None and block.is_whole:
-            self._journal.dropped(block.name)
+            self._journal[block.name] = False
         if isinstance(block.parent, _Root) and not block.parent.children:
             del self._roots[block.parent.namespace]
 
@@ -188,7 +172,7 @@ def is_block(tokens: Tokens) -> bool:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix. Comparing many tokens at once is fast in Python."""
+    """Comparing many tokens at once is fast in Python."""
     length, at = min(len(a), len(b)), 0
     while at < length and tuple(a[at : at + _STRIDE]) == tuple(b[at : at + _STRIDE]):
         at += _STRIDE
@@ -205,7 +189,7 @@ _LEAST_RECENT = 16
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """Longest saved prefix: all of `blocks`, and the first `tail_tokens` of the block `tail`."""
+    """All of `blocks`, and the first `tail_tokens` of the block `tail`."""
 
     blocks: tuple[int, ...] = ()
     tail: int | None = None
@@ -221,17 +205,13 @@ class PrefixMatch:
 
 @dataclass(frozen=True)
 class PrefixInsertion:
-    """New blocks (number, first position, position behind the last), the number of the new state at their
-    end, and the numbers of evicted ones."""
-
     saved: tuple[tuple[int, int, int], ...]
+    """New blocks: (number, first position, position behind the last)."""
     dropped: tuple[int, ...]
     state: int | None = None
 
 
 class CacheTotals(NamedTuple):
-    """Figures of the cache in `KVStats`."""
-
     cache_blocks: int
     cache_states: int
     cache_evictions: int
@@ -256,12 +236,6 @@ class _Books:
         self.block_bytes = block_bytes
         self.state_bytes = state_bytes
 
-    def totals(self) -> CacheTotals:
-        num_blocks = self.capacity // self.block_bytes if self.block_bytes else 0
-        return CacheTotals(
-            len(self.tree), self.num_states, self.num_evictions, self.used, self.capacity, num_blocks
-        )
-
     @property
     def used(self) -> int:
         return len(self.tree) * self.block_bytes + self.num_states * self.state_bytes
@@ -271,8 +245,7 @@ class _Books:
         return self.used + num_bytes <= self.capacity
 
     def has_room_behind(self, path: list[Block], num_tokens: int) -> bool:
-        """Return True if blocks up to `num_tokens` and a state fit after eviction of everything but the
-        path, pinned blocks and their parents."""
+        """Count everything but the path and pinned prefixes as evicted."""
         staying = {block.number for last in (*self.pinned.values(), *path[-1:]) for block in last.path()}
         num_blocks = len(staying) + -(-num_tokens // BLOCK_TOKENS) - len(path)
         num_states = len(self.pinned) + sum(block.state is not None for block in path) + 1
@@ -284,7 +257,7 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """With states only the last block, where a sequence begins, counts as used; else the whole path."""
+        """With states only the last block, where a sequence begins, counts as used."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)
@@ -307,8 +280,7 @@ class _Books:
         return [*ordered.values()]
 
     def make_room(self, num_bytes: int, keep: Sequence[Block], evicted: list[int]) -> bool:
-        """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails. The
-        numbers of evicted blocks are added to `evicted`."""
+        """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails."""
         while self.used + num_bytes > self.capacity:
             victim = self._victim(keep)
             if victim is None:
@@ -324,14 +296,13 @@ class _Books:
         others = (block for block in self.recency.values() if block not in keep)
 
         def worth(block: Block) -> float:
-            """Tokens that the state saves per byte that its eviction frees."""
             own = 0 if block.children else -(-block.gain // BLOCK_TOKENS)
             return block.gain / (self.state_bytes + own * self.block_bytes)
 
         return min(islice(others, _LEAST_RECENT), key=worth, default=None)
 
     def evict(self, block: Block, keep: Sequence[Block]) -> list[int]:
-        """Remove a block, or its state and all blocks that then lead to no other. Return the numbers."""
+        """Remove a block, or its state and all blocks that then lead to no other."""
         if block.state is None:
             self.remove(block)
             return [block.number]
@@ -361,12 +332,12 @@ class _Books:
 
 
 class SavedPrefixes:
-    """Tree of blocks per namespace (cache salt, API key), and the places in it where sequences can begin.
+    """Tree of blocks per namespace, and the places in it where sequences can begin: behind any saved token
+    or, with states, where one is saved.
 
-    A sequence can begin behind any saved token or, if the memory has states, where one is saved. Those places
-    are evicted, least recent first. Without states they are blocks: a parent is always more recent than its
-    children, so the least recent one is a leaf. With states they are states, together with blocks that lead
-    to no other state.
+    Those places are evicted, least recent first. Without states they are blocks: a parent is always more
+    recent than its children, so the least recent one is a leaf. With states they are states, together with
+    blocks that lead to no other state.
     """
 
     def __init__(
@@ -377,14 +348,16 @@ class SavedPrefixes:
         state_bytes: int = 0,
         journal: PrefixJournal | None = None,
     ) -> None:
-        """`capacity`: in bytes, with pinned blocks. `state_bytes`: size of a state, or 0 without states."""
         self.has_states = state_bytes > 0
         self._books = _Books(capacity, block_bytes, state_bytes, journal)
         self._next_number = 0
 
     @property
     def totals(self) -> CacheTotals:
-        return self._books.totals()
+        books = self._books
+        num_blocks = books.capacity // books.block_bytes if books.block_bytes else 0
+        counts = (len(books.tree), books.num_states, books.num_evictions)
+        return CacheTotals(*counts, books.used, books.capacity, num_blocks)
 
     @property
     def num_pinned(self) -> int:
@@ -394,7 +367,6 @@ class SavedPrefixes:
         return len(self._books.tree)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
-        """Return the longest saved prefix of at most `limit` tokens, without changing anything."""
         path = self._books.tree.whole_blocks(tokens, namespace, limit)
         start = len(path) * BLOCK_TOKENS
         rest = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
@@ -438,7 +410,7 @@ class SavedPrefixes:
         return PrefixInsertion(tuple(saved), tuple(dropped), state)
 
     def export(self) -> list[SavedBlock]:
-        """Return all blocks, parents before children, in the order of their worth."""
+        """Return all blocks in the order of their worth, parents before children."""
         namespaces = {block.number: namespace for namespace, block in self._books.tree}
         return [
             SavedBlock(
@@ -534,7 +506,6 @@ class SavedPrefixes:
         return gain if gain >= _LEAST_GAIN or pin else 0
 
     def _supersede(self, block: Block) -> list[int]:
-        """Remove the blocks that the new `block` begins with, except for pinned ones."""
         if self.has_states:
             return []
         beginnings = (block.tokens[:length] for length in range(1, len(block.tokens)))

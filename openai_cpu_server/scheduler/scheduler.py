@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -46,7 +46,6 @@ class CellClaims:
         return tuple(span for span in spans if span is not None and span.slot in running)
 
     def draft_limits(self, spans: tuple[Span, ...]) -> dict[Sequence, int]:
-        """Return the most draft tokens of each sequence: none in a prompt or where tokens are scored."""
         limits: dict[Sequence, int] = {}
         for span in spans:
             sequence = self.memory.running[span.slot]
@@ -56,14 +55,13 @@ class CellClaims:
         return limits
 
     def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
-        """Return the spans with their drafts, which are added to the plan. Drafts follow all other
-        allocations, so that no sequence is preempted for a draft."""
+        """Add the drafts to the spans and the plan, behind all other allocations, so that no sequence is
+        preempted for a draft."""
         running = self.memory.running
         drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
 
     def padding(self, plan: StepPlan, prices: StepPrices) -> int:
-        """Return the padding that makes the step faster, or 0 without KV cells for it."""
         if not plan.num_tokens:
             return 0
         ledger = self.memory.ledger
@@ -143,18 +141,6 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
     return tuple(samples)
 
 
-def without_missing_drafts(
-    plan: StepPlan, step: Step, result: StepResult, running: Mapping[int, Sequence]
-) -> StepPlan:
-    """`running`: the sequences by slot before the result is applied."""
-    actual = plan.copy()
-    for span in step.spans:
-        missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed
-        if missing:
-            actual.drop_draft(running[span.slot], missing)
-    return actual
-
-
 _MOST_TILES = 1024
 """Maximum tiles in a snapshot of the pool, which bounds the message; a display shows no more."""
 _MOST_RUNS = 4096
@@ -167,23 +153,17 @@ _MOST_WAITS = 32
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Capacity of one step. `step_tokens` and `step_outputs` limit tokens and rows of logits."""
-
     num_slots: int
     step_tokens: int
     step_outputs: int
     state_tokens: int = 0
-    """Number of tokens whose cells are as large as a sequence's state, or 0 without states."""
     reuses: bool = True
     """False in a benchmark: computed prefixes serve no other sequence."""
 
 
 class Scheduler:
-    """Decision about the tokens of each step; `SequenceMemory` accounts for the KV cells.
-
-    The caller owns the loop: it asks for a step, lets the backend execute it, and returns the result. It
-    submits and finishes sequences through `sequences`.
-    """
+    """The caller owns the loop: it asks for a step, lets the backend execute it, and returns the result. It
+    submits and finishes sequences through `sequences`."""
 
     def __init__(
         self,
@@ -196,7 +176,7 @@ class Scheduler:
         policy: PriorityPolicy,
         speculator: Speculator | None = None,
     ) -> None:
-        """`speculator`: None disables drafts, as is necessary if the backend's memory cannot be trimmed."""
+        """`speculator`: None if the backend's memory cannot be trimmed."""
         assert limits.step_tokens > limits.num_slots, "every sequence can decode in one step"
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
@@ -301,8 +281,8 @@ class Scheduler:
 
     def schedule(self, *, beside_interactive: bool = False, unready: Collection[int] = ()) -> Step:
         """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
-        interactive work of another model waits, so the step is as short as beside interactive work of this
-        one. `unready`: slots for which the step would wait; it leaves them out if there are others."""
+        interactive work of another model waits. `unready`: slots for which the step would wait, left out if
+        there are others."""
         if self._experiment.continuous_batching or not self._memory.running:
             self._memory.checkpoints.advise(self._limits.state_tokens, self.costs.state_in_tokens)
             self._admission.admit()
@@ -361,9 +341,8 @@ class Scheduler:
 
     @property
     def _may_be_interrupted(self) -> bool:
-        """A step of batch work alone beside interactive work must not be discarded: it is short and paid
-        for from savings. If it were, batch work would lose its share wherever new interactive requests
-        arrive often."""
+        """A step of batch work beside interactive work is short and paid for from savings. If it were
+        discarded, frequent new requests would take batch work's share."""
         running = self._memory.running.values()
         is_batch = all(s.request.priority is Priority.BATCH for s in running)
         return is_batch and not any(s.is_in_one_place for s in running)
@@ -403,7 +382,11 @@ class Scheduler:
         return advances
 
     def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
-        plan = without_missing_drafts(self.plan, step, result, self._memory.running)
+        plan = self.plan.copy()
+        for span in step.spans:
+            missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed
+            if missing:
+                plan.drop_draft(self._memory.running[span.slot], missing)
         size = plan.size + result.padding if isinstance(plan.size, int) else plan.size
         predicted_ms = self.costs.learn(
             step, result, size=size, attended=plan.attended, elapsed_ms=elapsed_ms

@@ -1,8 +1,5 @@
-"""Sequence of the scheduler with its tokens, progress and status, and the policies that order two sequences.
-
-No policy puts batch work before an interactive request, however long it has waited. The scheduler grants its
-share (`batch_floor`).
-"""
+"""Sequence of the scheduler, and the policies that order two sequences. No policy puts batch work before an
+interactive request; the scheduler grants its share (`batch_floor`)."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ from openai_cpu_server.contract.step import Sample, TokenLogprob
 
 class SequenceStatus(enum.Enum):
     WAITING = "waiting"
-    """The sequence holds no slot and no KV cells."""
     RUNNING = "running"
-    """The sequence holds a slot and its KV blocks in the ledger."""
     FINISHED = "finished"
 
 
@@ -32,8 +27,8 @@ _MOVES = {
 class Sequence:
     """Prompt and output in one list, of which the first `computed` tokens have KV cells in `slot`.
 
-    One rule covers prefill, chunked prefill, decode and every kind of resuming: compute up to n of the
-    `pending` tokens, and sample if that reaches the end.
+    One rule covers prefill, decode and every kind of resuming: compute up to n of the `pending` tokens, and
+    sample if that reaches the end.
     """
 
     def __init__(
@@ -46,15 +41,14 @@ class Sequence:
         expected_output: int | None = None,
     ) -> None:
         """`output`: generated before a crash. `beginning`: forced behind it by the constraint. `arrival`:
-        number of sequences that arrived before. `expected_output`: in tokens, or None for `max_tokens`."""
+        number of earlier arrivals. `expected_output`: None for `max_tokens`."""
         self.request = request
         self.arrival = arrival
         self.arrived_s = arrived_s
         self.tokens = [*request.tokens, *output, *beginning]
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
-        """Number of prompt positions whose next token needs no log-probability any longer, because it was
-        reported or not requested."""
+        """Prompt positions whose next token's log-probability was reported or not requested."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were shared or restored when the sequence first ran, or None before that."""
         self.expected_output = request.max_tokens if expected_output is None else expected_output
@@ -65,7 +59,6 @@ class Sequence:
         self.num_drafted = 0
         self.num_accepted = 0
         self.expected_reuse = 0
-        """Tokens that were in the prefix cache on arrival."""
         self.shared_prefixes: dict[int, int] = {}
         """Length of the common prefix with another prompt, by the arrival of the other sequence."""
         self.checkpoints: list[int] = []
@@ -85,7 +78,6 @@ class Sequence:
 
     @property
     def slot(self) -> int:
-        """Native sequence id while running."""
         assert self._slot is not None, f"{self.request.id} is {self._status.value} and has no slot"
         return self._slot
 
@@ -104,7 +96,6 @@ class Sequence:
 
     @property
     def _next_media_boundary(self) -> int:
-        """Rows of media are computed apart from tokens, so a step ends where they begin or end."""
         for at, placeholder in enumerate(self.request.media):
             if self.computed < placeholder.start:
                 return placeholder.start
@@ -118,7 +109,6 @@ class Sequence:
 
     @property
     def waits_for_encoder(self) -> bool:
-        """True while the sequence waits for the encoder."""
         return bool(self.request.media) and self.readable == 0
 
     @property
@@ -143,8 +133,8 @@ class Sequence:
         return num_tokens if placeholder is None or placeholder.can_be_cut else placeholder.start
 
     def add_checkpoint(self, num_tokens: int, *, apart: int) -> None:
-        """Add a checkpoint, unless another one lies less than `apart` before it. It replaces one that lies
-        less than `apart` behind."""
+        """Add a checkpoint, unless another one lies less than `apart` before it. It replaces one as close
+        behind."""
         at = bisect_right(self.checkpoints, num_tokens)
         if at and num_tokens - self.checkpoints[at - 1] < apart:
             return
@@ -153,13 +143,12 @@ class Sequence:
 
     @property
     def expected_pending(self) -> int:
-        """Tokens that a waiting sequence will have to compute, without those that it can reuse."""
         return self.pending - min(max(self.expected_reuse, *self.shared_prefixes.values(), 0), self.reusable)
 
     @property
     def is_decoding(self) -> bool:
-        """True if at most the last of the tokens that it had when it last began to run is pending. All
-        other pending tokens were sampled since then or forced by the constraint."""
+        """True if at most the last of the tokens that it had when it last began to run is pending. The others
+        were sampled or forced since then."""
         return self.computed >= self._num_to_read - 1
 
     @property
@@ -176,8 +165,8 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """Number of first tokens that may be shared or restored. The last token and those to be scored
-        must be computed, because they give logits."""
+        """First tokens that may be shared or restored. The last one and those to be scored must be computed,
+        because they give logits."""
         return self.num_scored if self.is_scoring else len(self.tokens) - 1
 
     @property
@@ -224,11 +213,8 @@ def take_over(sequence: Sequence, former: Sequence) -> None:
 
 TOKENS_PER_S = 16.0
 """Tokens of expected output that a second of earlier arrival is worth, because long jobs might otherwise wait
-for ever.
-
-A rule of fairness, not a measured price: a job of 1,000 tokens overtakes every job of 40 that arrives a
-minute later.
-"""
+for ever: a job of 1,000 tokens overtakes every job of 40 that arrives a minute later. A rule of fairness, not
+a measured price."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +224,9 @@ class SequenceAdvance:
     """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
-    """Reason why its constraint cannot be followed, or None. The caller must finish the sequence."""
+    """Reason why its constraint cannot be followed. The caller must finish the sequence, as with `fault`."""
     fault: str | None = None
-    """Other failure of this sequence only, or None. The caller must finish the sequence."""
+    """Other failure of this sequence only."""
 
     @property
     def has_failed(self) -> bool:
@@ -248,14 +234,11 @@ class SequenceAdvance:
 
 
 class PriorityPolicy:
-    """Interactive before batch; clients take turns; first come, first served.
-
-    Other policies override parts of this. A smaller key goes first; keys never change, so that queues stay
-    sorted.
-    """
+    """Interactive before batch; clients take turns; first come, first served. Keys never change, so that
+    queues stay sorted."""
 
     def lane(self, sequence: Sequence) -> int:
-        """Return the lane. Sequences of a smaller lane may preempt those of a larger one."""
+        """Sequences of a smaller lane may preempt those of a larger one."""
         return sequence.request.priority
 
     def turns(self, sequence: Sequence) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """Common parts of the rooms that store data on disk, in a database or in Redis.
 
-The jobs database and the cache of answers use `database`, both and the rate limits `breaker`, and private
-files `private_files`. An event loop never waits for a disk. A store that is down is retried only now and
-then, and logged once. A written file is complete and private.
+An event loop never waits for a disk. A store that is down is retried only now and then, and logged once. A
+written file is complete and private.
 """

@@ -17,25 +17,18 @@ PAUSE_S = 5.0
 """Pause for calls that clients wait for."""
 
 
-class NotAnswering(Exception):
-    """The call has failed, or was skipped during a pause."""
+class NotAnswering(Exception): ...
 
 
 @dataclass(kw_only=True)
 class CircuitBreaker:
-    """Logs one line when calls begin to fail and one when they work again. All methods belong to the thread
-    of one event loop."""
-
     fails: str
     """Line for the log, with a %s for the reason."""
     back: str
-    """Line for the log when calls work again."""
     failure: Callable[[Exception], str | None]
     """Returns the reason of an exception, or None if it does not mean that the service is down."""
     answer_s: float | None = None
-    """Timeout of a call, or None for no limit."""
     pause_s: float = 0.0
-    """Time after a failure in which calls are skipped."""
     clock: Callable[[], float] = time.monotonic
     _asks_again_s: float = field(default=float("-inf"), init=False)
     _is_failing: bool = field(default=False, init=False)

@@ -29,11 +29,9 @@ _READS = "openai_cpu_server_reads"
 
 class SqliteOptions(NamedTuple):
     lock_timeout_s: float
-    """Longest wait for a transaction of another process."""
     synchronous: str
     """FULL: a power loss loses no commit. NORMAL: a power loss may lose the last ones, kill -9 none."""
     has_one_connection: bool = False
-    """If True, reads wait for writes and one thread does both."""
     check: Callable[[sqlite3.Connection], None] = lambda _: None
     """Inspects the file before it is changed."""
 
@@ -93,8 +91,7 @@ class DatabaseThreads:
         )
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that writes, in the order of calls. Once begun, it completes even if its caller
-        is cancelled."""
+        """Keep the order of calls. A call that has begun completes even if its caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 
@@ -108,8 +105,8 @@ class DatabaseThreads:
 
 
 def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
-    """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises
-    what `check` raises."""
+    """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises what
+    `check` raises."""
     if not _is_in_memory(url):
         name = url.database or ""
         if name.startswith("file:") and "uri" in url.query:

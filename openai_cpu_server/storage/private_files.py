@@ -1,5 +1,5 @@
-"""Files with users' texts, or with data that native code will read: only this user may access them. A file
-of another user is rejected, because that user can read it and change it at any time."""
+"""Files with users' texts, or with data that native code will read: only this user may access them. A file of
+another user is rejected, because that user can read and change it at any time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BESIDE_SQLITE = ("-wal", "-shm", "-journal")
 
 
 class ForeignFile(OSError):
-    """The file belongs to another user, or is not of the right kind. The message is one line."""
+    """The message is one line."""
 
 
 def keep_private(path: Path) -> None:
@@ -51,8 +51,8 @@ def keep_database_private(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder, or check that only this user can have filled it. For guessable places in folders
-    that others can write to, such as /tmp. Raises OSError."""
+    """Create a folder, or check that only this user can have filled it. For guessable places in folders that
+    others can write to, such as /tmp. Raises OSError."""
     path.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -105,10 +105,9 @@ class SoleWriter:
     def __init__(self, path: Path) -> None:
         self._lock = path.with_name(f".{path.name}.lock")
         self._descriptor: int | None = None
-        """Holds the lock, or None."""
 
     def may_write(self) -> bool:
-        """Return True if this process is elected. Also true on file systems without locks."""
+        """Also true on file systems without locks."""
         if self._descriptor is not None:
             return True
         try:

@@ -22,7 +22,6 @@ from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
-from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.calls import end_cancelled
 from openai_cpu_server.engine_client.culprits import CulpritLedger
@@ -55,18 +54,6 @@ class CpuSpending:
         return spent_ms
 
 
-@dataclass
-class LastReport:
-    when_s: float
-    state: EngineState
-    forecast: Forecast | None
-    reason: str | None
-    counted: int = 0
-    """Number of order batches that the next new forecast surely includes."""
-    num_seen: int = 0
-    others_s: float = float("-inf")
-
-
 @dataclass(eq=False)
 class HostSession:
     """Collects news until it is fetched, so that all news of a step goes together."""
@@ -74,18 +61,20 @@ class HostSession:
     lease_holder: str
     renewed_s: float
     num_batches: int = 0
-    """Number of order batches received."""
     held_version: int | None = None
     spending: CpuSpending = field(default_factory=CpuSpending)
-    last: LastReport | None = None
-    """State of the last report, which `HostReporting` compares with the present one."""
+    last: wire.HostReport | None = None
+    reported_s: float = 0.0
+    num_seen: int = 0
+    """Order batches received before the last report."""
+    others_s: float = float("-inf")
+    """Time at which others' requests were last reported."""
     _report: wire.HostReport | None = None
     _started: dict[str, None] = field(default_factory=dict)
     _places: dict[str, messages.QueuePlace] = field(default_factory=dict)
-    _events: list[messages.TokenEvent] = field(default_factory=list)
-    _embedded: list[Embedded] = field(default_factory=list)
-    _ended: list[wire.RequestEnd] = field(default_factory=list)
-    _measured: list[MeasuredMedia] = field(default_factory=list)
+    _collected: list[messages.TokenEvent | Embedded | wire.RequestEnd | MeasuredMedia] = field(
+        default_factory=list
+    )
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
 
@@ -94,23 +83,21 @@ class HostSession:
         self._news.set()
 
     async def next(self) -> wire.ReplicaNews | None:
-        """Return the collected news, or None when the session has ended."""
         await self._news.wait()
         if self._is_over:
             return None
+        collected, self._collected = self._collected, []
         news = wire.ReplicaNews(
             report=self._report,
             started=tuple(self._started),
             places=tuple(self._places.values()),
-            events=tuple(self._events),
-            embedded=tuple(self._embedded),
-            ended=tuple(self._ended),
-            measured=tuple(self._measured),
+            events=tuple(one for one in collected if isinstance(one, messages.TokenEvent)),
+            embedded=tuple(one for one in collected if isinstance(one, Embedded)),
+            ended=tuple(one for one in collected if isinstance(one, wire.RequestEnd)),
+            measured=tuple(one for one in collected if isinstance(one, MeasuredMedia)),
             spent_ms=self.spending.take(),
         )
         self._report = None
-        for sent in (self._events, self._embedded, self._ended, self._measured):
-            sent.clear()
         self._started.clear()
         self._places.clear()
         self._news.clear()
@@ -124,7 +111,7 @@ class HostSession:
         return self._report is not None
 
     def report(self, report: wire.HostReport) -> None:
-        self._report = report
+        self._report = self.last = report
         self._news.set()
 
     def start(self, request_id: str) -> None:
@@ -138,25 +125,16 @@ class HostSession:
         self._news.set()
 
     def collect(self, news: messages.TokenEvent | Embedded | wire.RequestEnd | MeasuredMedia) -> None:
-        match news:
-            case messages.TokenEvent():
-                self._events.append(news)
-            case Embedded():
-                self._embedded.append(news)
-            case wire.RequestEnd():
-                self._ended.append(news)
-            case MeasuredMedia():
-                self._measured.append(news)
+        self._collected.append(news)
         self._news.set()
 
 
 @dataclass(eq=False)
 class SessionRelay(AnswerSink):
-    """Forwards the events of one request. `serves` returns True while the engine can run other requests."""
-
     request_id: str
     session: HostSession
     serves: Callable[[], bool]
+    """True while the engine can run other requests."""
     _is_running: bool = False
 
     def start(self) -> None:
@@ -186,60 +164,13 @@ _OTHERS_S = 1.0
 """Interval for reports of other sessions' requests, of which there may be thousands."""
 
 
-@dataclass(eq=False)
-class HostReporting:
-    """Reports the replica's state to each session: at once when it changes, otherwise at intervals."""
-
-    supervisor: Supervisor
-    clock: Callable[[], float]
-
-    def is_due(self, session: HostSession) -> bool:
-        if session.is_behind:
-            return False
-        last, supervisor = session.last, self.supervisor
-        if last is None or (last.state, last.reason) != (supervisor.state, supervisor.reason):
-            return True
-        has_news = supervisor.news.forecast is not last.forecast
-        return self.clock() - last.when_s >= (_BUSY_S if has_news else _IDLE_S)
-
-    def report(
-        self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
-    ) -> wire.HostReport:
-        supervisor, news, now_s = self.supervisor, self.supervisor.news, self.clock()
-        report = LastReport(now_s, supervisor.state, news.forecast, supervisor.reason)
-        report.num_seen = session.num_batches
-        if (last := session.last) is not None:
-            # A forecast comes from another process, so it surely includes orders from before the last report.
-            report.counted = last.num_seen if news.forecast is not last.forecast else last.counted
-            report.others_s = last.others_s
-        session.last = report
-        shown: tuple[LiveRequest, ...] | None = None
-        if now_s - report.others_s >= _OTHERS_S:
-            report.others_s = now_s
-            snapshots = ((live.snapshot(now_s), wire.origin(live.request.id)) for live in others)
-            shown = tuple(msgspec.structs.replace(snapshot, id=name) for snapshot, name in snapshots)
-        held = news.held_blocks.since(session.held_version)
-        session.held_version = held.version
-        return wire.HostReport(
-            state=supervisor.state,
-            status=status,
-            info=news.info,
-            kv=news.kv_stats,
-            adapters=news.adapters.offered,
-            forecast=news.forecast,
-            held=held if held.is_whole or held.saved or held.dropped else None,
-            counted=report.counted,
-            others=shown,
-        )
-
-
 TICK_S = 0.25
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
 class ReplicaHost:
-    """Belongs to one event loop's thread. An API process that is silent for `lease_s` counts as gone, and
-    its requests end, because another replica runs them by now."""
+    """An API process that is silent for `lease_s` counts as gone, and its requests end, because another
+    replica runs them by now."""
 
     def __init__(
         self,
@@ -249,7 +180,6 @@ class ReplicaHost:
         spending: CpuSpending | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor`: asleep. `spending`: its observer, or None if CPU time is not reported."""
         self.settled = supervisor.settled
         self._supervisor = supervisor
         self._adapters = supervisor.news.adapters
@@ -260,7 +190,6 @@ class ReplicaHost:
         self._sessions: dict[str, HostSession] = {}
         self._has_no_sessions = asyncio.Event()
         self._has_no_sessions.set()
-        self._reporting = HostReporting(supervisor, clock)
         self._measuring: set[asyncio.Task[None]] = set()
         self._spending = spending or CpuSpending()
 
@@ -295,7 +224,6 @@ class ReplicaHost:
         await self._has_no_sessions.wait()
 
     async def close(self) -> None:
-        """End all sessions and the process. Other replicas take over the requests."""
         for session in list(self._sessions.values()):
             self._forget(session)
         self._supervisor.stop()
@@ -304,7 +232,6 @@ class ReplicaHost:
     # -- a `ReplicaLink`, for API processes --------------------------------------------------------------
 
     async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        """Open a session and yield its news. It ends with the lease, or when the caller stops reading."""
         session = HostSession(lease_holder, self._clock())
         self._sessions[lease_holder] = session
         self._has_no_sessions.clear()
@@ -316,7 +243,6 @@ class ReplicaHost:
             self._forget(session)
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
-        """Execute orders. Return False if the lease holder is unknown."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
@@ -334,7 +260,6 @@ class ReplicaHost:
         return True
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter. A failure is a status too."""
         try:
             return await self._adapters.load(adapter)
         except ServerError as error:
@@ -403,13 +328,47 @@ class ReplicaHost:
                         "an API process was silent for %.0f s: its requests are ended", self._lease_s
                     )
                     self._forget(session)
-                elif self._reporting.is_due(session):
+                elif self._is_due(session):
                     self._report(session)
+
+    def _is_due(self, session: HostSession) -> bool:
+        """Changes of the state are reported at once."""
+        if session.is_behind:
+            return False
+        last, supervisor = session.last, self._supervisor
+        if last is None or (last.state, last.status.reason) != (supervisor.state, supervisor.reason):
+            return True
+        has_news = supervisor.news.forecast is not last.forecast
+        return self._clock() - session.reported_s >= (_BUSY_S if has_news else _IDLE_S)
 
     def _report(self, session: HostSession) -> None:
         session.spending.add(self._spending.take())
-        others = (live for live in self._replay.live if _session_of(live) is not session)
-        session.report(self._reporting.report(session, self.status(), others))
+        news, last, now_s, counted = self._supervisor.news, session.last, self._clock(), 0
+        if last is not None:
+            # A forecast comes from another process, so it surely includes orders from before the last report.
+            counted = session.num_seen if news.forecast is not last.forecast else last.counted
+        session.reported_s, session.num_seen = now_s, session.num_batches
+        others: tuple[LiveRequest, ...] | None = None
+        if now_s - session.others_s >= _OTHERS_S:
+            session.others_s = now_s
+            foreign = [live for live in self._replay.live if _session_of(live) is not session]
+            snapshots = ((live.snapshot(now_s), wire.origin(live.request.id)) for live in foreign)
+            others = tuple(msgspec.structs.replace(snapshot, id=name) for snapshot, name in snapshots)
+        held = news.held_blocks.since(session.held_version)
+        session.held_version = held.version
+        session.report(
+            wire.HostReport(
+                state=self.state,
+                status=self.status(),
+                info=news.info,
+                kv=news.kv_stats,
+                adapters=news.adapters.offered,
+                forecast=news.forecast,
+                held=held if held.is_whole or held.saved or held.dropped else None,
+                counted=counted,
+                others=others,
+            )
+        )
 
     def _forget(self, session: HostSession) -> None:
         session.end()
@@ -428,7 +387,6 @@ def _session_of(live: AcceptedRequest) -> HostSession | None:
 
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
-"""Most bytes of an unauthenticated frame."""
 _hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 
@@ -436,7 +394,6 @@ class ReplicaDoor:
     """Accepts connections that send its token. A connection is a session and ends with it."""
 
     def __init__(self, host: ReplicaHost, *, sending_s: float) -> None:
-        """`sending_s`: patience with a peer that does not read."""
         self._host = host
         self._sending_s = sending_s
         self._token = secrets.token_hex(32)
@@ -444,7 +401,6 @@ class ReplicaDoor:
         self._visits: set[asyncio.Task[None]] = set()
 
     async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> wire.DoorAddress:
-        """Listen on a free port of this address. Raises OSError."""
         loop = asyncio.get_running_loop()
         stream = partial(
             wire.FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened

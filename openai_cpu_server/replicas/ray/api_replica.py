@@ -42,8 +42,6 @@ async def _answered(response: DeploymentResponse) -> Any:
 
 
 class ReplicaRoster:
-    """Follows the running replicas of a deployment. Belongs to one event loop's thread."""
-
     def __init__(
         self, handle: DeploymentHandle, changed: Callable[[Mapping[str, ReplicaLink]], None]
     ) -> None:
@@ -96,8 +94,6 @@ _MIB = 1024 * 1024
 
 
 class ApiReplica:
-    """API process without an engine. Its only state is the requests of its clients."""
-
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, settings: Settings, engines: Mapping[str, DeploymentHandle]
     ) -> None:

@@ -52,8 +52,8 @@ _NO_LIMIT = 1_000_000
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Build the application of `ray --print-config`. `args`: path of the TOML file on every node
-    (`config`), and options of `serve`. Raises StartupError."""
+    """Build the application of `ray --print-config`. `args`: path of the TOML file on every node (`config`),
+    and options of `serve`. Raises StartupError."""
     options = {name: value for name, value in args.items() if name != "config"}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     if "config" in args:
@@ -70,7 +70,6 @@ def portable(settings: Settings) -> Settings:
 
 
 def serve_application(settings: Settings) -> Application:
-    """Return the application for these settings. Raises StartupError."""
     engines = {plan.name: _engines(settings, plan.name) for plan in planned_models(settings)}
     own_settings = _without(settings, *_OF_ENGINES, *_OF_SCALING)
     replica = serve.ingress()(ApiReplica) if settings.ray.ingress == "proxy" else ApiReplica
@@ -199,7 +198,6 @@ def _start(settings: Settings) -> None:
 
 
 def _cause(name: str, message: str) -> str:
-    """Return one line: our own error from the tracebacks of replicas, otherwise Ray's first line."""
     app = serve.status().applications.get(name)
     messages = [one.message for one in app.deployments.values()] if app is not None else []
     lines = [line.strip() for text in (*messages, message) for line in text.splitlines()]

@@ -88,7 +88,6 @@ class EngineReplica:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _supervised(self, model: str, spending: CpuSpending) -> Supervisor:
-        """Runs in a thread, because it opens the model's file."""
         plan: ModelPlan | None = None
         try:
             plan = next(plan for plan in planned_models(self._settings) if plan.name == model)

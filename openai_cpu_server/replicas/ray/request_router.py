@@ -12,8 +12,8 @@ from openai_cpu_server.replicas.ray.surroundings import NoSuchReplica, ReplicaAd
 
 
 class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
-    """Sends a call to the replica that it names, which `replicas.router` has chosen from frequent news,
-    without Ray's controller."""
+    """Sends a call to the replica that it names, which `replicas.router` has chosen, without Ray's
+    controller."""
 
     _notify: Callable[[frozenset[str]], None] | None = None
 

@@ -1,8 +1,7 @@
 """Environment of a replica: its CPUs, TLS, Ray's variables, and addresses of calls. Imports no Ray.
 
-Ray counts CPUs and assigns none in particular. Replicas on the same CPUs would wait for each other, so each
-claims its own with file locks, which the system frees when the process dies. docs/ray.md has the savings by
-each variable; a variable that the user sets takes precedence.
+Ray assigns no CPU in particular, so each replica claims its own with file locks. docs/ray.md has the savings
+by each variable; a variable that the user sets takes precedence.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class ReplicaAddress(str):
 
 class CpuClaim:
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: folder of the lock files, the same for all processes on the machine."""
         self._folder = folder or Path(tempfile.gettempdir()) / f"openai-cpu-server-cpus-{os.getuid()}"
         self._locks: dict[int, int] = {}
 
@@ -69,7 +67,6 @@ class CpuClaim:
 
 
 def choose_cpus(num: int, free: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return () if there are too few. Prefer the smallest node that suffices."""
     by_node: dict[int, list[int]] = {}
     for cpu in sorted(free):
         by_node.setdefault(nodes.get(cpu, 0), []).append(cpu)

@@ -1,4 +1,4 @@
-"""Adapters that are loaded and unloaded while replicas serve. All replicas should have the same."""
+"""Adapters that are loaded and unloaded while replicas serve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Offered:
 
 @dataclass(eq=False)
 class ReplicaAdapters:
-    """Adapters of all replicas. Later replicas get the others' adapters, also of ended API processes."""
+    """Later replicas get the others' adapters, also those of ended API processes."""
 
     replicas: Mapping[str, ReplicaMember]
     clock: Callable[[], float]
@@ -62,7 +62,6 @@ class ReplicaAdapters:
         self._drop(name)
 
     def reported(self, replica: str) -> None:
-        """Send the replica the adapters that it lacks."""
         member = self.replicas[replica]
         if member.report is None:
             return

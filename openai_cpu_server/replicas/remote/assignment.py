@@ -29,25 +29,22 @@ _MOST_LOSSES = 6
 class Quarantine:
     """Trials of suspects, one at a time, each at a replica that gets no other new requests.
 
-    A suspect with output is cleared. If the replica is lost, the suspect is to blame, unless another API
-    process had a request without output there. Innocent suspects do not fail. `engine_client.culprits`
-    bisects within one engine, where a death costs less; `AcceptedRequest.suspicion` counts losses here.
+    If the replica is lost, the suspect is to blame, unless another API process had a request without output
+    there. `engine_client.culprits` bisects within one engine, where a death costs less;
+    `AcceptedRequest.suspicion` counts losses here.
     """
 
     trials: dict[str, AcceptedRequest] = field(default_factory=dict)
-    """Suspect on trial, by replica."""
 
     def has_room(self, num_ready: int) -> bool:
-        """Return True if another trial may begin. Trials take at most half of the ready replicas, or one."""
+        """Trials take at most half of the ready replicas, or one."""
         return len(self.trials) < max(1, num_ready // 2)
 
     @staticmethod
     def suspects(live: AcceptedRequest) -> bool:
-        """Return True if the request must be tried before it runs beside others."""
         return live.suspicion >= _LOSSES_UNTIL_SUSPECT
 
     def end_trial(self, live: AcceptedRequest) -> bool:
-        """Return False if the request was not on trial."""
         replicas = [replica for replica, suspect in self.trials.items() if suspect is live]
         for replica in replicas:
             del self.trials[replica]
@@ -56,8 +53,8 @@ class Quarantine:
     def lost(
         self, replica: str, accused: Iterable[AcceptedRequest], *, is_alone: bool
     ) -> AcceptedRequest | None:
-        """Return the guilty request, which explains all losses, or None. `accused`: requests without
-        output there. `is_alone`: True if no other API process had such requests there."""
+        """Return the guilty request, which explains all losses, or None. `accused`: requests without output
+        there. `is_alone`: no other API process had such requests there."""
         on_trial, guilty = self.trials.pop(replica, None), None
         for live in accused:
             live.suspicion += 1
@@ -70,15 +67,13 @@ class Quarantine:
 class AssignedRequest:
     live: AcceptedRequest
     replica: str | None = None
-    """Assigned replica, or None while the request waits for one."""
     wire_id: str = ""
     num_attempts: int = 0
     avoids: frozenset[str] = frozenset()
     """Replicas that were lost with it, or have returned it."""
     _num_output: int = -1
     _blocks: tuple[int, ...] = ()
-    """Names of the blocks with `_num_output` tokens of the output. They are cached, because hashing a long
-    prompt takes as long as the rest of routing."""
+    """Names of blocks, cached because hashing a long prompt takes as long as the rest of routing."""
 
     def routed(self) -> RoutedRequest:
         request, output = self.live.request, self.live.output
@@ -95,8 +90,6 @@ _WORTH_MOVING_S = 1.0
 
 
 class RequestAssignment:
-    """Owner of the live requests. Requests that a replica cannot finish move on with their output so far."""
-
     def __init__(
         self, replicas: Mapping[str, ReplicaMember], router: ReplicaRouter, clock: Callable[[], float]
     ) -> None:
@@ -108,7 +101,6 @@ class RequestAssignment:
         self._quarantine = Quarantine()
         self._requests: dict[str, AssignedRequest] = {}
         self._waiting: dict[str, AssignedRequest] = {}
-        """Requests without a replica."""
         self._by_wire: dict[str, AssignedRequest] = {}
 
     @property
@@ -119,7 +111,6 @@ class RequestAssignment:
         return [placed.live for placed in self._by_wire.values() if placed.replica == replica]
 
     def find(self, replica: str, wire: str) -> AcceptedRequest | None:
-        """Return the request with this wire id, or None if the replica no longer runs it."""
         placed = self._by_wire.get(wire)
         return placed.live if placed is not None and placed.replica == replica else None
 
@@ -132,7 +123,6 @@ class RequestAssignment:
         self.place_waiting()
 
     def cancel(self, *request_ids: str) -> None:
-        """Drop the requests without notifying their readers."""
         for request_id in request_ids:
             self._recall(request_id)
             self.delivery.forget(request_id)
@@ -142,7 +132,6 @@ class RequestAssignment:
         self._recall(live.request.id, FinishReason.STOP)
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """Discard the current attempt and its late output, and start another one."""
         live.end_thinking(ending)
         self._withdraw(live)
         self.place_waiting()
@@ -189,7 +178,6 @@ class RequestAssignment:
         return not self.assigned_to(replica)
 
     def place_waiting(self) -> None:
-        """Place interactive calls first, then by arrival."""
         num_ready = sum(member.is_ready for member in self._replicas.values())
         if not num_ready:
             return  # many may wait for the first replica, and are not looked at whenever another comes
@@ -203,7 +191,6 @@ class RequestAssignment:
                 self._send(call, choice)
 
     def take_over(self, replica: str) -> None:
-        """Move waiting requests here from other replicas if they would begin much sooner."""
         if replica in self._quarantine.trials:
             return
         num_moved = 0
@@ -289,7 +276,6 @@ class RequestAssignment:
             member.session.send(CancelRequest(id=placed.wire_id, reason=reason))
 
     def _unassign(self, live: AcceptedRequest) -> None:
-        """Return the request to the waiting set."""
         live.wait()
         self._quarantine.end_trial(live)
         self._router.ended(live.request.id)

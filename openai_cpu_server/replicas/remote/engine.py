@@ -47,7 +47,6 @@ class ReplicasOverview:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Info of a replica that has one, otherwise the last known."""
         infos = [report.info for report in self._reports() if report.info is not None]
         if infos:
             self._last_info = infos[0]
@@ -68,7 +67,6 @@ class ReplicasOverview:
 
     @property
     def reason(self) -> str | None:
-        """Failures of single replicas, also while others serve, or None."""
         wrong = [
             f"the replica {name}: {report.failure_reason}"
             for name, member in self.proxy.replicas.items()
@@ -83,7 +81,6 @@ class ReplicasOverview:
         return [request for report in self._reports() for request in report.others or ()]
 
     def holders(self, name: str) -> list[str]:
-        """Return the replicas that run a call of another API process, by the call's id or a sequence's."""
         return [
             replica
             for replica, member in self.proxy.replicas.items()
@@ -134,7 +131,6 @@ class ReplicasOverview:
         return tuple(best.values())
 
     def _reports(self) -> list[HostReport]:
-        """Return reports of staying replicas, or of leaving ones if none stays."""
         members = [one for one in self.proxy.replicas.values() if one.report is not None]
         staying = [one for one in members if not one.is_going] or members
         return [one.report for one in staying if one.report is not None]
@@ -153,9 +149,6 @@ _RETRY_S = 1.0
 
 
 class RemoteEngine:
-    """Accepts requests within limits, sends each to a replica, and replays those that a replica leaves
-    behind. Belongs to one event loop's thread."""
-
     def __init__(
         self,
         *,
@@ -167,8 +160,8 @@ class RemoteEngine:
         random: Random | None = None,
         spent: Callable[[dict[str, float]], None] = lambda spent_ms: None,
     ) -> None:
-        """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends
-        our requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
+        """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends our
+        requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
         router = ReplicaRouter(random or Random(), num_routers=num_routers)
         self._proxy = ReplicaProxy(clock, router, lease_s=lease_s)
         self._requests = self._proxy.requests
@@ -207,7 +200,7 @@ class RemoteEngine:
             self._proxy.retry()
 
     def set_replicas(self, links: Mapping[str, ReplicaLink]) -> None:
-        """Set the present replicas by name. Requests of absent ones move as soon as another is ready."""
+        """Requests of absent replicas move as soon as another is ready."""
         self._proxy.set_replicas(links)
 
     def drain(self) -> None:
@@ -259,7 +252,7 @@ class RemoteEngine:
         return self._requests.live.snapshots(self._clock()) + self._overview.others
 
     def show_steps(self, see: SeeStep) -> None:
-        """Do nothing, because replicas do not report single steps."""
+        """Replicas do not report single steps."""
 
     def hide_steps(self) -> None: ...
 

@@ -24,7 +24,7 @@ from openai_cpu_server.errors import GenerationFailed, RequestCancelled
 from openai_cpu_server.replicas import wire
 from openai_cpu_server.replicas.remote.assignment import RequestAssignment
 from openai_cpu_server.replicas.remote.session import ReplicaMember, ReplicaSession
-from openai_cpu_server.replicas.router import ReplicaReport, ReplicaRouter
+from openai_cpu_server.replicas.router import ReplicaRouter
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ _CONNECT_S = 5.0
 
 @dataclass(eq=False)
 class StreamLink:
-    """`ReplicaLink` over a connection to the replica's door."""
-
     door: Callable[[], Awaitable[wire.DoorAddress]]
     """Function that returns the address of the door. Raises ReplicaLost."""
     load_adapter: Callable[[Adapter], Coroutine[Any, Any, AdapterStatus]]
@@ -80,7 +78,6 @@ class _Session:
     _patience_s: float | None = _CONNECT_S
 
     async def news(self) -> bytes | None:
-        """Return None if the replica has ended the session. Raises ReplicaLost."""
         while True:
             try:
                 with anyio.fail_after(self._patience_s):
@@ -115,17 +112,13 @@ _LAST_WORDS_S = 2.0
 
 
 class ReplicaProxy:
-    """Owns the sessions with the replicas. `RequestAssignment` owns their requests."""
-
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
         self.replicas: dict[str, ReplicaMember] = {}
         self.requests = RequestAssignment(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         self.last_loss: tuple[str, float] | None = None
-        """Reason and time of the last loss."""
         self.on_report: Callable[[str], None] = lambda replica: None
         self.on_spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
-        """Receives CPU milliseconds by client label."""
         self.on_measured: Callable[[Sequence[MeasuredMedia]], None] = lambda measured: None
         self._clock = clock
         self._router = router
@@ -148,7 +141,6 @@ class ReplicaProxy:
                 self._empty(name)
 
     def retry(self) -> None:
-        """Attend again replicas that were lost but are still listed."""
         for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 
@@ -214,8 +206,7 @@ class ReplicaProxy:
             self._empty(replica)
             return
         made_s = member.session.counted_s(report.counted)
-        load = ReplicaReport(report.state, report.forecast, report.held)
-        self._router.reported(replica, load, made_s=made_s, now_s=self._clock())
+        self._router.reported(replica, report, made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self.requests.place_waiting()
         if member.is_ready:

@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 0.5
 """Share of a lease after which a silent replica is given up, before it gives us up."""
 _RENEWALS = 4
-"""Per lease."""
 _SILENCE_S = 4.0
 """A replica that sends no news for this time and a lease is given up; it should send some every second."""
 
@@ -61,7 +60,7 @@ class ReplicaSession:
         self._has_orders.set()
 
     def counted_s(self, num_sent: int) -> float:
-        """Return the time before which all orders were in the first `num_sent` batches (never decreasing)."""
+        """Return the time before which all orders were in the first `num_sent` batches."""
         while self._sent_s and self._num_counted < num_sent:
             self._sent_s.popleft()
             self._num_counted += 1
@@ -146,9 +145,7 @@ class ReplicaMember:
     adapters_asked: set[str] = field(default_factory=set)
     """Keys of adapters that it was asked to load, beside those from its start."""
     adapters_refused: set[str] = field(default_factory=set)
-    """Keys of adapters that it has failed to load."""
     adapters_seen: set[str] = field(default_factory=set)
-    """Keys of all adapters that it has ever reported."""
 
     @property
     def is_ready(self) -> bool:
@@ -157,7 +154,7 @@ class ReplicaMember:
 
     @property
     def is_shared(self) -> bool:
-        """True if it runs requests of other API processes that have no output yet, by its last report."""
+        """True if it runs requests of other API processes that have no output yet."""
         others = (self.report and self.report.others) or ()
         return any(
             one.state is RequestState.RUNNING and not one.output_tokens and not one.num_embedded

@@ -1,4 +1,5 @@
-"""Choice of the draft tokens of each sequence in a step, with evaluation of their benefit."""
+"""Choice of the draft tokens of each sequence in a step. Results of `scripts/regress.py streams
+speculation.speculator.NAME` stand behind its constants."""
 
 from __future__ import annotations
 
@@ -18,14 +19,10 @@ from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 
 _FORGET = 0.98
-"""Decay of previous steps, so that about 50 count.
-
-This guards against drafts that lose against all predictions; tests/scheduler/test_drafts.py shows when it
-must act. Its value does not matter where drafts gain, and neither do those of the other names here
-(`scripts/regress.py streams speculation.speculator._TRIAL`).
-"""
+"""Decay of previous steps, so that about 50 count. This guards against drafts that lose against all
+predictions; tests/scheduler/test_drafts.py shows when it must act. Where drafts gain, the values do not
+matter."""
 _TRIAL = 32
-"""Minimum steps with drafts before they are judged."""
 _ENOUGH = 8
 """Minimum steps without drafts from which the error of predictions is known."""
 _FURTHEST = 3.0
@@ -38,7 +35,7 @@ _CLEAR = 8
 """Minimum steps of a trial that is clearly lost."""
 _CLEAR_LOSS = 0.8
 _IDLE = 64
-"""Decoding steps without a draft, each predicted not to pay, after which a head does not read along for a
+"""Decoding steps, each without a draft predicted to pay, after which a head does not read along for a
 while."""
 _FIRST_TRIES = 4
 """Maximum tokens of a head in a step until some have shown whether it is right."""
@@ -65,29 +62,26 @@ class ComparedStep(NamedTuple):
     num_accepted: int
     plain_ms: float
     predicted_ms: float
-    """Predicted time of the actual step, with drafting."""
+    """Predicted time of the actual step, with drafting as in `elapsed_ms`."""
     elapsed_ms: float
-    """Actual time, with drafting."""
 
     @property
     def worth_ms(self) -> float:
-        """Predicted time of the same tokens without drafts."""
         return self.plain_ms * (1 + self.num_accepted / self.num_sequences)
 
     @property
     def taken_ms(self) -> float:
-        """Actual time within bounds around the predicted time."""
         shortest, longest = self.predicted_ms / _FURTHEST, self.predicted_ms * _FURTHEST
         return min(max(self.elapsed_ms, shortest), longest)
 
 
 @dataclass(eq=False)
 class DraftGains:
-    """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay.
+    """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay. Its clock
+    counts only the time of steps.
 
-    Its clock counts only the time of steps, so that a pause does not pass while the engine is idle. A step is
-    compared with the cost model's prediction without drafts, corrected by the actual time of steps of that
-    size without drafts. So contexts of different lengths, and steps with prompts, are comparable.
+    A step is compared with the prediction without drafts, corrected by actual times of such steps. So
+    contexts of different lengths, and steps with prompts, are comparable.
     """
 
     _now_ms: float = 0.0
@@ -115,11 +109,9 @@ class DraftGains:
         return self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
 
     def charge(self, kind: DraftingKind, ms: float) -> None:
-        """Note time that drafts cost beside their steps."""
         self._trials.setdefault(kind, _Trial()).charge(ms)
 
     def states(self, *, uses_model: bool) -> tuple[DraftingState, ...]:
-        """Return what is decided for each number of sequences that was seen."""
         found = sorted(
             ((kind.size, trial) for kind, trial in self._trials.items() if kind.uses_model is uses_model),
             key=itemgetter(0),
@@ -156,14 +148,12 @@ class _Account:
 
 
 class _Trial:
-    """Drafts in steps of one kind. A loss pauses them, and the next loss for twice as long."""
+    """A loss pauses drafts, and the next loss for twice as long."""
 
     def __init__(self) -> None:
         self.paused_until_ms = 0.0
         self.gain = 1.0
-        """Speed with drafts relative to that without, as last measured."""
         self.why = ""
-        """Reason of the last pause."""
         self._pause_ms = _PAUSE_MS
         self._account = _Account()
         self._lost_ms = 0.0
@@ -200,14 +190,10 @@ class _Trial:
 
 
 _WORTH = 0.95
-"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk.
-
-`scripts/regress.py streams speculation.speculator._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing
-is gained.
-"""
+"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk. At 0.85
+quotations lose 4 %; at 1.0 nothing is gained."""
 _LEAST_CHANCE = 0.02
-"""Minimum probability of reaching a draft token that is considered, which saves time in Python.
-`scripts/regress.py streams speculation.speculator._LEAST_CHANCE`: 0.005 to 0.1 changes nothing."""
+"""Minimum probability of reaching a draft token that is considered. 0.005 to 0.1 changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +202,6 @@ class _DraftToken:
     gain: float
     """Reduction of the sequence's expected time per token, in steps."""
     place: int
-    """Place in the draft, and number of the draft model's call."""
     draft: SequenceDraft
 
 
@@ -227,8 +212,8 @@ def choose_lengths(
 
     If a step takes the time T, and g draft tokens of a sequence are expected to be correct, the sequence
     needs T / (1 + g) per token. The mean over all sequences in the step, also those without a draft (g = 0),
-    is minimised. Then the total tokens per second do not fall either. Drafts make no step longer than its
-    budget, because new requests wait for its end. `always`: compute all drafts that fit.
+    is minimised. Drafts make no step longer than its budget, because new requests wait for its end. `always`:
+    compute all drafts that fit.
     """
     if not always and not _can_pay(plan, prices, drafts):
         return {}
@@ -268,8 +253,6 @@ def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Seque
 def _most_worth(
     plan: StepPlan, prices: StepPrices, tokens: list[_DraftToken]
 ) -> tuple[float, list[_DraftToken]]:
-    """Return the first tokens that pay best, behind the expected time per token, which is summed over the
-    step's sequences."""
     if not tokens:
         return math.inf, []
     trial, steps_per_token, drafting_ms = plan.copy(), float(len(plan.parts)), 0.0
@@ -317,14 +300,12 @@ def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftTo
 def _first_tries(
     drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]
 ) -> dict[Sequence, int]:
-    """Return the lengths with few tokens of the head, one for a sequence."""
     generated = [sequence for sequence in lengths if not drafts[sequence].tokens]
     tries = dict.fromkeys(generated[:_FIRST_TRIES], 1)
     return {s: length for s, length in lengths.items() if drafts[s].tokens} | tries
 
 
 def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int]) -> float:
-    """Return the draft model's time: one call for each place, for all sequences that reach it."""
     total_ms, calls = 0.0, Counter[int]()
     for sequence, length in lengths.items():
         for place in range(length if not drafts[sequence].tokens else 0):
@@ -334,17 +315,14 @@ def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequenc
 
 
 _FEW_TO_READ = 16
-"""Tokens that a draft model may always read: those since its last draft, and wrong ones of that. Twice the
-longest draft of a draft model (`drafts.py`)."""
+"""Tokens that a draft model may always read: twice the longest draft of one, because some of the last were
+wrong."""
 
 
 class SpanDraft(NamedTuple):
-    """Draft of one span: tokens, or the number that the draft model generates."""
-
     tokens: tuple[int, ...] = ()
     num_to_draft: int = 0
     num_to_read: int | None = None
-    """Limit of the draft model's reading, or None."""
 
     @classmethod
     def of(cls, draft: SequenceDraft, length: int) -> SpanDraft:
@@ -370,23 +348,15 @@ class ChosenDrafts:
 
 @dataclass(eq=False)
 class Speculator:
-    """Choice of drafts by the tokens that drafters predict and by their cost.
-
-    One drafter always knows its tokens at once (`LookupDrafter` quotes the sequence). A draft model is
-    optional.
-    """
-
     drafter: Drafter
     draft_model: ModelDrafter | None = None
     _: KW_ONLY
     max_tokens: int = 31
     """Maximum draft tokens of one sequence in a step; 31 and its own token fill two tiles."""
     always: bool = False
-    """Compute every draft (`contract.Experiment`)."""
     _gains: DraftGains = field(default_factory=DraftGains)
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
-        """`limits`: maximum draft tokens of every sequence of the step."""
         kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
         quotes, generates = (self.always or self._gains.allows(kind) for kind in kinds)
         found = {
@@ -407,28 +377,23 @@ class Speculator:
         # A prompt leaves no time for drafts that pay otherwise.
         decodes = len(found) == len(limits) and any(limits.values())
         could_draft = self._reads_along and generates and not self.always and decodes
-        if could_draft and not any(span.num_to_draft for span in spans.values()):
-            self._pass_over(kinds[True])
+        was_idle = could_draft and not any(span.num_to_draft for span in spans.values())
+        if was_idle and self._gains.pass_over(kinds[True]) and self.draft_model is not None:
+            self.draft_model.doubt(kinds[True].size)
         return ChosenDrafts(spans, drafting_ms, plain_ms, reads_along)
-
-    def _pass_over(self, kind: DraftingKind) -> None:
-        """Note a step in which no draft was predicted to pay."""
-        if self._gains.pass_over(kind) and self.draft_model is not None:
-            self.draft_model.doubt(kind.size)
 
     @property
     def _reads_along(self) -> bool:
         return self.draft_model is not None and self.draft_model.reads_along
 
     def states(self) -> tuple[DraftingState, ...]:
-        """Return the decisions about the draft model's or the head's drafts."""
         return () if self.draft_model is None else self._gains.states(uses_model=True)
 
     def compare(
         self, plain_ms: float | None, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
     ) -> None:
-        """Learn if a step's drafts paid. `plain_ms` is the time predicted without drafts (`ChosenDrafts`),
-        `predicted_ms` that of the actual step, with drafting as in `elapsed_ms`."""
+        """Learn if a step's drafts paid. `plain_ms`: as in `ChosenDrafts`. `predicted_ms`: of the actual
+        step, with drafting as in `elapsed_ms`."""
         self._gains.pass_time(elapsed_ms)
         if result.reading_ms:
             self._gains.charge(DraftingKind.of(len(step.spans), uses_model=True), result.reading_ms)
@@ -481,8 +446,7 @@ class Speculator:
 def with_reading(
     drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int], left_ms: float
 ) -> tuple[dict[Sequence, SpanDraft], float]:
-    """Return the drafts with the tokens that the draft model may read first, within `left_ms`, and the draft
-    model's time.
+    """Return the drafts with the tokens that the draft model may read first, within `left_ms`, and its time.
 
     Reading begins with the sequence that has the fewest unread tokens. A sequence that is not read to its end
     gets its draft in a later step.
