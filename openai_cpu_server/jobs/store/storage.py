@@ -15,23 +15,7 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
-from openai_cpu_server.jobs.store.database import (
-    ItemTable,
-    OwnedRepository,
-    R,
-    Repository,
-    batches,
-    conversation_items,
-    conversations,
-    files,
-    parts,
-    reads,
-    response_events,
-    response_items,
-    responses,
-    storable,
-    writes,
-)
+from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.jobs.store.files import is_there
 
 CONVERSATION_BYTES = 1024
@@ -72,30 +56,32 @@ def disk_space(folder: Path) -> DiskSpace:
 
 
 @dataclass(eq=False)
-class StorageQuotas(Repository):
+class StorageQuotas(db.Repository):
     space: Callable[[Path], DiskSpace] = disk_space
     _figures: dict[str, _Figure] = field(default_factory=dict, init=False)
     _coming: dict[str, StoredAmount] = field(default_factory=dict, init=False)
     _left: tuple[float, int] | None = field(default=None, init=False)
     """Time of the check, and bytes left for us."""
 
-    @reads
+    @db.reads
     def stored(self, connection: Connection, owner: str) -> StoredAmount:
         now_s = self.clock()
-        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
+        own = select(func.count(), _sum(db.files.c.bytes)).where(db.files.c.owner == owner, is_there(now_s))
         num_files, num_bytes = connection.execute(own).one()
-        running = batches.c.owner == owner, batches.c.status.in_(ACTIVE)
-        outputs, errors = (select(each).where(*running) for each in (batches.c.output_id, batches.c.error_id))
-        own_responses = responses.c.owner == owner, responses.c.expires_at > now_s
-        response_ids = select(responses.c.id).where(*own_responses)
-        own_conversations = conversations.c.owner == owner, conversations.c.expires_at > now_s
-        conversation_ids = select(conversations.c.id).where(*own_conversations)
-        items, turns, events = response_items.c, conversation_items.c, response_events.c
+        running = db.batches.c.owner == owner, db.batches.c.status.in_(ACTIVE)
+        outputs, errors = (
+            select(each).where(*running) for each in (db.batches.c.output_id, db.batches.c.error_id)
+        )
+        own_responses = db.responses.c.owner == owner, db.responses.c.expires_at > now_s
+        response_ids = select(db.responses.c.id).where(*own_responses)
+        own_conversations = db.conversations.c.owner == owner, db.conversations.c.expires_at > now_s
+        conversation_ids = select(db.conversations.c.id).where(*own_conversations)
+        items, turns, events = db.response_items.c, db.conversation_items.c, db.response_events.c
         sizes = (
-            select(_length(parts.c.content)).where(
-                or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
+            select(_length(db.parts.c.content)).where(
+                or_(db.parts.c.file_id.in_(outputs), db.parts.c.file_id.in_(errors))
             ),
-            select(_length(responses.c.response, responses.c.written)).where(*own_responses),
+            select(_length(db.responses.c.response, db.responses.c.written)).where(*own_responses),
             select(_length(items.content)).where(items.response_id.in_(response_ids)),
             select(_length(events.content)).where(events.response_id.in_(response_ids)),
             select(func.count() * CONVERSATION_BYTES).where(*own_conversations),
@@ -181,26 +167,26 @@ def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
 
 
 @dataclass(eq=False, kw_only=True)
-class StoringRepository(OwnedRepository[R]):
+class StoringRepository(db.OwnedRepository[db.R]):
     """Objects with items, which count for their owner's limits, and expire."""
 
-    item_table: ClassVar[ItemTable[Any]]
+    item_table: ClassVar[db.ItemTable[Any]]
     storage: StorageQuotas
     lifetime_s: int
 
     @recounted
-    @writes
+    @db.writes
     def delete(self, connection: Connection, owner: str, object_id: str) -> None:
         """Delete an object and its items."""
         self.own(connection, owner, object_id)
-        self.table.delete(connection, [storable(object_id)])
+        self.table.delete(connection, [db.storable(object_id)])
 
-    @reads
+    @db.reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the items that exist in any object of this owner."""
         return self.item_table.content_by_id(connection, owner, ids, self.clock())
 
-    @writes
+    @db.writes
     def purge_some(self, connection: Connection) -> int:
         """Delete some expired objects. Returns their number; call again while it is positive."""
         return self.table.purge(connection, self.clock())

@@ -29,19 +29,8 @@ from openai_cpu_server.structured.languages.expr import (
     parts_first,
 )
 from openai_cpu_server.structured.languages.rules import CYCLE_ADVICE, described, order, takes_long_texts
+from openai_cpu_server.structured.lark import plan as planning
 from openai_cpu_server.structured.lark.conflicts import conflicting
-from openai_cpu_server.structured.lark.plan import (
-    FirstBytes,
-    LexemePlan,
-    RegularRules,
-    Share,
-    Work,
-    check_symbols,
-    is_character,
-    is_lexeme,
-    lead_of_char,
-    union,
-)
 from openai_cpu_server.structured.options import InvalidGrammar
 
 _SHORT = 12
@@ -150,7 +139,7 @@ _NEVER = "NEVER"
 
 
 class _Writer:
-    def __init__(self, plan: LexemePlan, renumbered: Callable[[int], int]) -> None:
+    def __init__(self, plan: planning.LexemePlan, renumbered: Callable[[int], int]) -> None:
         self._renumbered = renumbered
         self._lexemes = plan.lexemes
         self._names = {name: f"L{name[1:]}" for name in plan.lexemes}
@@ -189,7 +178,7 @@ class _Writer:
         return f"({self.shown(expr)})" if isinstance(expr, (Alt, Seq)) else self.shown(expr)
 
     def _reference(self, name: str) -> str:
-        expr = self._lexemes.get(name) if is_lexeme(name) else None
+        expr = self._lexemes.get(name) if planning.is_lexeme(name) else None
         if isinstance(expr, Token):
             return f"<[{self._renumbered(expr.number)}]>"
         if isinstance(expr, Multiples):
@@ -210,16 +199,16 @@ _CHARACTERS_PER_STEP = 6
 class Translation:
     """Plan that can be written for any vocabulary."""
 
-    def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
+    def __init__(self, rules: Rules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
         """Plan the lexemes. Raises InvalidGrammar, SchemaTooLarge.
 
         `num_read`: characters that were read for it, which count as work.
         """
-        work = work or Work()
+        work = work or planning.Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
         self.share = work.share
-        check_symbols(self._plan)
+        planning.check_symbols(self._plan)
         found = order(self._plan.rules, ROOT)
         if found.deepest:
             raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")
@@ -259,23 +248,23 @@ def numbered_from(first: int) -> Callable[[int], int]:
     return lambda token: numbers.setdefault(token, first + len(numbers))
 
 
-def _plan(rules: Rules, work: Work) -> LexemePlan:
+def _plan(rules: Rules, work: planning.Work) -> planning.LexemePlan:
     """Make lexemes as large as possible, and break those that conflict, at last into single characters."""
-    regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
+    regular, share = planning.RegularRules(rules, work), planning.Share(work, _MOST_TO_CONFIRM)
     items = {regular.of(rules[name]) for name in rules if is_list_item(name)}
-    leads = union(map(lead_of_char, "-0123456789"))
-    numbers = {x for x in items if x is not None and FirstBytes().mask(x) & leads}
+    leads = planning.union(map(planning.lead_of_char, "-0123456789"))
+    numbers = {x for x in items if x is not None and planning.FirstBytes().mask(x) & leads}
     """Numbers of lists whose items differ. In parts, each beginning of one would count as an item."""
     broken: set[Expr] = set()
     for number in range(_ROUNDS):
-        plan = LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
+        plan = planning.LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
             return plan
         if number >= _GENTLE_ROUNDS:
-            found = [expr for expr in every_expression(found) if not is_character(expr)]
+            found = [expr for expr in every_expression(found) if not planning.is_character(expr)]
         broken.update(found)
-    plan = LexemePlan(rules, regular, lambda x: is_character(x) or x in numbers, work)
+    plan = planning.LexemePlan(rules, regular, lambda x: planning.is_character(x) or x in numbers, work)
     if numbers and conflicting(plan, work, share):
         raise InvalidGrammar(
             1, 1, "too ambiguous: numbers of a list with 'uniqueItems' are beside other numbers"

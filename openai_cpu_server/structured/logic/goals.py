@@ -10,20 +10,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from openai_cpu_server.structured.logic.truths import (
-    STAYS_NEGATED,
-    MarkedObject,
-    MarkReader,
-    PlainTruths,
-    Signed,
-    complement,
-    none_of_all,
-)
+from openai_cpu_server.structured.logic import truths
 from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Node, NodeTable
 
-Goal = tuple[Signed, ...]
+Goal = tuple[truths.Signed, ...]
 Order = tuple[int, ...]
 _DEEP = 24
 _MOST_COMPARED = 60
@@ -63,10 +55,10 @@ class _State(msgspec.Struct):
     queue: list[_Item] = msgspec.field(default_factory=list)
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
-    visits: set[Signed] = msgspec.field(default_factory=set)
-    stated: set[Signed] = msgspec.field(default_factory=set)
+    visits: set[truths.Signed] = msgspec.field(default_factory=set)
+    stated: set[truths.Signed] = msgspec.field(default_factory=set)
     """Nodes that were read, by meaning: the same set where all equal nodes are one."""
-    marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
+    marked: truths.MarkedObject = msgspec.field(default_factory=truths.MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:
         facts, choices = list(self.facts), list(self.choices)
@@ -81,7 +73,7 @@ class _State(msgspec.Struct):
     def is_stated(self, number: int, is_true: bool) -> bool:
         return (self.meaning(number), is_true) in self.stated
 
-    def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
+    def next_choice(self, marks: truths.MarkReader) -> list[list[_Item]] | None:
         while self.choices:
             choice = self.choices.pop(0)
             options = choice.options
@@ -91,7 +83,7 @@ class _State(msgspec.Struct):
                 return [o for o in options if not any(self.is_stated(x.number, not x.is_true) for x in o)]
         return None
 
-    def _holds(self, item: _Item, marks: MarkReader) -> bool:
+    def _holds(self, item: _Item, marks: truths.MarkReader) -> bool:
         is_stated = self.is_stated(item.number, item.is_true)
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
@@ -122,8 +114,8 @@ class Goals:
         self._look_up = look_up
         self._budget = budget
         self._report = report
-        self._marks = MarkReader(table, look_up)
-        self._truths = PlainTruths(table, look_up)
+        self._marks = truths.MarkReader(table, look_up)
+        self._truths = truths.PlainTruths(table, look_up)
         self.branches = functools.cache(self._find_branches)
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._possible_anywhere: dict[Goal, bool] = {}
@@ -261,17 +253,19 @@ class Goals:
             state.queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
         with self.table.standing_for(item.number):
-            signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
+            signed = [(x, True) for x in node.items]
+            if not item.is_true:
+                signed = truths.none_of_all(node.items, self.table)
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
         return self._choose(options, state)
 
     def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
         open_options = []
         for option in options:
-            truths = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
-            if all(t is True for t in truths):
+            found = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
+            if all(t is True for t in found):
                 return None
-            if not any(t is False for t in truths):
+            if not any(t is False for t in found):
                 open_options.append(option)
         if not open_options:
             return False
@@ -317,13 +311,13 @@ class Goals:
         if isinstance(node, nodes.Types):
             state.facts.append((item.order, Fact(nodes.Integer(), item.is_true, item.number)))
             return None
-        if not item.is_true and not isinstance(node, STAYS_NEGATED):
+        if not item.is_true and not isinstance(node, truths.STAYS_NEGATED):
             state.queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
             return None
         state.facts.append((item.order, Fact(node, item.is_true, item.number)))
         return None if self._fits_marks(node, state.marked) else False
 
-    def _fits_marks(self, node: Node, marked: MarkedObject) -> bool:
+    def _fits_marks(self, node: Node, marked: truths.MarkedObject) -> bool:
         if isinstance(node, nodes.Required):
             return marked.require(node.names)
         if isinstance(node, nodes.Properties):
@@ -332,7 +326,7 @@ class Goals:
 
     def _complement(self, number: int, node: Node) -> int:
         with self.table.standing_for(number):
-            found = complement(node, self.table)
+            found = truths.complement(node, self.table)
         if found is None:
             self.refuse([number], "cannot be negated by a grammar")
             return TRUE

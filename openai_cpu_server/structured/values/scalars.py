@@ -31,13 +31,7 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.lengths import PlainLanguages, bounded
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
-from openai_cpu_server.structured.scalars import numbers
-from openai_cpu_server.structured.scalars.regex import (
-    FORMATS,
-    FORMATS_BESIDE_PATTERNS,
-    full_language,
-    search_language,
-)
+from openai_cpu_server.structured.scalars import numbers, regex
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import JsonKind, Node
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
@@ -52,7 +46,7 @@ class StringLanguages:
         self._goals = goals
         self._report = report
         self._budget = budget
-        self.pattern = functools.cache(lambda pattern: search_language(pattern, budget.limits))
+        self.pattern = functools.cache(lambda pattern: regex.search_language(pattern, budget.limits))
         self.plain = PlainLanguages(budget)
         self._deriver = Deriver(budget)
 
@@ -96,7 +90,7 @@ class StringLanguages:
             if isinstance(f.node, nodes.Size) or (isinstance(f.node, nodes.Scalars) and f.is_true)
         ]
         has_pattern = any(isinstance(f.node, nodes.Pattern) for f in branch)
-        formats = FORMATS_BESIDE_PATTERNS if has_pattern else FORMATS
+        formats = regex.FORMATS_BESIDE_PATTERNS if has_pattern else regex.FORMATS
         return [self._part(f.node, f.is_true, formats) for f in branch if f not in skipped]
 
     def _part(self, node: object, is_true: bool, formats: Mapping[str, str]) -> Expr:
@@ -129,9 +123,9 @@ class StringLanguages:
         return ALL if ALL in languages else alt(*languages)
 
 
-@functools.lru_cache(maxsize=len(FORMATS))
+@functools.lru_cache(maxsize=len(regex.FORMATS))
 def _format_language(pattern: str) -> Expr:
-    return full_language(pattern, Limits())
+    return regex.full_language(pattern, Limits())
 
 
 class ScalarLexemes:
