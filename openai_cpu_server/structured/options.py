@@ -40,8 +40,6 @@ class UnsupportedSchema(InvalidRequest):
 
 
 class InvalidSchema(InvalidRequest):
-    """Not a JSON Schema, or no value can satisfy it."""
-
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path or '/'}: {message}.", code="invalid_schema")
         self.path = path
@@ -114,8 +112,6 @@ _OTHERS = {
 
 
 class InvalidPattern(InvalidRequest):
-    """Broken, or not regular."""
-
     def __init__(self, pattern: str, position: int, message: str) -> None:
         shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
         super().__init__(f"pattern {shown!r}, character {position}: {message}.", code="invalid_pattern")
@@ -164,31 +160,23 @@ class Additional(enum.Enum):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits are counted, not timed, so that a schema passes or fails on every machine."""
+    """Limits are counted, not timed, so that a schema passes or fails on every machine. `_LIMITS` names what
+    each counts."""
 
     containers: int = 60_000
-    """Objects and lists in the document."""
     schemas: int = 12_000
     depth: int = 48
-    """Nested subschemas, values of a `const`, and groups of a pattern."""
     references: int = 200
     """References in a row to the same value, as by `allOf` with a `$ref`."""
     levels: int = MOST_LEVELS
-    """Nested levels of rules in a cycle (`languages.rules.order`)."""
     values: int = 2_000
-    """Values of one `enum`, or names of one `properties`."""
     text: int = 200_000
-    """Characters of all names, values and patterns."""
     branches: int = 6_000
-    """Alternatives from merging, over the whole schema."""
     unfolded: int = 60_000
     regex_states: int = 1_500
-    """States of one automaton."""
     regex_work: int = 80_000
-    """Transitions of all automata."""
     rules: int = 10_000
     grammar: int = 600_000
-    """Characters of the finished text."""
 
     @property
     def enlarged(self) -> Limits:
@@ -216,10 +204,10 @@ class Budget:
         self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
         self.path: str | None = None
-        """Current place in the schema, as a JSON pointer."""
+        """JSON pointer of the current place in the schema."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
-        """Count a cost. Raises SchemaTooLarge if the sum exceeds the limit."""
+        """Count a cost. Raises SchemaTooLarge."""
         spent = self._spent[limit] = self._spent.get(limit, 0) + amount
         if spent > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path)
@@ -233,7 +221,7 @@ class Budget:
         return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
-        """Check an amount that is not summed. Raises SchemaTooLarge. `path`: None for the current place."""
+        """Check an amount that is not summed. `path`: None for the current place."""
         if amount > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path if path is None else path)
 
@@ -280,7 +268,6 @@ class UnenforcedReport:
 
     @property
     def error(self) -> UnsupportedSchema | None:
-        """Refusal that names all places, or None if nothing is refused."""
         if not self._reasons:
             return None
         (first, reason), *_ = self._reasons.items()

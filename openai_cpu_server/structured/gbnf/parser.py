@@ -139,7 +139,6 @@ class _Symbol(NamedTuple):
 
 
 def _symbols(text: str) -> list[_Symbol]:
-    """Split the text without blanks and comments. Raises InvalidGrammar."""
     if len(text) > MOST_CHARACTERS:
         raise _error_at(text, MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
     found: list[_Symbol] = []

@@ -46,11 +46,13 @@ class Alphabet:
     """Numbered classes of characters. Sets of classes are bits of an int."""
 
     def __init__(self, expr: Expr, budget: Budget) -> None:
-        """Find the classes of an expression. Raises SchemaTooLarge."""
         sets = _sets_in(expr)
         budget.spend("regex_work", len(sets) ** 2 // _PAIRS_A_STEP)
         self.classes = partition(sets)
-        self._mask = functools.cache(self._find_mask)
+        firsts = [each.ranges[0][0] for each in self.classes]
+        self._mask = functools.cache(
+            lambda chars: sum(1 << i for i, code in enumerate(firsts) if code in chars)
+        )
         self._front = functools.cache(self._find_front)
 
     def blocks(self, state: Expr) -> list[int]:
@@ -75,9 +77,6 @@ class Alphabet:
                 break
         return frozenset(found)
 
-    def _find_mask(self, chars: CharSet) -> int:
-        return sum(1 << i for i, each in enumerate(self.classes) if each.ranges[0][0] in chars)
-
 
 def _sets_in(expr: Expr) -> list[CharSet]:
     sets: dict[CharSet, None] = {}
@@ -100,20 +99,13 @@ class Automaton(msgspec.Struct, frozen=True):
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.accepting
-
 
 class Deriver:
-    """Computes and caches derivatives, and charges them to a budget."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._derivatives: dict[tuple[Expr, int], Expr] = {}
 
     def derive(self, expr: Expr, code: int) -> Expr:
-        """Return the derivative by one character. Raises SchemaTooLarge."""
         if isinstance(expr, Chars):
             return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
@@ -190,30 +182,30 @@ def _serial(expr: Expr) -> int:
 def build_automaton(expr: Expr, budget: Budget) -> Automaton:
     """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr, budget)
-    table, accepting = _explore(expr, alphabet, budget)
+    states = list(_explored(expr, alphabet, budget))
+    table = [row for _, row in states]
+    accepting = {number for number, (state, _) in enumerate(states) if state.is_nullable}
     budget.spend("regex_work", len(table) * len(alphabet.classes) // _CELLS_A_STEP)
     table = _without_dead_ends(table, accepting)
     return _numbered(table, accepting, alphabet.classes, _equivalent(table, accepting))
 
 
-def _explore(expr: Expr, alphabet: Alphabet, budget: Budget) -> tuple[list[list[int | None]], set[int]]:
-    deriver, states, table, accepting = Deriver(budget), {expr: 0}, [], set()
-    queue = [expr]
+def _explored(expr: Expr, alphabet: Alphabet, budget: Budget) -> Iterator[tuple[Expr, list[int | None]]]:
+    """Yield each state with its row of targets, which is filled before the next one is yielded."""
+    deriver, numbers, queue = Deriver(budget), {expr: 0}, [expr]
     for state in queue:
         row: list[int | None] = [None] * len(alphabet.classes)
+        yield state, row
         for block in alphabet.blocks(state):
             target = deriver.derive(state, alphabet.code(block))
-            if target not in states and target != NOTHING:
-                states[target] = len(states)
+            if target == NOTHING:
+                continue
+            if target not in numbers:
+                numbers[target] = len(numbers)
                 queue.append(target)
-                budget.check("regex_states", len(states))
-            if target != NOTHING:
-                for bit in _bits(block):
-                    row[bit] = states[target]
-        if state.is_nullable:
-            accepting.add(states[state])
-        table.append(row)
-    return table, accepting
+                budget.check("regex_states", len(numbers))
+            for bit in _bits(block):
+                row[bit] = numbers[target]
 
 
 def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
@@ -304,7 +296,6 @@ def few_strings(automaton: Automaton, most: int) -> list[str] | None:
 
 
 def has_length(automaton: Automaton, low: int, high: int | None, budget: Budget) -> bool:
-    """Return True if a string has `low` to `high` characters. Raises SchemaTooLarge."""
     steps = [sum(1 << target for target in {to for _, to in edges}) for edges in automaton.edges]
     ends = sum(1 << state for state in automaton.accepting)
     reached, length, seen = 1, 0, dict[int, int]()
@@ -341,20 +332,9 @@ def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[C
 
 
 def is_empty(expr: Expr, budget: Budget) -> bool:
-    """Return True if the language is empty. Raises SchemaTooLarge."""
     if expr in (EMPTY, ALL):
         return False
-    alphabet, deriver, seen, queue = Alphabet(expr, budget), Deriver(budget), {expr}, [expr]
-    for state in queue:
-        if state.is_nullable:
-            return False
-        for block in alphabet.blocks(state):
-            target = deriver.derive(state, alphabet.code(block))
-            if target not in seen and target != NOTHING:
-                seen.add(target)
-                queue.append(target)
-                budget.check("regex_states", len(seen))
-    return True
+    return not any(state.is_nullable for state, _ in _explored(expr, Alphabet(expr, budget), budget))
 
 
 _START, _END = -1, -2
@@ -375,7 +355,7 @@ class _Graph:
     def __init__(self, automaton: Automaton) -> None:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
         self._into: dict[int, set[int]] = {_START: set(), _END: set()}
-        self._size = functools.cache(self._find_size)
+        self._size: Callable[[Expr], int] = functools.cache(lambda expr: 1 + sum(map(self._size, expr.parts)))
         self._num_written = 0
         for state, edges in enumerate(automaton.edges):
             self._out[state] = {target: Chars(chars) for chars, target in edges}
@@ -408,9 +388,6 @@ class _Graph:
         incoming = sum(self._size(self._out[s][state]) for s in into)
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
-    def _find_size(self, expr: Expr) -> int:
-        return 1 + sum(map(self._size, expr.parts))
-
     def _eliminate(self, state: int) -> None:
         out = self._out.pop(state)
         loop = star(out.pop(state)) if state in out else EMPTY
@@ -437,7 +414,7 @@ class _Graph:
 
 def to_expr(automaton: Automaton) -> Expr | None:
     """Return an expression of the same language, or None if it would be too long."""
-    if automaton.is_empty:
+    if not automaton.accepting:
         return NOTHING
     if sum(map(len, automaton.edges)) > _MOST_EDGES:
         return None

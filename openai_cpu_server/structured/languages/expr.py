@@ -30,11 +30,8 @@ class _Interned(type):
     def __call__(cls, *args: object) -> Any:
         key = (cls, *args)
         reference = _Interned._table.get(key)
-        if reference is not None:
-            found = reference()
-            if found is not None:
-                return found
-        return cls._made(key)
+        found = None if reference is None else reference()
+        return cls._made(key) if found is None else found
 
     def _made(cls, key: tuple[object, ...]) -> Any:
         """Set fields at once, because the dataclass is too slow for hundreds of thousands."""
@@ -65,7 +62,6 @@ class Expr(metaclass=_Interned):
     """Grows with every new expression, and gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """True if there are intersections, complements or residues."""
     references: frozenset[str] = _NO_NAMES
     is_nullable: bool = False
     """True if the empty string matches. Always False for a reference to a rule."""
@@ -174,7 +170,6 @@ _COUNTS = re.compile(r"\{\s*(?:(\d+)\s*)?(?:(,)\s*(?:(\d+)\s*)?)?\}")
 
 
 def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
-    """Parse `{m}`, `{m,}`, `{,n}` or `{m,n}`. Raises ValueError."""
     found = _COUNTS.fullmatch(text)
     if found is None or not (found[1] or found[3]):
         raise ValueError("expected {m}, {m,}, {,n} or {m,n}")
@@ -309,14 +304,11 @@ def alt(*items: Expr) -> Expr:
             [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
         )
     if EMPTY in flat and len(flat) == 2:
-        return _optional(next(x for x in flat if x != EMPTY))
+        item = next(x for x in flat if x != EMPTY)
+        if isinstance(item, Repeat) and item.low <= 1:
+            return Repeat(item.item, 0, item.high)
+        return Repeat(item, 0, 1)
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
-
-
-def _optional(item: Expr) -> Expr:
-    if isinstance(item, Repeat) and item.low <= 1:
-        return Repeat(item.item, 0, item.high)
-    return Repeat(item, 0, 1)
 
 
 def repeat(item: Expr, low: int, high: int | None) -> Expr:

@@ -127,11 +127,11 @@ class PlainLanguages:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.automaton = functools.cache(functools.partial(build_automaton, budget=budget))
-        self._simple: dict[Expr, Expr | None] = {}
+        self._simple = functools.cache(self._plain)
         self._surely_empty = functools.cache(functools.partial(self._tried, self._has_none))
 
     def is_empty(self, language: Expr) -> bool:
-        """Return True only if surely empty: too many states count as not empty. Raises SchemaTooLarge."""
+        """Return True only if surely empty: too many states count as not empty."""
         if not language.is_extended:
             return language is NOTHING
         return self._surely_empty(language) or False
@@ -155,7 +155,7 @@ class PlainLanguages:
             return None
 
     def few(self, language: Expr, most: int) -> list[str] | None:
-        """Return all strings if they are few and short, else None. Raises SchemaTooLarge."""
+        """Return all strings if they are few and short, else None."""
         longest = span(language)[1]
         if longest is None or longest > _SHORT:
             return None
@@ -163,11 +163,7 @@ class PlainLanguages:
 
     def simplified(self, language: Expr) -> Expr | None:
         """Return plain expressions and intersections of them, or None if too long."""
-        if not language.is_extended:
-            return language
-        if language not in self._simple:
-            self._simple[language] = self._plain(language)
-        return self._simple[language]
+        return self._simple(language) if language.is_extended else language
 
     def _plain(self, language: Expr) -> Expr | None:
         """Counts and large parts stay apart, because the reader combines them only as far as the text

@@ -149,7 +149,6 @@ def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str,
 
 
 def users(rules: Rules) -> dict[str, list[str]]:
-    """Rules that mention each name."""
     found: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in expr.references:

@@ -197,13 +197,8 @@ _CHARACTERS_PER_STEP = 6
 
 
 class Translation:
-    """Plan that can be written for any vocabulary."""
-
     def __init__(self, rules: Rules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
-        """Plan the lexemes. Raises InvalidGrammar, SchemaTooLarge.
-
-        `num_read`: characters that were read for it, which count as work.
-        """
+        """Plan the lexemes. `num_read`: characters that were read for it, which count as work."""
         work = work or planning.Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)

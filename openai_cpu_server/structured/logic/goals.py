@@ -13,7 +13,7 @@ import msgspec
 from openai_cpu_server.structured.logic import truths
 from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Node, NodeTable
+from openai_cpu_server.structured.schema.nodes import TRUE, JsonKind, Node, NodeTable
 
 Goal = tuple[truths.Signed, ...]
 Order = tuple[int, ...]
@@ -65,10 +65,6 @@ class _State(msgspec.Struct):
         visits, marked = set(self.visits), self.marked.copy()
         stated = visits if self.stated is self.visits else set(self.stated)
         return _State(self.kind, self.meaning, list(items), facts, choices, visits, stated, marked)
-
-    def read_item(self, item: _Item) -> None:
-        self.visits.add((item.number, item.is_true))
-        self.stated.add((self.meaning(item.number), item.is_true))
 
     def is_stated(self, number: int, is_true: bool) -> bool:
         return (self.meaning(number), is_true) in self.stated
@@ -158,7 +154,7 @@ class Goals:
         return self.table.place(goal[0][0])[0] if goal else ""
 
     def refuse(self, numbers: Iterable[int], reason: str) -> None:
-        """Report nodes that cannot be enforced. Raises UnsupportedSchema."""
+        """Report nodes that cannot be enforced."""
         for number in numbers:
             self._report.refuse(*self.table.place(number), reason)
 
@@ -203,12 +199,12 @@ class Goals:
                 waiting += [(state, option) for option in reversed(choice)]
 
     def _settle(self, state: _State) -> bool:
-        """False on a contradiction."""
         while state.queue:
             item = state.queue.pop(0)
             if (item.number, item.is_true) in state.visits and not item.trail:
                 continue
-            state.read_item(item)
+            state.visits.add((item.number, item.is_true))
+            state.stated.add((state.meaning(item.number), item.is_true))
             if self._step(item, state) is False:
                 return False
         return True
@@ -293,7 +289,6 @@ class Goals:
         return options
 
     def may_meet(self, one: int, other: int, kind: JsonKind) -> bool:
-        """Return False only if plainly no value of the type fits both nodes."""
         if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
         return kind is not JsonKind.OBJECT or not self._marks.tell_apart(one, other)
@@ -315,14 +310,12 @@ class Goals:
             state.queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
             return None
         state.facts.append((item.order, Fact(node, item.is_true, item.number)))
-        return None if self._fits_marks(node, state.marked) else False
-
-    def _fits_marks(self, node: Node, marked: truths.MarkedObject) -> bool:
+        fits = True
         if isinstance(node, nodes.Required):
-            return marked.require(node.names)
-        if isinstance(node, nodes.Properties):
-            return all(marked.add(mark) for mark in self._marks.said_by(node))
-        return True
+            fits = state.marked.require(node.names)
+        elif isinstance(node, nodes.Properties):
+            fits = all(state.marked.add(mark) for mark in self._marks.said_by(node))
+        return None if fits else False
 
     def _complement(self, number: int, node: Node) -> int:
         with self.table.standing_for(number):
@@ -338,4 +331,3 @@ def _tells_names(fact: Fact) -> bool:
 
 
 ANYTHING: Goal = ()
-NOTHING: Goal = ((FALSE, True),)

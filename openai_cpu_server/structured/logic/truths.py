@@ -110,7 +110,6 @@ STAYS_NEGATED = (nodes.Pattern, nodes.Format, nodes.Integer, nodes.MultipleOf, n
 
 
 def complement(node: Node, table: NodeTable) -> int | None:
-    """Return None if no grammar can express it."""
     if isinstance(node, nodes.Limit):
         return table.add(nodes.Limit(Bound(node.bound.value, not node.bound.is_open), not node.is_upper))
     if isinstance(node, (nodes.Size, nodes.Contains)):
@@ -258,12 +257,10 @@ class MarkReader:
         return tuple(m for m in marks if m.listed is not None or m.unlisted)
 
     def tell_apart(self, one: int, other: int) -> bool:
-        """Return True only if surely no object fits both nodes."""
         ours, theirs = self._of(one), self._of(other)
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
     def imply(self, marked: MarkedObject, number: int) -> bool:
-        """Return True only if surely every object with these marks fits."""
         node = self._table[number]
         if isinstance(node, nodes.Required):
             return marked.must_have(node.names)

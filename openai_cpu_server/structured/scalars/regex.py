@@ -79,7 +79,6 @@ class AssertionReader:
         self._classes = partition([*edges, *(x.set for x in parts if isinstance(x, syntax.Behind))])
 
     def searched(self) -> Expr:
-        """Return the strings that contain a match. Raises InvalidPattern."""
 
         def follow(before: int) -> Expr:
             return ALL
@@ -97,7 +96,6 @@ class AssertionReader:
         return alt(at_start, *rest)
 
     def matched(self) -> Expr:
-        """Return the strings that match as a whole. Raises InvalidPattern."""
         return self._read(self._tree, _START, lambda before: EMPTY)
 
     def _read(self, tree: Expr, before: int, follow: _Follow) -> Expr:
@@ -217,7 +215,6 @@ def full_language(pattern: str, limits: Limits) -> Expr:
 
 
 def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
-    """Return the strings that match as a whole, in Rust's syntax. Raises InvalidPattern."""
     return _language_of(pattern, syntax.RustRegexParser(pattern, limits, flags))
 
 
@@ -314,10 +311,6 @@ _IPV4_NETWORK = (
 _IPV6_NETWORK = rf"(?:{_IPV6}(?:/128)?|(?:{_H16}:){{1,4}}:/64|::/0)"
 
 
-def _uuid(version: int) -> str:
-    return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
-
-
 def _base64(more: str, padding: str = "") -> str:
     """`padding`: "?" where it may be left out, as RFC 4648 allows in URLs."""
     char = rf"[A-Za-z0-9{more}]"
@@ -339,7 +332,10 @@ FORMATS = {
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
     # What pydantic's types call themselves.
-    **{f"uuid{version}": _uuid(version) for version in (1, 3, 4, 5, 6, 7, 8)},
+    **{
+        f"uuid{version}": rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
+        for version in (1, 3, 4, 5, 6, 7, 8)
+    },
     "ipv4interface": _IPV4_INTERFACE,
     "ipv4network": _IPV4_NETWORK,
     "ipv6interface": _IPV6_INTERFACE,

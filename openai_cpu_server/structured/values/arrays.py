@@ -24,7 +24,6 @@ class Need(msgspec.Struct, frozen=True):
     low: int
     high: int | None
     number: int
-    """Node of this need."""
 
 
 class ArrayShape(msgspec.Struct, frozen=True):
@@ -34,7 +33,6 @@ class ArrayShape(msgspec.Struct, frozen=True):
     high: int | None
     needs: tuple[Need, ...]
     unique: tuple[int, ...]
-    """Nodes that require unique items."""
 
     def item(self, index: int) -> Goal:
         return self.prefix[index] if index < len(self.prefix) else self.rest

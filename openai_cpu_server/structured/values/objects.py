@@ -155,7 +155,8 @@ class ObjectShapes:
             classes = [part for each in classes for part in self._split(each, pattern, names)]
         found: dict[tuple[Goal, bool], list[Expr]] = {}
         for each in classes:
-            goal = join(*(_class_value(each, fact) for fact in facts))
+            matched = [tuple((v, True) for p, v in fact.patterns if p in each.matched) for fact in facts]
+            goal = join(*(own or ((fact.rest, True),) for own, fact in zip(matched, facts, strict=True)))
             if self._goals.satisfiable(goal):
                 is_declared = not is_closed or bool(each.matched)
                 found.setdefault((goal, is_declared), []).append(each.names)
@@ -201,11 +202,6 @@ class ObjectShapes:
         languages = [any_of(names)] if names else []
         languages += [self._strings.pattern(p) for p in patterns]
         return both(*(negate(k) for k in languages))
-
-
-def _class_value(name_class: _Class, fact: nodes.Properties) -> Goal:
-    matched = tuple((v, True) for p, v in fact.patterns if p in name_class.matched)
-    return matched or ((fact.rest, True),)
 
 
 _FREELY_ORDERED = 5
@@ -339,11 +335,8 @@ class _Body:
         return first if missing else alt(EMPTY, first)
 
     def _more(self, low: int, high: int | None) -> Expr:
-        return (
-            repeat(seq(self._objects.marks.comma, self._other), low, high)
-            if self._other != NOTHING
-            else EMPTY
-        )
+        others = seq(self._objects.marks.comma, self._other)
+        return EMPTY if self._other == NOTHING else repeat(others, low, high)
 
     def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
         """The witness is last, because the last of equal names counts."""

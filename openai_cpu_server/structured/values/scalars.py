@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
@@ -67,7 +67,8 @@ class StringLanguages:
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
         low, high = limits_of(branch)
         parts = self._parts(branch)
-        return [x for x in common if self._fits(x, parts, low, high)]
+        sized = [x for x in common if len(x) >= low and (high is None or len(x) <= high)]
+        return [x for x in sized if all(self.matches(part, x) for part in parts)]
 
     def _without_clashes(self, branch: Branch) -> Branch:
         """Formats give way to other facts, because a format is an annotation in the standard."""
@@ -84,29 +85,22 @@ class StringLanguages:
         return others
 
     def _parts(self, branch: Branch) -> list[Expr]:
-        skipped = [
-            f
-            for f in branch
-            if isinstance(f.node, nodes.Size) or (isinstance(f.node, nodes.Scalars) and f.is_true)
-        ]
         has_pattern = any(isinstance(f.node, nodes.Pattern) for f in branch)
         formats = regex.FORMATS_BESIDE_PATTERNS if has_pattern else regex.FORMATS
-        return [self._part(f.node, f.is_true, formats) for f in branch if f not in skipped]
-
-    def _part(self, node: object, is_true: bool, formats: Mapping[str, str]) -> Expr:
-        if isinstance(node, nodes.Pattern):
-            found = self.pattern(node.pattern)
-        elif isinstance(node, nodes.Format):
-            found = _format_language(formats[node.name])
-        else:
-            assert isinstance(node, nodes.Scalars), node
-            found = any_of(node.strings)
-        return found if is_true else negate(found)
-
-    def _fits(self, text: str, parts: list[Expr], low: int, high: int | None) -> bool:
-        if len(text) < low or (high is not None and len(text) > high):
-            return False
-        return all(self.matches(part, text) for part in parts)
+        found = []
+        for fact in branch:
+            match fact.node:
+                case nodes.Pattern(pattern):
+                    language = self.pattern(pattern)
+                case nodes.Format(name):
+                    language = _format_language(formats[name])
+                case nodes.Scalars(strings=strings) if not fact.is_true:
+                    language = any_of(strings)
+                case _:
+                    assert isinstance(fact.node, (nodes.Size, nodes.Scalars)), fact.node
+                    continue
+            found.append(language if fact.is_true else negate(language))
+        return found
 
     def listed_of(self, goal: Goal) -> list[str] | None:
         """Return None if they are not listed."""
@@ -130,7 +124,6 @@ def _format_language(pattern: str) -> Expr:
 
 class ScalarLexemes:
     def __init__(self, grammar: GrammarBuilder, strings: StringLanguages, texts: JsonText) -> None:
-        """`texts`: spelling of strings, or of names."""
         self.grammar = grammar
         self.text = texts
         self._strings = strings
@@ -163,7 +156,6 @@ _MANY_TEXTS = 8
 
 
 def _without_texts(language: Expr) -> tuple[Expr, list[str]]:
-    """Split off many texts that are excluded one by one."""
     rest: list[Expr] = []
     excluded: list[str] = []
     for item in language.items if isinstance(language, And) else (language,):

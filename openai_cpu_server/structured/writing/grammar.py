@@ -90,7 +90,6 @@ class GrammarBuilder:
         return Ref(names[0])
 
     def by_language(self, language: Expr, hint: str, plain: PlainLanguages) -> Expr:
-        """Return a rule of one expression, or of states if that would be too long."""
         simple = plain.simplified(language)
         if simple is not None:
             return self.define(hint, simple)
@@ -126,8 +125,8 @@ class GrammarBuilder:
         return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
-        `path_of`: place of a rule in the schema."""
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches. `path_of`:
+        place of a rule in the schema."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -171,7 +170,6 @@ def _joined(items: Iterable[Expr]) -> Iterator[Expr]:
 
 
 def text_length(rules: Rules) -> int:
-    """Return about how many characters the rules have as text."""
     lengths: dict[Expr, int] = {}
     for expr in parts_first(rules.values()):
         own = 3
@@ -289,8 +287,8 @@ _NO_RULE: RuleKey = ("", "")
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
-    """Return a grammar with the root `root`, GBNF that names the roots of parts by their keys, perhaps
-    with further rules on more lines. Raises InvalidGrammar, SchemaTooLarge."""
+    """Return a grammar with the root `root`: GBNF, perhaps of more lines, that names the roots of parts by
+    their keys. Raises InvalidGrammar, SchemaTooLarge."""
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", defined_names=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
@@ -325,12 +323,11 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
 
 
 _Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
-"""Name of the class, numbers of the parts, which stand before it, and the other fields."""
+"""Class, numbers of the parts, which stand before it, and other fields."""
 _decoder = msgspec.msgpack.Decoder(tuple[list[_Node], dict[str, int]])
 
 
 def packed_rules(rules: Rules) -> bytes:
-    """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
     found: list[_Node] = []
     for expr in parts_first(rules.values()):
@@ -357,7 +354,7 @@ _MADE_OF: dict[str, Callable[..., Expr]] = {
     "Multiples": multiples_between,
     **{each.__name__: each for each in (Text, Ref, Token, Repeat, Not)},
 }
-"""Makers of expressions from their parts and other fields, by the name of the class."""
+"""Makers of expressions from their parts and other fields."""
 
 
 def unpacked_rules(data: bytes) -> Rules:

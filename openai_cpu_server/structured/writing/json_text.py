@@ -109,7 +109,6 @@ class JsonText:
         self._character = functools.cache(self._of_set)
 
     def string(self, content: Expr) -> Expr:
-        """Return one lexeme, with the quotes."""
         plain = plain_text(content)
         if plain is not None:
             return self.exactly(plain)
@@ -146,10 +145,10 @@ class JsonText:
         return self._grammar.define("char", _any_character()) if chars == ANY else self._character(chars)
 
     def _of_set(self, chars: CharSet) -> Expr:
-        raw, is_plain, has_every_escape = _facts(chars)
-        if is_plain:
+        raw = chars - _MUST_ESCAPE
+        if raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP):
             return Chars(raw)
-        if has_every_escape:
+        if not _ESCAPED - chars:
             return alt(Chars(raw), self._grammar.define("escape", _any_escape()))
         whole = alt(*([Chars(raw)] if raw else []), *_escapes(chars))
         return whole if chars.size == 1 else self._grammar.define("char", whole)
@@ -159,15 +158,6 @@ def _spelt(content: Expr, spelt: Callable[[CharSet], Expr]) -> Expr:
     if isinstance(content, Chars):
         return spelt(content.set)
     return rebuilt(content, map(functools.partial(_spelt, spelt=spelt), content.parts))
-
-
-@functools.lru_cache(maxsize=4096)
-def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
-    """Characters that need no escape; True if these are all and must not be escaped; True if all that may
-    be escaped are there."""
-    raw = chars - _MUST_ESCAPE
-    is_plain = raw == chars and not raw & (_BEYOND_ASCII | _BEYOND_BMP)
-    return raw, is_plain, not _ESCAPED - chars
 
 
 def needfully_escaped(chars: CharSet) -> Expr:
@@ -238,7 +228,6 @@ def raw_texts(rules: Rules, mark: str) -> Rules:
 
 
 def quoted_texts(rules: Rules) -> Rules:
-    """Return the texts as JSON strings."""
     escaped = rewritten(rules, _escaped)
     inner = next(f"{ROOT}-{number}" for number in range(len(rules) + 1) if f"{ROOT}-{number}" not in rules)
     text = escaped.pop(ROOT)

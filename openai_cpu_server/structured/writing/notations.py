@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
-import msgspec
-
 from openai_cpu_server.contract.grammar import Notation, ValueSpelling
 from openai_cpu_server.structured.languages.automaton import Automaton
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
@@ -26,29 +22,28 @@ from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import JsonText, Punctuation
 
 
-class ValueWriting(msgspec.Struct, frozen=True):
-    marks: Punctuation
-    texts: JsonText
-    names: JsonText
-
-
-def value_writing(grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: Whitespace) -> ValueWriting:
+def value_writing(
+    grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: Whitespace
+) -> tuple[Punctuation, JsonText, JsonText]:
+    """Return the marks, and the spelling of texts and of names."""
     mark = Text(spelling.mark) if spelling.mark_token is None else Token(spelling.mark_token)
     match spelling.notation:
         case Notation.JSON:
             texts = JsonText(grammar)
-            return ValueWriting(Punctuation(grammar, whitespace), texts, texts)
+            return Punctuation(grammar, whitespace), texts, texts
         case Notation.PYTHON:
             texts = PythonText(grammar)
-            return ValueWriting(Punctuation(grammar, whitespace, has_spaces=True), texts, texts)
+            return Punctuation(grammar, whitespace, has_spaces=True), texts, texts
         case Notation.MARKED:
             texts = RawText(grammar, spelling, mark, CharSet.chars("\0"))
-            names = BareName(grammar, spelling, _IN_NO_BARE_KEY, texts)
-            return ValueWriting(Punctuation(grammar, whitespace), texts, names)
+            return (
+                Punctuation(grammar, whitespace),
+                texts,
+                BareName(grammar, spelling, _IN_NO_BARE_KEY, texts),
+            )
         case Notation.ELEMENTS:
             texts = RawText(grammar, spelling, EMPTY, CharSet.chars("\0"))
-            names = BareName(grammar, spelling, CharSet.chars("\0<>/"), None)
-            return ValueWriting(Elements(grammar, mark), texts, names)
+            return Elements(grammar, mark), texts, BareName(grammar, spelling, CharSet.chars("\0<>/"), None)
 
 
 _IN_NO_BARE_KEY = CharSet.of((0, 0x20)) | CharSet.chars(",:{}[]()'\"<\\\x85\xa0")
@@ -101,8 +96,6 @@ class BareName(RawText):
 
 
 class PythonText(JsonText):
-    """JSON strings, or strings in single quotes."""
-
     null = alt(Text("null"), Text("None"))
 
     def __init__(self, grammar: GrammarBuilder) -> None:
@@ -139,21 +132,16 @@ class _SingleQuoted(JsonText):
         return self._grammar.define("string", seq(Text("'"), content, Text("'")))
 
     def _excluded(self, text: str) -> Expr:
-        return seq(*(_single_quoted(CharSet.chars(char)) for char in text))
+        return seq(*(self._character(CharSet.chars(char)) for char in text))
 
     def _freely(self, chars: CharSet) -> Expr:
-        return _single_quoted(chars)
+        return self._character(chars)
 
     def _of_set(self, chars: CharSet) -> Expr:
-        return _single_quoted(chars)
-
-
-@functools.lru_cache(maxsize=1024)
-def _single_quoted(chars: CharSet) -> Expr:
-    short = "".join(letter for char, letter in _SHORT.items() if ord(char) in chars)
-    raw = chars - _CONTROLS - CharSet.chars("'\\")
-    escapes = [seq(Text("\\"), Chars(CharSet.chars(short)))] if short else []
-    return alt(*([Chars(raw)] if raw else []), *escapes)
+        short = "".join(letter for char, letter in _SHORT.items() if ord(char) in chars)
+        raw = chars - _CONTROLS - CharSet.chars("'\\")
+        escapes = [seq(Text("\\"), Chars(CharSet.chars(short)))] if short else []
+        return alt(*([Chars(raw)] if raw else []), *escapes)
 
 
 class Elements(Punctuation):
