@@ -197,9 +197,8 @@ def render_chat(
     skips_thinking: bool = False,
 ) -> ChatText:
     """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
-    `needs_special_tokens`. The model continues a last message of the assistant (prefill). Raises
-    TemplateFailed, InvalidRequest. `skips_thinking`: close the thoughts, also if the template cannot switch
-    them off."""
+    `needs_special_tokens`. The model continues a last message of the assistant. `skips_thinking`: close the
+    thoughts, also if the template cannot switch them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ReasoningField.NOWHERE if reasoning is None else reasoning.echo
@@ -263,7 +262,6 @@ class MarkedChat:
     blanks: str = ""
     """White space that the template writes only before an earlier answer, and that is dropped."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Tokens of media by mark."""
 
     @property
     def plain(self) -> str:
@@ -282,9 +280,8 @@ class MarkedChat:
 
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
-    """Return the conversation with the written answers as tokens, or None if the template does not show
-    them plainly. Templates trim and rewrite answers, and even the same text may become other tokens than
-    those sampled. So a mark is rendered and replaced."""
+    """Return the conversation with the written answers as tokens, or None if the template does not show them
+    plainly. Templates trim and rewrite answers, so a mark is rendered and replaced."""
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
     marked = list(messages)
@@ -337,7 +334,6 @@ def _common_length(one: str, other: str) -> int:
 
 class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
-    """At least one token."""
     stage: ThinkingStage
     wants_thoughts: bool
     """True if the model surely thinks first."""
@@ -361,7 +357,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     has_marks: bool | None = None
     """True to add the tokenizer's first and last tokens, or None to add them unless the template did."""
     shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
-    """Tokens of media, by their marks in texts."""
+    """Tokens of media, by mark."""
     finds_boundaries: bool = True
     """True to compute `boundaries`, which takes a few more renderings."""
 
@@ -378,8 +374,6 @@ class ChatPromptMaker(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ChatPrompts:
-    """`ChatPromptMaker` of this process."""
-
     template: PromptTemplate | None
     tokenizer: Tokenizer
     tool_format: ToolFormat
@@ -524,7 +518,7 @@ def whole_prompt(
     parse_special: bool = True,
 ) -> tuple[int, ...]:
     """Encode a prompt of texts and ids, with BOS unless it has it. All texts but the first are one piece of
-    work. Raises PromptFarTooLong."""
+    work."""
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
     require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
@@ -559,7 +553,6 @@ class RerankTemplate:
         self.yes, self.no = (answers[1], answers[2]) if answers else ("yes", "no")
 
     def render(self, query: str, document: str) -> str:
-        """Return the prompt's text, for `encode` with `parse_special`. Raises TemplateFailed."""
         if self._parts is not None:
             texts = {"{query}": query, "{document}": document}
             return "".join(texts.get(part, part) for part in self._parts)
@@ -582,8 +575,6 @@ class RerankPrompts(Protocol):
 
 
 class TemplatePrompts:
-    """`RerankPrompts` of this process."""
-
     def __init__(self, template: RerankTemplate, tokenizer: Tokenizer, names: ControlNames) -> None:
         self.yes, self.no = template.yes, template.no
         self._template = template

@@ -35,7 +35,7 @@ from openai_cpu_server.prompt.template import (
 )
 
 MAX_CHARS = 64 * 1024 * 1024
-"""Characters (or items) of the prompt and of every value."""
+"""Characters or items."""
 _MAX_INT_BITS = 4096
 _PERCENT_SPEC = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
 _BRACE_SPEC = re.compile(r"\{[^{}]*:([^{}]*\{?)")
@@ -162,7 +162,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Bound the loops and compile. Raises jinja2.TemplateError."""
         return self.from_string(_Bounds().visit(self.parse(source)))
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
@@ -293,13 +292,12 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
-"""Limit of the trial renderings at load, which take a few hundred. A template that never ends would take
-seconds each time."""
+"""Limit of the trial renderings at load, which take a few hundred."""
 
 
 class ChatTemplate:
-    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a
-    hostile template. Raises StartupError for source that does not compile."""
+    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a hostile
+    template. Raises StartupError for source that does not compile."""
 
     def __init__(
         self,
@@ -342,7 +340,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt's text. Raises TemplateFailed. `extra`: variables that do not replace ours."""
+        """Return the prompt's text. `extra`: variables that do not replace ours."""
         variables = {
             "documents": None,
             **(extra or {}),

@@ -158,9 +158,7 @@ class TemplateReasoning(msgspec.Struct, frozen=True):
     form: ReasoningFormat
     echo: ReasoningField
     has_switch: bool
-    """True if thinking can be switched on and off."""
     thinks_by_default: bool
-    """True if the model thinks unless switched off."""
     reads_effort: bool
 
     def wants_thoughts(self, prompt: str) -> bool:

@@ -58,9 +58,9 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
     is_single: bool = False
-    """True if an output has one call at most."""
+    """An output has one call at most."""
     replaces_template: bool = False
-    """True if tools and calls are described in words, even if the template could show them."""
+    """Tools and calls are described in words, even if the template could show them."""
 
     @property
     def text_end(self) -> str:
@@ -70,7 +70,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     @property
     def splits_parameters(self) -> bool:
-        """False if the arguments are one JSON object."""
         return self.parameters is not None
 
     def announces(self, spelling: patterns.Spelling) -> bool:
@@ -78,14 +77,12 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return bool(self.marker) and spelling.control_token(self.marker) is not None
 
     def recognises(self, template: str) -> bool:
-        """Return True if a template's source teaches this format."""
         is_taught = bool(self.signs) and all(re.search(sign, template) for sign in self.signs)
         return is_taught and not any(re.search(other, template) for other in self.others)
 
     # Grammar
 
     def behind_marker(self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool) -> str:
-        """Return the grammar from the marker to the output's end."""
         calls, rules = self._calls(callees, spelling, several=several)
         return f"{calls}\n{rules}"
 
@@ -134,7 +131,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return [" ".join(f"call-{index} ::= head-{index} {arguments} call-end".split()), head, *rules]
 
     def names_parameter(self, name: str) -> bool:
-        """Return True if a parameter of this name can be written and read again."""
         return self.parameters is None or self.parameters.names(name)
 
     def value_spelling(self, spelling: patterns.Spelling) -> ValueSpelling:

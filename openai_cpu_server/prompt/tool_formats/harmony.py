@@ -26,8 +26,6 @@ _ANY_TEXT = "[^\\x00]*"
 
 
 class HarmonyFormat(ToolFormat, frozen=True):
-    """An output has one call at most, which ends it."""
-
     def recognises(self, template: str) -> bool:
         return _CHANNEL in template and "<|start|>" in template and _MESSAGE in template
 

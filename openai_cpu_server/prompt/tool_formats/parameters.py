@@ -41,9 +41,9 @@ class Parameters(msgspec.Struct, frozen=True):
     between: patterns.Pattern = ()
     close: str = ""
     is_python: bool = False
-    """True for Python's strings in single quotes, True and False."""
+    """Strings in single quotes, True and False."""
     has_literals: bool = False
-    """True if templates show Python's literals where models were taught JSON."""
+    """Templates show Python's literals where models were taught JSON."""
     nesting: str = ""
     """Mark before tags of nested values as in XML, or ""."""
     kinds: Mapping[str, str] = {}
@@ -68,7 +68,6 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def notation(self) -> Notation:
-        """Notation of values that are not raw text."""
         if self.is_python or self.has_literals:
             return Notation.PYTHON
         if self.nesting:
@@ -157,7 +156,6 @@ class Parameters(msgspec.Struct, frozen=True):
         return f"{begin} {value} {behind}".strip()
 
     def raw_text(self, spelling: patterns.Spelling) -> str:
-        """Return the grammar of any raw text with its end."""
         begin, end = self.wrapping
         if not begin:
             return spelling.until(self.raw_end)

@@ -26,7 +26,6 @@ _SLOT = re.compile(rf"\$({'|'.join(slot.name for slot in PatternSlot)})")
 
 
 def read_pattern(text: str) -> Pattern:
-    """Parse a pattern whose slots are written as `$NAME`."""
     parts = enumerate(_SLOT.split(text))
     return tuple(PatternSlot[part] if index % 2 else part for index, part in parts if part)
 
@@ -241,7 +240,6 @@ class JsonValue:
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
-        """Return the position behind the value's end, or None."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()
