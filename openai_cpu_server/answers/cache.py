@@ -81,11 +81,11 @@ _ANSWER_S = 1.0
 _CLEAR_S = 60.0
 """Timeout for clearing a large store."""
 _LARGEST_SHARE = 8
-"""Answers larger than this fraction (1/8) of the store are not kept, because they would evict many others."""
+"""Answers larger than this fraction (1/8) of the store would evict many others, and are not kept."""
 _SMALL_BYTES = 16 * 1024
 """Answers up to this size, some 250 tokens, are decoded on the event loop; a thread would cost as much."""
 _MOST_KEEPING = 64
-"""Limit of answers that wait to be written; further ones are not kept."""
+"""Answers that wait to be written; further ones are not kept."""
 
 
 class AnswerObserver(Protocol):
@@ -109,7 +109,6 @@ class AnswerPlace(NamedTuple):
     key: str
     group: str | None = None
     vector: bytes | None = None
-    """Embedding of the turn, or None if the answer can only be found by its key."""
 
 
 class FoundAnswer(NamedTuple):
@@ -119,7 +118,7 @@ class FoundAnswer(NamedTuple):
 
 
 class AnswerCache:
-    """Cache of answers. All methods belong to one event loop's thread."""
+    """Methods belong to one event loop's thread."""
 
     def __init__(
         self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver, *, answer_s: float = _ANSWER_S

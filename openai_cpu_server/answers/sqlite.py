@@ -77,7 +77,7 @@ def _in_thread(
 
 
 class SqliteAnswers:
-    """Store of answers. A power loss may lose the last ones; kill -9 loses none."""
+    """A power loss may lose the last answers; kill -9 loses none."""
 
     def __init__(
         self, database: Database, bounds: store.StoreBounds, clock: Callable[[], float] = time.time
@@ -91,8 +91,8 @@ class SqliteAnswers:
     def open(
         cls, path: Path | None, bounds: store.StoreBounds, clock: Callable[[], float] = time.time
     ) -> SqliteAnswers:
-        """Open the file, or a database in memory for None. Raises StartupError if the file is unusable or
-        belongs to another program."""
+        """Open the file, or a database in memory for None. Raises StartupError, also for another program's
+        file."""
         options = SqliteOptions(
             lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
         )

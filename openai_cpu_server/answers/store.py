@@ -21,11 +21,9 @@ _CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 
 
 def marks_of(text: str) -> Sequence[object]:
-    """Return the numbers, the acronyms such as US, and the number of English negations in a text.
-
-    Embeddings hardly separate these. With all-MiniLM-L6-v2, "Is it safe to eat raw eggs?" and "Is it not safe
-    to eat raw eggs?" have a cosine of 0.993. Turns are compared only if these marks are equal.
-    """
+    """Return the numbers, the acronyms such as US, and the number of English negations in a text. Embeddings
+    hardly separate these: with all-MiniLM-L6-v2, "Is it safe to eat raw eggs?" and "Is it not safe to eat raw
+    eggs?" have a cosine of 0.993."""
     return [_NUMBER.findall(text), _CAPITALS.findall(text), len(_NEGATION.findall(text))]
 
 
@@ -35,7 +33,7 @@ _SAME_FOR_ALL = 0
 
 
 class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Boundary of sharing: answers are never shared between two different scopes."""
+    """Boundary of sharing."""
 
     holder: str
     """Digest of the API key, or "" for all clients of a server without keys."""
@@ -46,7 +44,6 @@ class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None
     """Identity of the adapter's version."""
     version: str
-    """Version of the server."""
 
 
 class LastTurn(msgspec.Struct, frozen=True):
@@ -75,11 +72,8 @@ def exact_key(question: AnswerKey) -> str | None:
 
 
 def group_key(question: AnswerKey, embedder: str) -> str | None:
-    """Return a key that is equal for questions that differ only in their last user turn. None if there is no
-    turn to compare.
-
-    The key also covers the marks of the turn. `embedder`: identity of the embedding model.
-    """
+    """Return a key of the marks of the last user turn and of all but this turn, or None if there is no turn
+    to compare. `embedder`: identity of the embedding model."""
     if question.turn is None:
         return None
     alike = []
@@ -154,9 +148,9 @@ def nearest_turns(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least:
 
 
 GROUP_LIMIT = 2000
-"""Limit of turns that one new turn is compared with."""
+"""Turns that one new turn is compared with."""
 FEW = 8
-"""Limit of similar turns that are returned."""
+"""Similar turns that are returned."""
 
 
 class StoreFailed(Exception):
@@ -188,13 +182,13 @@ class StoreSize(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """Store of answers. All methods raise StoreFailed. A cancelled call may have taken effect."""
+    """Methods raise StoreFailed. A cancelled call may have taken effect."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the answer, or None, and mark it as recently used."""
 
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        """Return at most `FEW` turns of the group with at least this similarity, most similar first."""
+        """Return at most `FEW` turns of the group, most similar first."""
 
     async def put(self, entry: AnswerEntry) -> StoreSize:
         """Store or replace an entry. Return the size afterwards."""

@@ -49,7 +49,7 @@ def add_turn(
 
 
 class ConversationRepository(StoringRepository[ConversationRecord]):
-    """Conversations. One lives as long as a response, from its last change on."""
+    """Lifetimes are those of responses, from the last change on."""
 
     table, item_table = _CONVERSATIONS, _ITEMS
 
@@ -81,7 +81,6 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
     def change(
         self, connection: Connection, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> ConversationRecord:
-        """Replace the metadata."""
         record = self.own(connection, owner, conversation_id)
         new = _storable_metadata(metadata)
         own = db.conversations.c.id == record.id
@@ -114,7 +113,6 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
     def page(
         self, connection: Connection, owner: str, conversation_id: str, page: PageQuery
     ) -> tuple[list[ConversationItem], bool]:
-        """Return a page of items, and True if there are more."""
         record = self.own(connection, owner, conversation_id)
         own, missing = _ITEMS.parent_id == record.id, partial(_no_item, param="after")
         return _ITEMS.page_of(connection, page, own, missing)

@@ -37,7 +37,6 @@ _SLACK_S = 24 * 3600
 """A response lives as long as those that continue it, or a day less to save writes."""
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
-"""Interval of lease renewals."""
 _LEASE_S = 30.0
 """Silence after which another machine's response counts as abandoned."""
 
@@ -149,7 +148,6 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
     def inputs(
         self, connection: Connection, owner: str, response_id: str, page: PageQuery
     ) -> tuple[list[ItemRecord], bool]:
-        """Return a page of input items, and True if there are more."""
         record = self.own(connection, owner, response_id)
         own = and_(_ITEMS.parent_id == record.id, db.response_items.c.is_output.is_(False))
         return _ITEMS.page_of(connection, page, own, _no_item)

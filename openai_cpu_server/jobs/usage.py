@@ -58,7 +58,7 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     amounts: Amounts
     cost: float | None
-    """Price of the usage, or None if no model has a price."""
+    """None if no model has a price."""
 
 
 class UsagePage(NamedTuple):
@@ -75,7 +75,7 @@ WRITE_S = 5.0
 
 @dataclass(eq=False)
 class UsageBook(db.Repository):
-    """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
+    """Unwritten sums stay in memory, one for each key, model and day."""
 
     write_s: float = WRITE_S
 

@@ -81,7 +81,6 @@ class McpConnection:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._link: _Link | None = None
         self._traffic = self._new_traffic()
-        """Traffic of the latest connection."""
         self._left: set[asyncio.Task[None]] = set()
         """Tasks of lost connections until they end."""
         self._tools: tuple[McpTool, ...] | None = None
@@ -92,7 +91,6 @@ class McpConnection:
         """Losses since the last reply."""
         self._retry_at_s = 0.0
         self._alive_check: asyncio.Task[None] | None = None
-        """Running liveness check."""
 
     def status(self) -> McpServerStatus:
         state = McpServerState.IDLE if self._error is None else McpServerState.FAILED
@@ -108,7 +106,7 @@ class McpConnection:
         )
 
     async def tools(self) -> Sequence[McpTool]:
-        """Return the tools. They are listed again when the server announces a change, or after some
+        """Return the tools, which are listed again when the server announces a change, or after some
         minutes."""
         is_fresh = time.monotonic() - self._listed_s < _FRESH_S
         if self._link is not None and not self._link.is_lost and self._tools is not None and is_fresh:
@@ -418,13 +416,11 @@ class ConfiguredServers:
         return list(self._options)
 
     def named(self, name: str) -> McpServer:
-        """Return the server of this name. Raises KeyError."""
         if name not in self._servers:
             self._servers[name] = McpConnection(name, self._options[name], self.limits)
         return self._servers[name]
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
-        """Return the server at this URL. Raises InvalidRequest."""
         url = checked_url(url, self._allowed_hosts)
         options = McpServerOptions(url=url, headers=checked_headers(headers))
         return McpConnection(_OF_URLS, options, self.limits, is_public_only=True)

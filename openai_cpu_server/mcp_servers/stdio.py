@@ -54,14 +54,12 @@ class ServerTraffic:
     """Input from one server over one connection."""
 
     def __init__(self, name: str, most_bytes: int, most_marks: int) -> None:
-        """`most_bytes`, `most_marks`: limits of one message."""
         self.name = name
         self.most_bytes = most_bytes
         self.most_marks = most_marks
         self.ended = asyncio.Event()
         """Set when the connection is unusable."""
         self.cause = ""
-        """Reason for the end."""
         self.last_words: deque[str] = deque(maxlen=_LAST_LINES)
         """Last lines of its standard error, which may hold secrets."""
         self._num_bytes = self._num_marks = self._num_messages = 0
@@ -96,7 +94,6 @@ def num_marks(data: bytes | bytearray) -> int:
 
 @asynccontextmanager
 async def stdio_streams(options: McpServerOptions, traffic: ServerTraffic) -> AsyncIterator[Streams]:
-    """Start the command as a transport. Raises OSError if it cannot be started."""
     pipes, process = await _started(options)
     to_session, read_stream = anyio.create_memory_object_stream["SessionMessage | Exception"](0)
     write_stream, from_session = anyio.create_memory_object_stream["SessionMessage"](0)

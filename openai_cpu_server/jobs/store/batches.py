@@ -71,8 +71,6 @@ _BATCHES = db.OwnedTable(db.batches, BatchRecord, "No batch found with id '{id}'
 
 
 class BatchStore(db.OwnedRepository[BatchRecord]):
-    """Batches as their owners see them."""
-
     table = _BATCHES
 
     @db.writes
@@ -89,7 +87,6 @@ class BatchStore(db.OwnedRepository[BatchRecord]):
 
     @db.reads
     def page(self, connection: Connection, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        """Return a page of batches, and True if there are more."""
         return _BATCHES.page(connection, owner, page)
 
     @db.writes

@@ -266,7 +266,6 @@ class OwnedTable(RecordTable[R]):
     def get(
         self, connection: sa.Connection, owner: str, object_id: str, now_s: float, *, lock: bool = False
     ) -> R:
-        """Return an object. Raises JobObjectNotFound."""
         found = self.find(connection, self.one(owner, object_id, now_s), lock=lock)
         if found is None:
             raise self.not_found(object_id)
@@ -275,7 +274,6 @@ class OwnedTable(RecordTable[R]):
     def page(
         self, connection: sa.Connection, owner: str, page: records.PageQuery, *filters: ColumnElement[bool]
     ) -> tuple[list[R], bool]:
-        """Return a page of the owner's objects, and True if there are more. Raises JobObjectNotFound."""
         own, missing = self.table.c.owner == owner, partial(self.not_found, param="after")
         return self.page_of(connection, page, own, missing, *filters)
 
@@ -318,7 +316,6 @@ class ItemTable(RecordTable[R]):
     def content_by_id(
         self, connection: sa.Connection, owner: str, ids: Sequence[str], now_s: float
     ) -> dict[str, bytes]:
-        """Return the items that exist in any live object of this owner."""
         parents, items = self.parents.table, self.table.c
         query = sa.select(items.id, items.content).join(parents, parents.c.id == self.parent_id)
         query = query.where(self.parents.of(owner, now_s), items.id.in_([*map(storable, ids)]))

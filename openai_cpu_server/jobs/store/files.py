@@ -84,7 +84,6 @@ class FileStore(db.OwnedRepository[FileRecord]):
     def page(
         self, connection: Connection, owner: str, page: PageQuery, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """Return a page of files, and True if there are more."""
         filters = () if purpose is None else (db.files.c.purpose == purpose.value,)
         return FILES.page(connection, owner, page, is_there(self.clock()), *filters)
 

@@ -177,7 +177,6 @@ class StoringRepository(db.OwnedRepository[db.R]):
     @recounted
     @db.writes
     def delete(self, connection: Connection, owner: str, object_id: str) -> None:
-        """Delete an object and its items."""
         self.own(connection, owner, object_id)
         self.table.delete(connection, [db.storable(object_id)])
 
@@ -188,5 +187,4 @@ class StoringRepository(db.OwnedRepository[db.R]):
 
     @db.writes
     def purge_some(self, connection: Connection) -> int:
-        """Delete some expired objects. Returns their number; call again while it is positive."""
         return self.table.purge(connection, self.clock())
