@@ -54,7 +54,7 @@ def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
 
 
 async def chosen_model(models: ModelRegistry, request: Request, name: str | None) -> ChosenModel:
-    """Return the model of this name, which is read first if nothing has used it. Raises ModelNotFound."""
+    """Return the model of this name, which is read first if nothing has used it."""
     allowed = context_of(request.scope).identity.allowed_models
     await ensure_served(models, name, allowed)
     return models.choose(name, allowed)

@@ -3,7 +3,7 @@ step, and names that the reader may not see, are left out."""
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Union, get_args
 
 import msgspec
 
@@ -33,15 +33,12 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str | None
     loaded: float
-    """Loaded share of the model, 0 to 1."""
     quantisation: str | None
     context_length: int | None
     """Set, like the next three, if the model is known."""
     max_seqs: int | None
     threads: int | None
-    """Compute threads without contention."""
     threads_computing: int | None
-    """Threads of the last step, fewer if others use the cores."""
     is_throttled: bool
     """True if a control group's CPU quota takes cores."""
     kv_tokens: int
@@ -49,7 +46,6 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """Resident memory of the process with the mapped model file, or 0."""
     placement: DevicePlacement | None
-    """Parts on a device beside the CPU, or null."""
     draft_placement: DevicePlacement | None
     restarts: int
 
@@ -250,8 +246,4 @@ class Models(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="m
 
 
 Event = Union[Hello, Steps, Queue, Requests, Caches, Rates, Models, Restart]
-EVENTS: tuple[type[msgspec.Struct], ...] = (Hello, Steps, Queue, Requests, Caches, Rates, Models, Restart)
-
-
-def name_of(event: Event) -> str:
-    return str(event.__struct_config__.tag)
+EVENTS: tuple[type[msgspec.Struct], ...] = get_args(Event)

@@ -522,7 +522,7 @@ def _subscriber(identity: Identity) -> Subscriber:
 
 
 def _encoded(event: schema.Event) -> bytes:
-    return events([Chunk(msgspec.json.encode(event), schema.name_of(event))])
+    return events([Chunk(msgspec.json.encode(event), str(event.__struct_config__.tag))])
 
 
 ROUTER = ApiRouter[AppState](EventRoutes)

@@ -78,7 +78,7 @@ class PoolingBody(Body):
 
     @property
     def cut(self) -> Cut | None:
-        """Return the truncation, or None to reject long inputs. Raises InvalidRequest."""
+        """Return the truncation, or None to reject long inputs."""
         tokens = self.truncate_prompt_tokens
         if tokens is not None and self.truncate is False:
             raise wrong("'truncate' cannot be false together with 'truncate_prompt_tokens'.", "truncate")
@@ -239,7 +239,6 @@ class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def submit(call: PoolingCall, engine: Engine) -> Embedding:
-    """Submit the work. Raises as `Engine.embed` and `Engine.generate`."""
     if not call.work.inputs:
         return NoVectors()
     if isinstance(call.work, EmbedRequest):

@@ -232,7 +232,6 @@ def _numbered(name: str, items: Sequence[object]) -> list[str]:
 
 
 def dimensions_of(number: int | None, size: int) -> int | None:
-    """Return the checked number of dimensions. Raises InvalidRequest."""
     if number is not None and number > size:
         raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
     return number
@@ -276,7 +275,7 @@ _Scoring = tuple[Union[EmbedRequest, schema.YesOrNo], render.ScoresOf]
 
 
 def resolve_ranking(body: schema.RerankBody, context: ResolveContext) -> schema.PoolingCall:
-    """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
+    """Return the call for the model's kind."""
     name, documents = _documents(body)
     pairs = _Pairs((body.query,), documents, "query", name)
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
@@ -304,7 +303,6 @@ def _documents(body: schema.RerankBody) -> tuple[str, tuple[str, ...]]:
 
 
 def resolve_scores(body: schema.ScoreBody, context: ResolveContext) -> schema.PoolingCall:
-    """Return the call. Raises as `resolve_ranking`."""
     first, second = (
         (texts,) if isinstance(texts, str) else tuple(texts) for texts in (body.text_1, body.text_2)
     )
@@ -321,7 +319,6 @@ def _head(work: EmbedRequest | schema.YesOrNo, context: ResolveContext) -> rende
 
 
 def resolve_classes(body: schema.ClassifyBody, context: ResolveContext) -> schema.PoolingCall:
-    """Return the call. Raises as `resolve_ranking`."""
     inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
     request = embed_request(inputs, body, context, id_prefix="classify-")
     writer = partial(

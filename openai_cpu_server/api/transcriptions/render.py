@@ -115,7 +115,6 @@ class JoinedText:
     def __init__(self) -> None:
         self.text = ""
         self._blanks = ""
-        """Blanks that are emitted only before further text."""
         self._is_piece_new = True
 
     def begin_piece(self) -> None:
@@ -286,7 +285,6 @@ class TranscriptStream(renderer.Renderer):
         self._num_sent = 0
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[renderer.Chunk]:
-        """Report progress of the next piece, and of the recording."""
         if self._waiting[-1:] != [request_id]:
             return ()
         return (self._progress(renderer.progress_field(progress, figures) + b","),)

@@ -130,7 +130,6 @@ class RecordingBody(SharedBody):
 
 
 def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
-    """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
     mark = mark_of(AttachmentKind.SOUND, body.file, str(len(data)))
     languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
