@@ -150,7 +150,11 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
     ) -> tuple[list[ItemRecord], bool]:
         record = self.own(connection, owner, response_id)
         own = and_(_ITEMS.parent_id == record.id, db.response_items.c.is_output.is_(False))
-        return _ITEMS.page_of(connection, page, own, _no_item)
+
+        def missing(item_id: str) -> JobObjectNotFound:
+            return JobObjectNotFound(f"The item '{item_id}' does not exist.", param="after")
+
+        return _ITEMS.page_of(connection, page, own, missing)
 
     async def events(self, response_id: str) -> list[bytes] | None:
         """Return the stream of a background response, or None if it has none or has not ended."""
@@ -192,7 +196,3 @@ def _row(record: ResponseRecord) -> dict[str, object]:
 def _size(record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None) -> int:
     added = 0 if turn is None else turn.num_bytes
     return added + len(record.response) + len(record.written) + sum(len(item.content) for item in items)
-
-
-def _no_item(item_id: str) -> JobObjectNotFound:
-    return JobObjectNotFound(f"The item '{item_id}' does not exist.", param="after")

@@ -58,7 +58,7 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     amounts: Amounts
     cost: float | None
-    """None if no model has a price."""
+    """Price of the usage, or None if no model has one."""
 
 
 class UsagePage(NamedTuple):

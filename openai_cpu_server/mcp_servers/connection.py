@@ -113,7 +113,8 @@ class McpConnection:
             return self._tools
         if self._listing is None or self._listing.done():
             self._listing = asyncio.create_task(self._listed())
-            self._listing.add_done_callback(_seen)
+            # All waiting callers may have left, so the exception is retrieved here.
+            self._listing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._listing)
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
@@ -298,12 +299,6 @@ class _Link:
         finally:
             self._failure = self._failure or self.traffic.cause or "the connection was closed"
             self._is_up.set()
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    """Mark the task's exception as retrieved, because all waiting callers may have left."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _all_tools(client: Client) -> AsyncIterator[McpTool]:

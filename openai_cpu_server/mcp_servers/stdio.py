@@ -188,16 +188,15 @@ def _message(line: bytes) -> SessionMessage | Exception:
 def _replied_id(line: bytes) -> int | str | None:
     """Return the id of the request that the message answers, or None. `json` reads more than pydantic."""
     try:
-        fields = json.loads(line.decode(errors="replace"), parse_int=_short_int)
+        fields = json.loads(
+            line.decode(errors="replace"),
+            parse_int=lambda digits: int(digits) if len(digits) < _LONG_INT_CHARS else digits,
+        )
     except ValueError:
         return None
     is_reply = isinstance(fields, dict) and ("result" in fields or "error" in fields)
     request_id = fields.get("id") if is_reply else None
     return request_id if isinstance(request_id, (int, str)) else None
-
-
-def _short_int(digits: str) -> int | str:
-    return int(digits) if len(digits) < _LONG_INT_CHARS else digits
 
 
 async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -181,11 +181,6 @@ class ChatText(NamedTuple):
     stage: ThinkingStage
 
 
-class _Prefill(NamedTuple):
-    reasoning: str
-    content: str
-
-
 def render_chat(
     template: PromptTemplate,
     messages: Sequence[Message],
@@ -212,13 +207,13 @@ def render_chat(
         extra=extra,
     )
     if reasoning is None:
-        return ChatText(text + (prefill.content if prefill else ""), ThinkingStage.BEHIND)
+        return ChatText(text + (prefill[1] if prefill else ""), ThinkingStage.BEHIND)
     rendered = ChatText(text, stage_behind(text, reasoning.form))
     if skips_thinking:
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered
-    beginning = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
+    beginning = begun_answer(rendered.stage, *prefill, reasoning.form)
     return ChatText(rendered.text + beginning, stage_within(rendered.stage, beginning, reasoning.form))
 
 
@@ -236,7 +231,8 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     return rendered
 
 
-def _prefill(messages: Sequence[Message]) -> _Prefill | None:
+def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
+    """Return the thoughts and the text of an answer that is continued, or None."""
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
@@ -244,7 +240,7 @@ def _prefill(messages: Sequence[Message]) -> _Prefill | None:
         raise InvalidRequest(message, code="invalid_value")
     content = content_text(messages[-1].get("content"), f"messages[{len(messages) - 1}].content")
     reasoning = messages[-1].get("reasoning_content")
-    return _Prefill(reasoning if isinstance(reasoning, str) else "", content)
+    return reasoning if isinstance(reasoning, str) else "", content
 
 
 Written = Mapping[int, Sequence[int]]

@@ -245,11 +245,8 @@ def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
 # -- calls -----------------------------------------------------------------------------------------------
 
 
-class _Exchange(NamedTuple):
-    message: Message
-    results: Sequence[Message]
-    is_asked_on: bool
-    is_last: bool
+_Exchange = tuple[Message, Sequence[Message], bool, bool]
+"""Message, results of its calls, and True if a user's message follows, or nothing."""
 
 
 def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
@@ -261,7 +258,7 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
             results.append(messages[at])
             at += 1
         is_last = at == len(messages)
-        yield _Exchange(message, results, not is_last and messages[at]["role"] == "user", is_last)
+        yield message, results, not is_last and messages[at]["role"] == "user", is_last
 
 
 def _shown(

@@ -83,22 +83,19 @@ class EventFilter:
     def parts(self, parts: Sequence[TracePart]) -> list[schema.StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
         own, others = self._divided(parts)
-        return [
-            *(
-                schema.StepPart(
-                    id=part.id,
-                    client=self.name_of(part.client) or None,
-                    priority=part.priority.label,
-                    why=part.why or None,
-                    **_sums([part]),
-                )
-                for part in own
-            ),
-            *(
-                schema.StepPart(priority=priority.label, sequences=len(group), **_sums(group))
-                for priority, group in others
-            ),
+        shown = [
+            schema.StepPart(
+                id=part.id,
+                client=self.name_of(part.client) or None,
+                priority=part.priority.label,
+                why=part.why or None,
+                **_sums([part]),
+            )
+            for part in own
         ]
+        for priority, group in others:
+            shown.append(schema.StepPart(priority=priority.label, sequences=len(group), **_sums(group)))
+        return shown
 
     def holdings(self, holdings: Sequence[TraceHolding]) -> list[schema.Holding]:
         own, others = self._divided(holdings)

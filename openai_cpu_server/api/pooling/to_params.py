@@ -315,7 +315,8 @@ def resolve_scores(body: schema.ScoreBody, context: ResolveContext) -> schema.Po
 
 
 def _head(work: EmbedRequest | schema.YesOrNo, context: ResolveContext) -> render.AnswerHead:
-    return render.AnswerHead(work.id, context.chosen.name, work.num_tokens)
+    usage = render.InputUsage.of(work.num_tokens)
+    return {"id": work.id, "model": context.chosen.name, "usage": usage}
 
 
 def resolve_classes(body: schema.ClassifyBody, context: ResolveContext) -> schema.PoolingCall:

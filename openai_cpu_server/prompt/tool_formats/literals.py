@@ -302,7 +302,9 @@ def notated(value: object, notation: Notation, marks: tuple[str, str]) -> str:
         if notation is Notation.ELEMENTS:
             return "".join(_element(marks[0], key, text) for key, text in items.items())
         if notation is Notation.MARKED:
-            return "{" + ",".join(f"{_bare_key(key, marks)}:{text}" for key, text in items.items()) + "}"
+            names = [key if _BARE_KEY.fullmatch(key) else marks[0] + key + marks[1] for key in items]
+            pairs = zip(names, items.values(), strict=True)
+            return "{" + ",".join(f"{name}:{text}" for name, text in pairs) + "}"
         return "{" + ", ".join(f"{_text(key, notation, marks)}: {text}" for key, text in items.items()) + "}"
     if isinstance(value, (list, tuple)):
         texts = [notated(each, notation, marks) for each in value]
@@ -318,10 +320,6 @@ def _text(value: str, notation: Notation, marks: tuple[str, str]) -> str:
         is_plain = value.isprintable() and not set(value) & {"'", "\\"}
         return f"'{value}'" if is_plain else to_json(value)
     return value if notation is Notation.ELEMENTS else marks[0] + value + marks[1]
-
-
-def _bare_key(key: str, marks: tuple[str, str]) -> str:
-    return key if _BARE_KEY.fullmatch(key) else marks[0] + key + marks[1]
 
 
 _BARE_KEY = re.compile(r"""[^\s\x00-\x1f,:{}\[\]()'"<\\]+""")

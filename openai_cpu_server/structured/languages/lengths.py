@@ -127,7 +127,7 @@ class PlainLanguages:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.automaton = functools.cache(functools.partial(build_automaton, budget=budget))
-        self._simple = functools.cache(self._plain)
+        self._simple: dict[Expr, Expr | None] = {}
         self._surely_empty = functools.cache(functools.partial(self._tried, self._has_none))
 
     def is_empty(self, language: Expr) -> bool:
@@ -163,7 +163,11 @@ class PlainLanguages:
 
     def simplified(self, language: Expr) -> Expr | None:
         """Return plain expressions and intersections of them, or None if too long."""
-        return self._simple(language) if language.is_extended else language
+        if not language.is_extended:
+            return language
+        if language not in self._simple:  # not `functools.cache`, which takes more of the stack
+            self._simple[language] = self._plain(language)
+        return self._simple[language]
 
     def _plain(self, language: Expr) -> Expr | None:
         """Counts and large parts stay apart, because the reader combines them only as far as the text

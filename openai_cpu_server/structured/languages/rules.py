@@ -33,18 +33,14 @@ _PIECE = 600
 """Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
 
-CYCLE_ADVICE = "make the circle of rules that refer to one another shorter"
 _SHOWN = 4
 
 
-class CompileOrder(msgspec.Struct, frozen=True):
-    first: tuple[str, ...] = ()
-    """Rules to compile before the root, in this order."""
-    deepest: tuple[str, ...] = ()
-    """Nested rules that overflow the stack, outermost first, or empty."""
-
-
-def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> CompileOrder:
+def order(
+    rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the rules to compile before the root, in this order, and nested rules that overflow the stack,
+    outermost first, or ()."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -52,12 +48,13 @@ def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> 
         found = _Visit(rules, most_levels)
         for name in (*first, root):
             found.all_from(name)
-    return CompileOrder(first, found.deepest)
+    return first, found.deepest
 
 
-def described(deepest: Sequence[str]) -> str:
+def too_deep(deepest: Sequence[str]) -> str:
     path = " -> ".join([*deepest[:_SHOWN], "...", deepest[-1]])
-    return f"{len(deepest)} rules lie within one another ({path}), which is too many"
+    advice = "make the circle of rules that refer to one another shorter"
+    return f"{len(deepest)} rules lie within one another ({path}), which is too many; {advice}"
 
 
 class _OpenRule(msgspec.Struct):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -161,8 +161,8 @@ _LARGEST_COUNT = 3
 _DEEPEST = 40
 
 
-def _loosened(expr: Expr, inner: Callable[[Expr], Expr]) -> Expr:
-    """Return a superset with a small automaton. `inner`: the same for a part, with a cache."""
+def _loosened(expr: Expr, found: Mapping[Expr, Expr]) -> Expr:
+    """Return a superset with a small automaton. `found`: those of the parts."""
     if isinstance(expr, Text):
         return literal(expr.text)
     if isinstance(expr, Not):
@@ -171,12 +171,12 @@ def _loosened(expr: Expr, inner: Callable[[Expr], Expr]) -> Expr:
         return repeat(Chars(CharSet.chars("-") | DIGITS), 1, None)
     if isinstance(expr, Repeat):
         high = expr.high if expr.high is not None and expr.high <= _LARGEST_COUNT else None
-        found = repeat(inner(expr.item), min(expr.low, _LARGEST_COUNT), high)
+        loose = repeat(found[expr.item], min(expr.low, _LARGEST_COUNT), high)
     else:
-        found = rebuilt(expr, map(inner, expr.parts))
-    if found.depth <= _DEEPEST:
-        return found
-    sets = [x.set for x in every_expression([found]) if isinstance(x, Chars)]
+        loose = rebuilt(expr, [found[part] for part in expr.parts])
+    if loose.depth <= _DEEPEST:
+        return loose
+    sets = [x.set for x in every_expression([loose]) if isinstance(x, Chars)]
     return star(Chars(CharSet.of(*(r for each in sets for r in each.ranges))))
 
 
@@ -284,7 +284,7 @@ class _Search:
             lambda state: union(self._groups[group].follow for group, rest in state if rest.is_nullable)
         )
         self._leads = FirstBytes()
-        self._loosened: Callable[[Expr], Expr] = functools.cache(lambda expr: _loosened(expr, self._loosened))
+        self._loosened: dict[Expr, Expr] = {}
         self._found: set[str] = set()
         for name, expr in _shortened(lexemes, work).items():
             self._add(name, expr)
@@ -296,7 +296,9 @@ class _Search:
             self._words.setdefault(word, []).append(name)
         self._work.spend(6)
         if rest not in (NOTHING, EMPTY):
-            group = self._groups.setdefault(self._loosened(rest), _Group())
+            for part in parts_first([rest], self._loosened):
+                self._loosened[part] = _loosened(part, self._loosened)
+            group = self._groups.setdefault(self._loosened[rest], _Group())
             group.follow |= self._follow[name]
             group.members.append(name)
 

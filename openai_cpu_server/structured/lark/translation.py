@@ -28,7 +28,7 @@ from openai_cpu_server.structured.languages.expr import (
     every_expression,
     parts_first,
 )
-from openai_cpu_server.structured.languages.rules import CYCLE_ADVICE, described, order, takes_long_texts
+from openai_cpu_server.structured.languages.rules import order, takes_long_texts, too_deep
 from openai_cpu_server.structured.lark import plan as planning
 from openai_cpu_server.structured.lark.conflicts import conflicting
 from openai_cpu_server.structured.options import InvalidGrammar
@@ -204,10 +204,9 @@ class Translation:
         self._plan = _plan(rules, work)
         self.share = work.share
         planning.check_symbols(self._plan)
-        found = order(self._plan.rules, ROOT)
-        if found.deepest:
-            raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")
-        self._first = found.first
+        self._first, deepest = order(self._plan.rules, ROOT)
+        if deepest:
+            raise InvalidGrammar(1, 1, too_deep(deepest))
         self._head = _HEAD_OF_LONG if takes_long_texts(rules, _LONG) else _HEAD
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:

@@ -66,9 +66,8 @@ class ObjectShape(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, others=declared) if is_enough else self
 
 
-class _Class(msgspec.Struct, frozen=True):
-    names: Expr
-    matched: frozenset[str]
+_Class = tuple[Expr, frozenset[str]]
+"""Language of names, and the patterns that all of them match."""
 
 
 class ObjectShapes:
@@ -150,26 +149,28 @@ class ObjectShapes:
         # A pattern that allows what is allowed anyway does not separate names.
         telling = (p for f in facts for p, v in f.patterns if is_closed or not v == f.rest == TRUE)
         patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
-        classes = [_Class(language, frozenset())]
+        classes: list[_Class] = [(language, frozenset())]
         for pattern in patterns:
-            classes = [part for each in classes for part in self._split(each, pattern, names)]
+            classes = [part for each in classes for part in self._split(*each, pattern, names)]
         found: dict[tuple[Goal, bool], list[Expr]] = {}
-        for each in classes:
-            matched = [tuple((v, True) for p, v in fact.patterns if p in each.matched) for fact in facts]
-            goal = join(*(own or ((fact.rest, True),) for own, fact in zip(matched, facts, strict=True)))
+        for own_names, matched in classes:
+            values = [tuple((v, True) for p, v in fact.patterns if p in matched) for fact in facts]
+            goal = join(*(own or ((fact.rest, True),) for own, fact in zip(values, facts, strict=True)))
             if self._goals.satisfiable(goal):
-                is_declared = not is_closed or bool(each.matched)
-                found.setdefault((goal, is_declared), []).append(each.names)
+                is_declared = not is_closed or bool(matched)
+                found.setdefault((goal, is_declared), []).append(own_names)
         return [
             Others(ALL if ALL in languages else alt(*languages), goal, is_declared)
             for (goal, is_declared), languages in found.items()
         ]
 
-    def _split(self, outer: _Class, pattern: str, names: list[str]) -> list[_Class]:
-        language = self._strings.pattern(pattern)
-        inside = _Class(both(outer.names, language), outer.matched | {pattern})
-        outside = _Class(both(outer.names, negate(language)), outer.matched)
-        return [c for c in (inside, outside) if self._has_names(c.names, names)]
+    def _split(
+        self, language: Expr, matched: frozenset[str], pattern: str, listed: list[str]
+    ) -> list[_Class]:
+        inner = self._strings.pattern(pattern)
+        inside, outside = both(language, inner), both(language, negate(inner))
+        classes = [(inside, matched | {pattern}), (outside, matched)]
+        return [each for each in classes if self._has_names(each[0], listed)]
 
     def _has_names(self, language: Expr, listed: list[str]) -> bool:
         beside = both(language, negate(any_of(listed))) if 0 < len(listed) < 8 else language

@@ -133,7 +133,8 @@ class GrammarBuilder:
             raise InvalidSchema("", "no value can satisfy this schema")
         rules = _reachable(_merged(rules))
         most = self._budget.limits.levels
-        paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
+        _, deepest = order(rules, ROOT, most)
+        paths = [path for rule in deepest if (path := path_of(rule)) is not None]
         if paths:
             raise SchemaTooLarge("levels", most, paths[-1])
         found = _with_literals(rules)
