@@ -20,9 +20,7 @@ _CONVERSATIONS = db.OwnedTable(
     is_live=lambda now_s: db.conversations.c.expires_at > now_s,
     children=(db.conversation_items.c.conversation_id,),
 )
-_ITEMS = db.ItemTable(
-    db.conversation_items, ConversationItem, _CONVERSATIONS, db.conversation_items.c.conversation_id
-)
+_ITEMS = db.ItemTable(db.conversation_items, ConversationItem, db.conversation_items.c.conversation_id)
 
 
 def add_turn(

@@ -31,7 +31,7 @@ _RESPONSES = db.OwnedTable(
     is_live=lambda now_s: db.responses.c.expires_at > now_s,
     children=(db.response_items.c.response_id, db.response_events.c.response_id),
 )
-_ITEMS = db.ItemTable(db.response_items, ItemRecord, _RESPONSES, db.response_items.c.response_id)
+_ITEMS = db.ItemTable(db.response_items, ItemRecord, db.response_items.c.response_id)
 _ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
 _SLACK_S = 24 * 3600
 """A response lives as long as those that continue it, or a day less to save writes."""

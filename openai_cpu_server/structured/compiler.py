@@ -23,6 +23,7 @@ from openai_cpu_server.contract.grammar import (
 )
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
+from openai_cpu_server.structured.languages.automaton import PlainLanguages
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import (
     NOTHING,
@@ -34,7 +35,6 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     literal,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
 from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
@@ -77,8 +77,7 @@ from openai_cpu_server.structured.writing.grammar import (
     unpacked_rules,
     without_characters,
 )
-from openai_cpu_server.structured.writing.json_text import quoted_texts, raw_texts
-from openai_cpu_server.structured.writing.notations import value_writing
+from openai_cpu_server.structured.writing.notations import quoted_texts, raw_texts, value_writing
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""

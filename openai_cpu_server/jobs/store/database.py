@@ -135,7 +135,6 @@ usage = sa.Table(
     *_columns(Amounts),
 )
 
-_PURGED_AT_ONCE = 500
 _learning = threading.Lock()
 _learned: set[type[msgspec.Struct]] = set()
 
@@ -263,27 +262,11 @@ class OwnedTable(RecordTable[R]):
     def one(self, owner: str, object_id: str, now_s: float) -> ColumnElement[bool]:
         return sa.and_(self.table.c.id == storable(object_id), self.of(owner, now_s))
 
-    def get(
-        self, connection: sa.Connection, owner: str, object_id: str, now_s: float, *, lock: bool = False
-    ) -> R:
-        found = self.find(connection, self.one(owner, object_id, now_s), lock=lock)
-        if found is None:
-            raise self.not_found(object_id)
-        return found
-
     def page(
         self, connection: sa.Connection, owner: str, page: records.PageQuery, *filters: ColumnElement[bool]
     ) -> tuple[list[R], bool]:
         own, missing = self.table.c.owner == owner, partial(self.not_found, param="after")
         return self.page_of(connection, page, own, missing, *filters)
-
-    def purge(self, connection: sa.Connection, now_s: float) -> int:
-        """Delete some expired objects. Returns their number; call again while it is positive."""
-        table = self.table.c
-        expired = sa.select(table.id).where(table.expires_at <= now_s).limit(_PURGED_AT_ONCE)
-        ids = connection.execute(expired).scalars().all()
-        self.delete(connection, ids)
-        return len(ids)
 
     def delete(self, connection: sa.Connection, ids: Sequence[str]) -> None:
         for column in (*self.children, self.table.c.id):
@@ -298,7 +281,6 @@ class OwnedTable(RecordTable[R]):
 class ItemTable(RecordTable[R]):
     """Items of each object of another table."""
 
-    parents: OwnedTable[Any]
     parent_id: sa.Column[str]
 
     def read(self, connection: sa.Connection, *which: ColumnElement[bool]) -> dict[str, list[R]]:
@@ -312,14 +294,6 @@ class ItemTable(RecordTable[R]):
     def num_bytes(self, connection: sa.Connection, *which: ColumnElement[bool]) -> int:
         size = sa.select(sa.func.sum(sa.func.length(self.table.c.content))).where(*which)
         return connection.execute(size).scalar() or 0
-
-    def content_by_id(
-        self, connection: sa.Connection, owner: str, ids: Sequence[str], now_s: float
-    ) -> dict[str, bytes]:
-        parents, items = self.parents.table, self.table.c
-        query = sa.select(items.id, items.content).join(parents, parents.c.id == self.parent_id)
-        query = query.where(self.parents.of(owner, now_s), items.id.in_([*map(storable, ids)]))
-        return {row.id: row.content for row in connection.execute(query)}
 
     def add(self, connection: sa.Connection, parent_id: str, items: Sequence[R]) -> None:
         last = sa.select(sa.func.max(self.table.c.number)).where(self.parent_id == parent_id)
@@ -343,7 +317,10 @@ class OwnedRepository(Repository, Generic[R]):
         return self.own(connection, owner, object_id)
 
     def own(self, connection: sa.Connection, owner: str, object_id: str, *, lock: bool = False) -> R:
-        found: R = self.table.get(connection, owner, object_id, self.clock(), lock=lock)
+        which = self.table.one(owner, object_id, self.clock())
+        found: R | None = self.table.find(connection, which, lock=lock)
+        if found is None:
+            raise self.table.not_found(object_id)
         return found
 
 

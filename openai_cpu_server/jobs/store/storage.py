@@ -38,6 +38,7 @@ _OLD_S = 60.0
 _FRESH_S = 1.0
 """Rejections need a newer count."""
 _DISK_S = 1.0
+_PURGED_AT_ONCE = 500
 
 
 class DiskSpace(NamedTuple):
@@ -182,9 +183,17 @@ class StoringRepository(db.OwnedRepository[db.R]):
 
     @db.reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the items that exist in any object of this owner."""
-        return self.item_table.content_by_id(connection, owner, ids, self.clock())
+        """Return the items that exist in any live object of this owner."""
+        parents, items = self.table.table, self.item_table.table.c
+        query = select(items.id, items.content).join(parents, parents.c.id == self.item_table.parent_id)
+        query = query.where(self.table.of(owner, self.clock()), items.id.in_([*map(db.storable, ids)]))
+        return {row.id: row.content for row in connection.execute(query)}
 
     @db.writes
     def purge_some(self, connection: Connection) -> int:
-        return self.table.purge(connection, self.clock())
+        """Delete some expired objects. Returns their number; call again while it is positive."""
+        objects = self.table.table.c
+        expired = select(objects.id).where(objects.expires_at <= self.clock()).limit(_PURGED_AT_ONCE)
+        ids = connection.execute(expired).scalars().all()
+        self.table.delete(connection, ids)
+        return len(ids)

@@ -1,5 +1,5 @@
-"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap; and
-expressions of automata."""
+"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap;
+expressions of automata, and simpler equivalents without complements."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from openai_cpu_server.structured.languages.charset import DIGITS, CharSet, partition
 from openai_cpu_server.structured.languages.expr import (
     ALL,
+    ANY_CHAR,
     EMPTY,
     NOTHING,
     Alt,
@@ -29,11 +31,16 @@ from openai_cpu_server.structured.languages.expr import (
     both,
     every_expression,
     negate,
+    rebuilt,
     repeat,
     seq,
+    span,
     star,
+    weight,
 )
-from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.options import Budget, SchemaTooLarge
+
+V = TypeVar("V")
 
 _DIGITS = tuple(CharSet.chars(c) for c in "0123456789.")
 
@@ -46,12 +53,17 @@ class Alphabet:
     """Numbered classes of characters. Sets of classes are bits of an int."""
 
     def __init__(self, expr: Expr, budget: Budget) -> None:
-        sets = _sets_in(expr)
+        sets: dict[CharSet, None] = {}
+        for each in every_expression([expr]):
+            if isinstance(each, Chars):
+                sets[each.set] = None
+            elif isinstance(each, Residue):
+                sets.update(dict.fromkeys(_DIGITS))
         budget.spend("regex_work", len(sets) ** 2 // _PAIRS_A_STEP)
         self.classes = partition(sets)
-        firsts = [each.ranges[0][0] for each in self.classes]
+        self._firsts = [each.ranges[0][0] for each in self.classes]
         self._mask = functools.cache(
-            lambda chars: sum(1 << i for i, code in enumerate(firsts) if code in chars)
+            lambda chars: sum(1 << i for i, code in enumerate(self._firsts) if code in chars)
         )
         self._front = functools.cache(self._find_front)
 
@@ -63,7 +75,7 @@ class Alphabet:
         return blocks
 
     def code(self, block: int) -> int:
-        return self.classes[(block & -block).bit_length() - 1].ranges[0][0]
+        return self._firsts[(block & -block).bit_length() - 1]
 
     def _find_front(self, expr: Expr) -> frozenset[int]:
         if isinstance(expr, Chars):
@@ -76,16 +88,6 @@ class Alphabet:
             if isinstance(expr, Seq) and not part.is_nullable:
                 break
         return frozenset(found)
-
-
-def _sets_in(expr: Expr) -> list[CharSet]:
-    sets: dict[CharSet, None] = {}
-    for each in every_expression([expr]):
-        if isinstance(each, Chars):
-            sets[each.set] = None
-        elif isinstance(each, Residue):
-            sets.update(dict.fromkeys(_DIGITS))
-    return list(sets)
 
 
 _POINT = ord(".")
@@ -422,3 +424,109 @@ def to_expr(automaton: Automaton) -> Expr | None:
         return _Graph(automaton).eliminate_all()
     except _TooLong:
         return None
+
+
+_COUNTED = 24
+"""Most states of a part that is combined with the rest of an intersection."""
+_SHORT = 12
+"""Longest strings of a pattern that are listed."""
+_MOST_STATES = 250
+"""States of an intersection up to which it becomes one expression."""
+
+
+class PlainLanguages:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.automaton = functools.cache(functools.partial(build_automaton, budget=budget))
+        self._simple: dict[Expr, Expr | None] = {}
+        self._surely_empty = functools.cache(functools.partial(self._tried, self._has_none))
+
+    def is_empty(self, language: Expr) -> bool:
+        """Return True only if surely empty: too many states count as not empty."""
+        if not language.is_extended:
+            return language is NOTHING
+        return self._surely_empty(language) or False
+
+    def _has_none(self, language: Expr) -> bool:
+        if isinstance(language, And) and _starts_clash(language):
+            return True
+        lengths = (x for x in language.parts if isinstance(x, Repeat) and x.item is ANY_CHAR)
+        length = next(lengths, None)
+        if isinstance(language, And) and length is not None:
+            body = both(*(x for x in language.items if x is not length))
+            return not has_length(self.automaton(body), length.low, length.high, self._budget)
+        return is_empty(language, self._budget)
+
+    def _tried(self, find: Callable[[Expr], V], language: Expr) -> V | None:
+        try:
+            return find(language)
+        except SchemaTooLarge as error:
+            if error.limit != "regex_states":
+                raise
+            return None
+
+    def few(self, language: Expr, most: int) -> list[str] | None:
+        """Return all strings if they are few and short, else None."""
+        longest = span(language)[1]
+        if longest is None or longest > _SHORT:
+            return None
+        return few_strings(self.automaton(language), most)
+
+    def simplified(self, language: Expr) -> Expr | None:
+        """Return plain expressions and intersections of them, or None if too long."""
+        if not language.is_extended:
+            return language
+        if language not in self._simple:  # not `functools.cache`, which takes more of the stack
+            self._simple[language] = self._plain(language)
+        return self._simple[language]
+
+    def _plain(self, language: Expr) -> Expr | None:
+        """Counts and large parts stay apart, because the reader combines them only as far as the text
+        goes."""
+        if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
+            return found
+        if isinstance(language, And) and any(map(_has_one_spelling, language.items)):
+            parts = [self._part(x) for x in language.items]
+        elif isinstance(language, And):
+            counted = [x for x in language.items if not x.is_extended and weight(x) > _COUNTED]
+            others = both(*(x for x in language.items if x not in counted))
+            parts = [self.simplified(x) for x in ([others, *counted] if counted else language.items)]
+        elif isinstance(language, (Alt, Seq)):
+            parts = [self.simplified(x) for x in language.items]
+        else:
+            return self._by_automaton(language)
+        found = None if None in parts else rebuilt(language, (x for x in parts if x is not None))
+        return self._by_automaton(language) if found is None else found
+
+    def _part(self, language: Expr) -> Expr | None:
+        """Leave complements to the reader, which has no state that the text does not reach."""
+        if not isinstance(language, Not):
+            return self.simplified(language)
+        found = self.simplified(language.item)
+        return None if found is None else negate(found)
+
+    def _by_automaton(self, language: Expr) -> Expr | None:
+        automaton = self._tried(self.automaton, language)
+        return None if automaton is None else to_expr(automaton)
+
+
+_PLAIN_ASCII = CharSet.of((0x20, 0x7E)) - CharSet.chars('"\\')
+
+
+def _has_one_spelling(language: Expr) -> bool:
+    """Return True if a string of JSON never escapes its characters, so that a complement beside it is one of
+    spellings too."""
+    if isinstance(language, And) or language.is_extended:
+        return False
+    sets = (x.set for x in every_expression([language]) if isinstance(x, Chars))
+    return not any(chars - _PLAIN_ASCII for chars in sets)
+
+
+def _starts_clash(language: And) -> bool:
+    starts: list[list[CharSet]] = []
+    for item in language.items:
+        parts = item.items if isinstance(item, Seq) else (item,)
+        chars = itertools.takewhile(lambda x: isinstance(x, Chars), parts)
+        starts.append([x.set for x in chars if isinstance(x, Chars)])
+    pairs = (zip(one, other, strict=False) for one, other in itertools.combinations(starts, 2))
+    return any(not a & b for a, b in itertools.chain.from_iterable(pairs))

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import (
+    PlainLanguages,
+    build_automaton,
+    state_rules,
+    to_expr,
+)
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ALL,
@@ -29,7 +34,6 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged_ways
 from openai_cpu_server.structured.lark.plan import Following, Work
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark

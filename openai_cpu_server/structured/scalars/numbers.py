@@ -18,6 +18,7 @@ from openai_cpu_server.structured.languages.expr import (
     Residue,
     alt,
     both,
+    bounded,
     literal,
     negate,
     optional,
@@ -25,7 +26,6 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.languages.lengths import bounded
 
 _MOST_DIGITS = 20
 """Enough for 64 bits and for doubles. A model may write digits without end, and truncated JSON is invalid."""

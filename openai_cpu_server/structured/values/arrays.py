@@ -13,7 +13,7 @@ from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, al
 from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import Punctuation
+from openai_cpu_server.structured.writing.notations import Punctuation
 
 
 class Need(msgspec.Struct, frozen=True):

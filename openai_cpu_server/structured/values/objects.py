@@ -28,7 +28,7 @@ from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import TRUE
 from openai_cpu_server.structured.values.scalars import ScalarLexemes, StringLanguages
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import Punctuation, plain_text
+from openai_cpu_server.structured.writing.notations import Punctuation, plain_text
 
 
 class Member(msgspec.Struct, frozen=True):

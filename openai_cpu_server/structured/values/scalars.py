@@ -10,7 +10,7 @@ from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-from openai_cpu_server.structured.languages.automaton import Deriver
+from openai_cpu_server.structured.languages.automaton import Deriver, PlainLanguages
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     NOTHING,
@@ -22,20 +22,20 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     any_of,
     both,
+    bounded,
     every_expression,
     literal,
     negate,
     optional,
     seq,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages, bounded
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
 from openai_cpu_server.structured.scalars import numbers, regex
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import JsonKind, Node
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import JsonText, plain_text
+from openai_cpu_server.structured.writing.notations import JsonText, plain_text
 
 _MOST_LOOKED_AT = 8
 """Excluded names considered when checking if a language has any others."""
@@ -209,9 +209,10 @@ class NumberLanguages:
             return alt(*(literal(str(x)) for x in listed))
         decimals = _decimals(near)
         plain = [self._part(f, decimals) for f in near if not isinstance(f.node, nodes.Integer)]
-        if not near or not _is_range(near):
+        is_range = all(isinstance(f.node, nodes.Limit) for f in near)
+        if not near or not is_range:
             plain.append(_base(near, *_widths(plain, decimals)))
-        return alt(both(*plain), _small(near))
+        return alt(both(*plain), _small(near) if is_range else NOTHING)
 
     def _within_digits(self, branch: Branch) -> Branch:
         """Return the facts without bounds that no written number reaches. Refuse those that none fits."""
@@ -339,13 +340,7 @@ def _decimals(branch: Branch) -> numbers.Decimals:
     return numbers.Decimals(max(whole, least.whole_digits), max(fraction, least.fraction_digits))
 
 
-def _is_range(branch: Branch) -> bool:
-    return all(isinstance(f.node, nodes.Limit) for f in branch)
-
-
 def _small(branch: Branch) -> Expr:
-    if not _is_range(branch):
-        return NOTHING
     lows, highs = _bounds(branch)
     low = max((bound.value for bound in lows), default=Decimal(-1))
     high = min((bound.value for bound in highs), default=Decimal(1))
@@ -412,21 +407,18 @@ def _widths(parts: list[Expr], decimals: numbers.Decimals) -> tuple[Expr, Expr]:
 
 
 def _holds(fact: Fact, value: Decimal) -> bool:
-    return _is_so(fact, value) == fact.is_true
-
-
-def _is_so(fact: Fact, value: Decimal) -> bool:
     node = fact.node
     if isinstance(node, nodes.Limit):
-        if value == node.bound.value:
-            return not node.bound.is_open
-        return (value < node.bound.value) == node.is_upper
-    if isinstance(node, nodes.MultipleOf):
-        return Fraction(value) % Fraction(node.step) == 0
-    if isinstance(node, nodes.Scalars):
-        return value in node.numbers
-    assert isinstance(node, nodes.Integer), node
-    return value == value.to_integral_value()
+        bound = node.bound
+        fits = not bound.is_open if value == bound.value else (value < bound.value) == node.is_upper
+    elif isinstance(node, nodes.MultipleOf):
+        fits = Fraction(value) % Fraction(node.step) == 0
+    elif isinstance(node, nodes.Scalars):
+        fits = value in node.numbers
+    else:
+        assert isinstance(node, nodes.Integer), node
+        fits = value == value.to_integral_value()
+    return fits == fact.is_true
 
 
 def spelled(value: Decimal) -> Expr:

@@ -15,7 +15,7 @@ import msgspec
 
 from openai_cpu_server.contract.grammar import FIRST_ITEM, OTHER_ITEM, is_list_item
 from openai_cpu_server.structured.gbnf.parser import MOST_TIMES, parse_gbnf
-from openai_cpu_server.structured.languages.automaton import Automaton, state_rules
+from openai_cpu_server.structured.languages.automaton import Automaton, PlainLanguages, state_rules
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -40,7 +40,6 @@ from openai_cpu_server.structured.languages.expr import (
     rewritten,
     seq,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rules import order, users
 from openai_cpu_server.structured.options import Budget, InvalidSchema, Limits, SchemaTooLarge
 from openai_cpu_server.structured.scalars.numbers import multiples_between
