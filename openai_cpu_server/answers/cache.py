@@ -79,7 +79,6 @@ def unpacked_answer(answer: bytes, requests: Sequence[GenerationRequest]) -> lis
 _ANSWER_S = 1.0
 """Timeout of the store; after it the answer is computed."""
 _CLEAR_S = 60.0
-"""Timeout for clearing a large store."""
 _LARGEST_SHARE = 8
 """Answers larger than this fraction (1/8) of the store would evict many others, and are not kept."""
 _SMALL_BYTES = 16 * 1024
@@ -98,14 +97,11 @@ class TurnComparison(NamedTuple):
     embedder: str
     """Identity of the embedding model."""
     least: float
-    """Cosine from which two turns count as equal."""
     vector: Callable[[str], Awaitable[bytes | None]]
     """Embeds a turn as `direction` does; None if that is not possible now, or not for the whole turn."""
 
 
 class AnswerPlace(NamedTuple):
-    """Key under which the answer to a question would be stored."""
-
     key: str
     group: str | None = None
     vector: bytes | None = None
@@ -153,7 +149,6 @@ class AnswerCache:
         return await self._most_similar(question, place, comparing.least) or place
 
     def keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
-        """Store an answer in the background."""
         if len(self._keeping) >= _MOST_KEEPING:
             return
         task = asyncio.create_task(self._keep(question, place, events))
@@ -170,14 +165,12 @@ class AnswerCache:
         await self.measure()
 
     async def measure(self) -> StoreSize | None:
-        """Return the size of the store, or None if it fails."""
         size = await self._breaker.attempt(self._store.size)
         if size is not None:
             self._watcher.answers_held(*size)
         return size
 
     async def close(self) -> None:
-        """Close the store, even if it fails."""
         await self._settle()
         with contextlib.suppress(StoreFailed, asyncio.TimeoutError):
             await asyncio.wait_for(self._store.close(), _ANSWER_S)

@@ -29,7 +29,6 @@ T = TypeVar("T")
 _OURS = 0x6F637361
 """SQLite's `application_id` of these files."""
 _VERSION = 1
-"""Incremented with every change of the tables."""
 
 _metadata = sa.MetaData()
 _answers = sa.Table(

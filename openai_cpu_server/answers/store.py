@@ -38,11 +38,9 @@ class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
     holder: str
     """Digest of the API key, or "" for all clients of a server without keys."""
     model: str
-    """Digest of the model's file."""
     kv_type: str
     """Type of the KV cache, because coarser types give other answers."""
     adapter: str | None
-    """Identity of the adapter's version."""
     version: str
 
 
@@ -65,7 +63,7 @@ class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exact_key(question: AnswerKey) -> str | None:
-    """Return the key of the question, or None if its answer differs each time."""
+    """Return None if the answer differs each time."""
     if not question.is_repeatable:
         return None
     return _digest("exact", question.scope, [_deciding(request) for request in question.requests])
@@ -88,7 +86,6 @@ def group_key(question: AnswerKey, embedder: str) -> str | None:
 
 
 def turn_key(group: str, turn: LastTurn) -> str:
-    """Return the key of an answer that can only be found by its turn."""
     return hashlib.sha256(f"{group}\n{turn.text}".encode(errors="surrogatepass")).hexdigest()
 
 
@@ -122,11 +119,9 @@ _VECTOR_NUMBER = np.dtype("<f4")
 class SimilarTurn(NamedTuple):
     key: str
     similarity: float
-    """Cosine of the two turns."""
 
 
 def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes | None:
-    """Return the vector scaled to length 1 as bytes, or None for a zero vector."""
     vector = np.asarray(numbers, _VECTOR_NUMBER)
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or length == 0.0:
@@ -148,7 +143,6 @@ def nearest_turns(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least:
 
 
 GROUP_LIMIT = 2000
-"""Turns that one new turn is compared with."""
 FEW = 8
 """Similar turns that are returned."""
 
@@ -159,9 +153,7 @@ class StoreFailed(Exception):
 
 class StoreBounds(NamedTuple):
     ttl_s: float
-    """Lifetime of an answer, independent of its use."""
     max_bytes: int
-    """Size above which the least recently used answers are evicted."""
 
 
 class AnswerEntry(msgspec.Struct, frozen=True, kw_only=True):

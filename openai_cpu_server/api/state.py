@@ -63,7 +63,6 @@ async def chosen_model(models: ModelRegistry, request: Request, name: str | None
 async def read_body(
     schema: type[B], request: Request, read: Callable[[Request], Awaitable[bytes]] = streamed_body
 ) -> tuple[B, Ignored, int]:
-    """Return the body, its ignored fields, and its size in bytes."""
     data, lenient = await read(request), context_of(request.scope).lenient
     body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=lenient))
     return body, ignored, len(data)

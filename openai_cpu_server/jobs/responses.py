@@ -92,7 +92,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         events: Sequence[bytes],
         turn: ConversationTurn | None = None,
     ) -> bool:
-        """Store the end. Returns False if the response has ended otherwise or is deleted."""
+        """Return False if the response has ended otherwise or is deleted."""
         packed = await asyncio.to_thread(lambda: zlib.compress(msgspec.msgpack.encode(events)))
         self.storage.grew(record.owner, _size(record, outputs, turn) + len(packed))
 
@@ -109,13 +109,13 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
 
     @db.writes
     def end(self, connection: Connection, record: ResponseRecord) -> bool:
-        """Store another end, by cancellation or because its process died. Returns False if it has ended."""
+        """Store another end. Returns False if the response has ended."""
         values = {"status": record.status.value, "response": record.response}
         return _change_active(connection, record.id, values)
 
     @db.writes
     def renew(self, connection: Connection, record: ResponseRecord) -> bool:
-        """Renew the lease. Returns False if the response has ended or is deleted."""
+        """Return False if the response has ended or is deleted."""
         lease_until = self.clock() + _LEASE_S
         values = {"lease_until": lease_until, "status": record.status.value, "response": record.response}
         return _change_active(connection, record.id, values)
@@ -124,8 +124,8 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
     def chain(
         self, connection: Connection, owner: str, response_id: str, *, max_bytes: int
     ) -> list[ChainedResponse]:
-        """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a
-        deleted predecessor, or InvalidRequest if too long."""
+        """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a deleted
+        predecessor."""
         last = self.own(connection, owner, response_id)
         ids = select(_chain(owner, last.id).c.id)
         own = _ITEMS.parent_id.in_(ids)
@@ -168,7 +168,6 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         )
 
     async def purge(self) -> None:
-        """Delete expired responses and conversations, at intervals."""
         if self.clock() < self._purge_at_s:
             return
         self._purge_at_s = self.clock() + _PURGE_EVERY_S

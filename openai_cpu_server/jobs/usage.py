@@ -128,7 +128,7 @@ class UsageBook(db.Repository):
         return UsagePage(page, len(found) > query.page.limit, _sum(total))
 
     async def _write_new(self) -> None:
-        """Failures lose nothing. Raises JobsUnavailable."""
+        """Failures lose nothing."""
         async with self._lock:
             new, self._unwritten = self._unwritten, {}
             if not new:

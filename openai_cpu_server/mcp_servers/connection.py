@@ -40,18 +40,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Limit of concurrent calls to one server. Waiting counts towards a call's timeout."""
+"""Calls of one server at once. Waiting counts towards a call's timeout."""
 _MOST_PAGES, _MOST_TOOLS = 32, 512
 _PICTURE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures."""
 _USUAL_MARKS = 50_000
-"""Limit of the quotes, commas and brackets of a message, beside those of a result's text. A list of 400 tools
-with 8 parameters each has as many."""
+"""Quotes, commas and brackets of a message, beside those of a result's text. A list of 400 tools with 8
+parameters each has as many."""
 _LONGEST_PAUSE_S = 60.0
-"""Maximum pause before reconnecting. The pause is 0 after the first loss, then 1 s, then doubles."""
+"""The pause is 0 after the first loss, then 1 s, then doubles."""
 _CLOSE_S = 4.0
-"""Timeout for closing a connection."""
 _FRESH_S = 300.0
 """Age at which tools are listed again, because not every server announces changes."""
 _ALIVE_S = 5.0
@@ -273,7 +272,6 @@ class _Link:
         return self.task.done() or self.traffic.ended.is_set()
 
     async def ready(self) -> None:
-        """Wait for the connection. Raises McpUnavailable."""
         await self._is_up.wait()
         if self._failure is not None:
             raise McpUnavailable(self._failure)
@@ -353,7 +351,6 @@ def _words(part: Any) -> str:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Return True for all errors except replies of the server itself."""
     from mcp.shared.exceptions import MCPError
 
     if isinstance(error, MCPError):
@@ -378,18 +375,17 @@ def _reason(error: BaseException) -> str:
 
 _NEEDED = ("mcp.client", "mcp.client.streamable_http", "httpx2")
 _OF_URLS = "url"
-"""Label of all URLs in counters."""
 
 
 class ConfiguredServers:
-    """`McpServers` as an async context manager, which closes all connections at its end."""
+    """Closes all connections at its end."""
 
     def __init__(
         self, options: Mapping[str, McpServerOptions], limits: McpLimits, *, allowed_hosts: Sequence[str]
     ) -> None:
-        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for
-        any. Raises StartupError without the extra `mcp`, which is imported here so that no request waits
-        for the import."""
+        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for any.
+        Raises StartupError without the extra `mcp`, which is imported here so that no request waits for
+        it."""
         try:
             for name in _NEEDED:
                 importlib.import_module(name)

@@ -42,7 +42,7 @@ _MOST_MESSAGES = 4000
 _LEAVE_S, _KILL_S = 2.0, 0.5
 """Time to exit after its pipe is closed, and after SIGTERM."""
 _MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
-"""Limit of logged lines per period, the period in seconds, and the characters of each line."""
+"""Logged lines per period, the period in seconds, and the characters of each line."""
 _LAST_LINES = 10
 UNREADABLE = "its answer cannot be read"
 _MARKS = b',"[{'
@@ -51,21 +51,17 @@ _LONG_INT_CHARS = 1000
 
 
 class ServerTraffic:
-    """Input from one server over one connection."""
-
     def __init__(self, name: str, most_bytes: int, most_marks: int) -> None:
         self.name = name
         self.most_bytes = most_bytes
         self.most_marks = most_marks
         self.ended = asyncio.Event()
-        """Set when the connection is unusable."""
         self.cause = ""
         self.last_words: deque[str] = deque(maxlen=_LAST_LINES)
         """Last lines of its standard error, which may hold secrets."""
         self._num_bytes = self._num_marks = self._num_messages = 0
 
     def reset_counts(self) -> None:
-        """Reset the counts, because a caller has sent a request."""
         self._num_bytes = self._num_marks = self._num_messages = 0
 
     def count(self, data: bytes, num_messages: int) -> bool:
@@ -140,7 +136,7 @@ async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTranspo
 async def _read(
     process: Process, traffic: ServerTraffic, to_session: MemoryObjectSendStream[SessionMessage | Exception]
 ) -> None:
-    """Forward messages until the output ends or exceeds its limits; the session then sees a closed stream."""
+    """The session sees a closed stream when the output ends or exceeds its limits."""
     assert process.stdout is not None
     buffer = bytearray()
     try:

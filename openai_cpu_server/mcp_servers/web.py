@@ -44,7 +44,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 async def http_streams(
     options: McpServerOptions, traffic: ServerTraffic, *, is_public_only: bool
 ) -> AsyncIterator[Streams]:
-    """Connect as a transport. `is_public_only`: reject addresses that are not public."""
+    """`is_public_only`: reject addresses that are not public."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 

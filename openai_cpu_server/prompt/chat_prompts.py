@@ -62,7 +62,6 @@ class ControlNames:
         self._reach = max(map(len, self._tokens), default=1) - 1
 
     def places(self, text: str) -> Iterator[_Place]:
-        """Yield the names in a text, the longest at each place."""
         behind = 0
         for first in self._first.finditer(text):
             start = first.start()
@@ -218,7 +217,7 @@ def render_chat(
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
-    """Return True unless the template wrote BOS, because two of them confuse a model."""
+    """Two BOS confuse a model."""
     return not (bos_text and text.lstrip().startswith(bos_text))
 
 
@@ -232,7 +231,6 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
 
 
 def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
-    """Return the thoughts and the text of an answer that is continued, or None."""
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
@@ -332,7 +330,6 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
     stage: ThinkingStage
     wants_thoughts: bool
-    """True if the model surely thinks first."""
     boundaries: tuple[int, ...] = ()
     """Same as in `GenerationRequest`."""
 

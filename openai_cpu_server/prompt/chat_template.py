@@ -99,7 +99,6 @@ class StepContext(Context):
         super().__init__(environment, *args, **kwargs)
         self._num_steps_left = environment.max_steps
         self._root: StepContext | None = None
-        """Context of the template, or None if it is this one."""
 
     def spend(self, steps: int) -> None:
         root = self._root or self
@@ -274,7 +273,6 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
-"""Limit of the trial renderings at load, which take a few hundred."""
 
 
 class ChatTemplate:

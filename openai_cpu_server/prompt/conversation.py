@@ -128,7 +128,6 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def in_words(shape: TemplateShape) -> TemplateShape:
-    """Return the shape that any chat template can show."""
     return msgspec.structs.replace(
         shape,
         system=SystemPlace.NOWHERE,

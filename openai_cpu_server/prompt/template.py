@@ -25,7 +25,6 @@ class CallShape(NamedTuple):
     one_by_one: bool = False
     """One call per message at most."""
     text_apart: bool = False
-    """A message with calls does not show its text."""
 
 
 class SystemPlace(enum.Enum):
@@ -39,7 +38,6 @@ class TemplateShape(msgspec.Struct, frozen=True):
     """Found by trial renderings."""
 
     wants_parts: bool = False
-    """Content must be a list of parts."""
     shows_tools: bool = False
     shows_system_tools: bool = False
     """The system message has tools as JSON in a field (Phi-4-mini's)."""
@@ -47,7 +45,6 @@ class TemplateShape(msgspec.Struct, frozen=True):
     alternates: bool = False
     """Users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
-    """An answer may be empty."""
     calls: CallShape | None = None
     """Form of earlier calls, or None if calls or results are not shown."""
 
@@ -160,7 +157,6 @@ class PromptTemplate(Protocol):
 
 
 def tried(rendering: Callable[[], str]) -> str:
-    """Return "" if the template rejects the trial."""
     try:
         return rendering()
     except TemplateFailed:

@@ -88,7 +88,6 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
     unenforced: tuple[Unenforced, ...] = ()
     """Left out because the options allow it; and formats that contradict other keywords."""
     share: float = 0.0
-    """Cost as a share of the limits."""
     is_raw: bool = False
     """True if texts are raw in a call, not JSON strings."""
 
@@ -396,8 +395,7 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
 
 
 def regex_rules(pattern: str) -> Rules:
-    """Return the grammar of texts that match as a whole, anchored or not. Raises InvalidPattern,
-    InvalidSchema, SchemaTooLarge."""
+    """Return the grammar of texts that match as a whole, anchored or not."""
     return language_rules(full_language(pattern, Limits()), pattern)
 
 

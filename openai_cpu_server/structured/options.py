@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 
 class UnsupportedSchema(InvalidRequest):
-    """`path`: JSON pointer to the schema with the keyword. `others`: further places."""
+    """`path`: JSON pointer. `others`: further places."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class InvalidSchema(InvalidRequest):
 
 
 class SchemaTooLarge(InvalidRequest):
-    """`limit`: field of `Limits`. `path`: JSON pointer, or None if the place is unknown."""
+    """`limit`: field of `Limits`. `path`: JSON pointer, or None if unknown."""
 
     def __init__(self, limit: str, value: int, path: str | None = None) -> None:
         named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
@@ -140,23 +140,20 @@ class PropertyOrder(enum.Enum):
     """Order of an object's declared properties, which usually precede additional ones."""
 
     SCHEMA = "schema"
-    """Order of `properties`, then names that only `required` mentions.
-
-    If `properties` are sorted by name and `required` has another order, that too, because then a program has
-    sorted them and only `required` shows the author's order.
-    """
+    """Order of `properties`, then names that only `required` mentions. Where `properties` are sorted by name
+    and `required` is not, a program has sorted them, and the order of `required` is allowed too."""
     ANY = "any"
-    """Any order for up to five properties; more keep the order of `properties` or of `required`.
-    Additional ones may stand anywhere. Used to check JSON of others, not to write."""
+    """Any order for up to five properties; more keep the order of `properties` or of `required`. Used to
+    check JSON of others."""
 
 
 class Additional(enum.Enum):
     """Properties of an object that declares `properties` and does not mention additional ones."""
 
     OPEN = "open"
-    """Any others, to the letter of the standard. Used to check JSON of others."""
+    """Others, to the letter of the standard. Used to check JSON of others."""
     CLOSED = "closed"
-    """No others, because models that may invent names do so. A value of the grammar is still valid."""
+    """No others, because models that may invent names do so."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -180,7 +177,6 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def enlarged(self) -> Limits:
-        """Limits for the same schema with all of its parts kept apart."""
         return msgspec.structs.replace(self, **{name: 4 * getattr(self, name) for name in _WORK})
 
 
@@ -190,7 +186,7 @@ class Options(msgspec.Struct, frozen=True):
     additional: Additional = Additional.OPEN
     values: ValueSpelling = JSON_VALUES
     strict: bool = True
-    """True rejects keywords that cannot be enforced; False reports them."""
+    """True rejects keywords that cannot be enforced."""
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
@@ -249,14 +245,12 @@ class UnenforcedReport:
         self._reasons: dict[Unenforced, str] = {}
 
     def refuse(self, path: str, keyword: str, reason: str) -> None:
-        """Note a keyword, or reject it if strict. Raises UnsupportedSchema."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
         self._reasons.setdefault(Unenforced(path, keyword), reason)
         self.note(path, keyword)
 
     def add_joined(self, joined: Mapping[tuple[str, str], Iterable[tuple[str, str]]]) -> None:
-        """Name these places beside those that are named already."""
         queue = list(self._found)
         for each in queue:
             for path, keyword in joined.get((each.path, each.keyword), ()):

@@ -40,7 +40,6 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     processed: int
     failed: int
-    """Failed calls, including those whose client has left."""
     latency_ms: Times
     queue_ms: Times
     ttft_ms: Times
@@ -273,7 +272,6 @@ class EngineCache(NamedTuple):
 
 
 def caches_of(models: Iterable[ServedModel]) -> list[EngineCache]:
-    """Return the caches of engines, except those without a step."""
     return [
         EngineCache(kv, info, sum(model.engine.status().running.values()))
         for model in models

@@ -43,18 +43,15 @@ class TokenizeBody(Body):
 
     model: str | None = None
     content: MixedContent | None = None
-    """Text, or a list of token ids and texts."""
     prompt: str | None = None
     messages: Messages | None = None
     add_special: bool | None = None
     """Put BOS first if the model wants it. Default: only for `prompt`, and for messages without it."""
     add_special_tokens: bool | None = None
-    """vLLM's name of `add_special`."""
     parse_special: bool | None = None
     """Parse names of control tokens in a text. Default: for models that generate."""
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
-    """Return the texts in a list too, as vLLM does."""
 
     add_generation_prompt: bool | None = None
     """End messages where the model answers. Default: true."""

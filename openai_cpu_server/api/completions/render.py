@@ -129,8 +129,6 @@ class CompletionRenderer:
 
 
 class _EchoingChoice:
-    """Choice of a stream. An echoed prompt comes first, with all its scores at once."""
-
     def __init__(self, index: int, prompt: Prompt, pieces: PieceTexts | None) -> None:
         self._begin = b'{"index":%d,"text":' % index
         self._prompt = prompt

@@ -86,7 +86,6 @@ def _quantiles(parts: list[Distribution]) -> Quantiles:
 
 MOST_LISTENERS = 32
 FOR_ADMINISTRATORS = 8
-"""Listeners reserved for administrators."""
 MOST_OF_ONE = 4
 MOST_OF_ADMINISTRATOR = 8
 _MAX_STEPS = 1000
@@ -128,7 +127,6 @@ class StepBroadcaster:
         self._states: dict[str, TraceState] = {}
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
-        """Time of the last output, by request."""
         self._ages: dict[str, tuple[float, bool]] = {}
         """Submission time, and whether output existed at the last look, by live request."""
         self._looked_s = 0.0
@@ -136,7 +134,6 @@ class StepBroadcaster:
         """Model, time and live requests of the last look, by name of the model."""
 
     def check_room(self, subscriber: Subscriber) -> None:
-        """Check the limits for listeners. Raises TooManyWatchers."""
         num_own = self._listeners.count(subscriber)
         if num_own >= (MOST_OF_ADMINISTRATOR if subscriber.is_administrator else MOST_OF_ONE):
             raise TooManyWatchers

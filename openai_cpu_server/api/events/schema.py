@@ -1,6 +1,3 @@
-"""Events of `GET /v1/events`. Times are Unix seconds (`at`) or milliseconds (`_ms`). Zero counts of a
-step, and names that the reader may not see, are left out."""
-
 from __future__ import annotations
 
 from typing import Union, get_args
@@ -21,7 +18,6 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
     model: str
     at: float
     cause: str
-    """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
     restarts: int
 
@@ -83,7 +79,6 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted: int = 0
     output: int = 0
     encoding_ms: float = 0
-    """Time to encode its pictures and sounds."""
     sound_ms: float = 0
     """Part of that for sounds."""
     why: str | None = None
@@ -97,15 +92,12 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     model: str
     at: float
-    """Start of the step."""
     ms: float
     predicted_ms: float
     tokens: int = 0
     """Computed tokens without padding. 0 if the step only moved KV cells."""
     encoding_ms: float = 0
-    """Part of `ms` for encoding pictures or sounds."""
     sound_ms: float = 0
-    """Part of that for sounds."""
     padding: int = 0
     """Padding tokens, which make the step faster."""
     merged: int = 1
@@ -155,7 +147,6 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="qu
 
 class Running(LiveSequence, frozen=True, kw_only=True):
     inputs: int | None
-    """Texts to embed or score, or None if it generates."""
     inputs_done: int | None
 
 
@@ -213,7 +204,6 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     misses: int
     bypasses: int
     hit_rate: float | None
-    """Hits / (hits + misses)."""
 
 
 class Caches(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cache"):

@@ -25,7 +25,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def checked(rows: Rows) -> Rows:
-    """Return the rows. Raises GenerationFailed for numbers that JSON cannot express."""
+    """Raise GenerationFailed for numbers that JSON cannot express."""
     if not np.isfinite(rows).all():
         raise GenerationFailed("The model computed a value that is not a number.")
     return rows
@@ -76,7 +76,6 @@ class InputUsage(msgspec.Struct, frozen=True):
 
 
 AnswerHead = Mapping[str, Any]
-"""Fields `id`, `model` and `usage` of an answer."""
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):

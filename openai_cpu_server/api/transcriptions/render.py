@@ -110,8 +110,6 @@ class RecordingProgress(msgspec.Struct, frozen=True):
 
 
 class JoinedText:
-    """Text of all pieces, without blanks around it."""
-
     def __init__(self) -> None:
         self.text = ""
         self._blanks = ""

@@ -122,7 +122,6 @@ class RecordingBody(SharedBody):
     max_completion_tokens: OutputLimit = None
     """vLLM's limit for each piece."""
     max_tokens: OutputLimit = None
-    """llama-server's name of `max_completion_tokens`."""
 
     @property
     def form(self) -> str:

@@ -31,7 +31,7 @@ from openai_cpu_server.jobs.store.files import FILES
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19
-"""Field of /proc/PID/stat, counted behind the program's name."""
+"""Counted behind the program's name."""
 
 
 def new_holder() -> str:
@@ -171,7 +171,6 @@ class BatchLedger(db.Repository):
 
     @db.reads
     def status(self, connection: Connection, batch_id: str) -> BatchStatus:
-        """Read the state. Raises LeaseLost."""
         found = connection.execute(select(db.batches.c.status).where(self._held(batch_id))).scalar()
         if found is None:
             raise LeaseLost(batch_id)

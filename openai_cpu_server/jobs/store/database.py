@@ -70,7 +70,6 @@ def _table(name: str, record: type[msgspec.Struct], *indices: sa.Index) -> sa.Ta
 
 
 def _numbered(parent: str) -> tuple[sa.Column[str], sa.Column[int]]:
-    """Return the key of a table of numbered items of each parent."""
     number = sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
     return sa.Column(parent, sa.Text, primary_key=True), number
 
@@ -248,9 +247,7 @@ class OwnedTable(RecordTable[R]):
     """Objects that only their owner sees, while they live."""
 
     missing: str
-    """Message about an unknown id."""
     id_chars: int = 64
-    """Shown characters of an unknown id."""
     is_live: Callable[[float], ColumnElement[bool]] | None = None
     children: tuple[sa.Column[str], ...] = ()
     """Columns of other tables with an object's id."""
@@ -279,12 +276,9 @@ class OwnedTable(RecordTable[R]):
 
 @dataclass(frozen=True)
 class ItemTable(RecordTable[R]):
-    """Items of each object of another table."""
-
     parent_id: sa.Column[str]
 
     def read(self, connection: sa.Connection, *which: ColumnElement[bool]) -> dict[str, list[R]]:
-        """Return the items in order, by their parent."""
         query = sa.select(self.table).where(*which).order_by(self.table.c.number)
         found: dict[str, list[R]] = defaultdict(list)
         for row in connection.execute(query).mappings():
@@ -361,7 +355,6 @@ def open_database(where: str) -> Database:
 
 
 def unavailable_reason(error: Exception) -> str | None:
-    """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 
 

@@ -96,7 +96,7 @@ class FileStore(db.OwnedRepository[FileRecord]):
 
     @db.reads
     def parts(self, connection: Connection, file_id: str, after: int) -> list[tuple[int, bytes]]:
-        """Return at most 4 MB of parts after number `after` (the first is 1), or []."""
+        """Return at most 4 MB of parts after number `after` (the first is 1)."""
         query = select(db.parts.c.number, db.parts.c.content).where(db.parts.c.file_id == file_id)
         query = query.where(db.parts.c.number > after).order_by(db.parts.c.number).limit(_PARTS_AT_ONCE)
         return [(number, content) for number, content in connection.execute(query)]
@@ -124,7 +124,6 @@ class FileStore(db.OwnedRepository[FileRecord]):
             await self.prune(file_id)
 
     async def prune(self, file_id: str) -> None:
-        """Remove a hidden file."""
         while await self.prune_some(db.storable(file_id)):
             pass
 

@@ -19,7 +19,6 @@ from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.jobs.store.files import is_there
 
 CONVERSATION_BYTES = 1024
-"""Counted per conversation, without its items."""
 
 
 def _sum(size: ColumnElement[int]) -> ColumnElement[int]:
@@ -62,7 +61,6 @@ class StorageQuotas(db.Repository):
     _figures: dict[str, _Figure] = field(default_factory=dict, init=False)
     _coming: dict[str, StoredAmount] = field(default_factory=dict, init=False)
     _left: tuple[float, int] | None = field(default=None, init=False)
-    """Time of the check, and bytes left for us."""
 
     @db.reads
     def stored(self, connection: Connection, owner: str) -> StoredAmount:
@@ -108,7 +106,6 @@ class StorageQuotas(db.Repository):
 
     @asynccontextmanager
     async def reserved(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> AsyncIterator[None]:
-        """Reserve room during the block. Raises StorageFull, DiskFull."""
         before = self._coming.get(owner, StoredAmount())
         self._coming[owner] = before + amount  # before the first wait, so that concurrent uploads see it
         try:
@@ -156,7 +153,7 @@ OwnersMethod = Callable[Concatenate[Storing, str, P], Coroutine[Any, Any, T]]
 
 
 def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
-    """Forget the amount that is stored for the owner, the first argument, when the work is done."""
+    """Forget what is stored for the owner, the first argument, when the work is done."""
 
     @wraps(work)
     async def method(self: Storing, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -58,7 +58,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
     is_single: bool = False
-    """An output has one call at most."""
     replaces_template: bool = False
     """Tools and calls are described in words, even if the template could show them."""
 
@@ -73,7 +72,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return self.parameters is not None
 
     def announces(self, spelling: patterns.Spelling) -> bool:
-        """Return True if a control token distinguishes calls from text."""
         return bool(self.marker) and spelling.control_token(self.marker) is not None
 
     def recognises(self, template: str) -> bool:
@@ -157,7 +155,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return self.marker + patterns.pattern_text(self.opening) + inner + patterns.pattern_text(self.closing)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Return the id of an earlier call in the shape of the family's templates."""
         if self.ids is CallIds.NAMED:
             return f"functions.{name}:{index}"
         if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):

@@ -64,7 +64,7 @@ class HarmonyFormat(ToolFormat, frozen=True):
 
 
 def _thoughts(spelling: patterns.Spelling) -> list[str]:
-    """A model without these marks in its vocabulary begins at once."""
+    """A model without these marks begins at once."""
     if spelling.control_token(_CHANNEL) is None:
         return ['thoughts ::= ""']
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)

@@ -76,15 +76,12 @@ _Step = tuple[str, int, bool]
 
 
 class LiteralReader:
-    """Converter of a value in JSON, Python's literals or Gemma's notation, in pieces, to JSON."""
-
     def __init__(self, marks: tuple[str, str], end: str) -> None:
         """`marks` enclose raw texts, if not "". `end`: mark of the whole value's end, or ""."""
         self._marks = marks
         self._end = end
         self._closers: list[str] = []
         self._quote = ""
-        """End of the open string, or ""."""
         self._is_key = False
         self._comma = ""
         """Comma that is written before the next item, because Python allows one behind the last."""
@@ -260,7 +257,6 @@ class ElementsReader:
 
 
 _OpenElement = tuple[str, ValueSchema, list[tuple[str, str]]]
-"""Name, schema, and the names and values of the parts so far."""
 
 
 def _joined(parts: Sequence[tuple[str, str]], text: str, types: frozenset[str]) -> str:

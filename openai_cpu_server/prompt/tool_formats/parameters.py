@@ -61,7 +61,6 @@ class Parameters(msgspec.Struct, frozen=True):
         return not any(mark in choice for choice in parameter.choices for mark in forbidden)
 
     def names(self, name: str) -> bool:
-        """Return True if a name is read as written."""
         found = self.next_part.search(patterns.pattern_text(self._begin("string"), name))
         is_read = found is not None and found.start() == 0 and found["name"] == name
         return is_read and name.isprintable() and not patterns.has_mark(name)
@@ -118,7 +117,6 @@ class Parameters(msgspec.Struct, frozen=True):
         return first, rules
 
     def _ways(self, parameter: Parameter) -> list[Parameter]:
-        """Separate a string from other types if words in `begin` distinguish them."""
         if not (self.kinds and parameter.others and self.is_raw(parameter)):
             return [parameter]
         return [replace(parameter, others=frozenset()), replace(parameter, is_text=False)]

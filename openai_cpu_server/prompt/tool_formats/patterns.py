@@ -60,7 +60,6 @@ def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
 
 
 def has_mark(text: str) -> bool:
-    """Return True if a part may be a control token of some vocabulary."""
     return _MARK.search(text) is not None
 
 
@@ -183,8 +182,6 @@ def merged_parts(parts: Sequence[P]) -> list[P]:
 
 
 class CallScanner(Protocol):
-    """Finds calls, and skips separators, brackets and closing marks between them."""
-
     @property
     def is_cut(self) -> bool:
         """True within a call, or before the first."""

@@ -118,7 +118,6 @@ _KINDS = {
     "blank": ("", r"[ \t]+|\#[^\r\n]*"),
     "end": ("the end of the grammar", r"\Z"),
 }
-"""Name in errors and pattern, by kind of symbol."""
 _SYMBOL = re.compile("|".join(f"({pattern})" for _, pattern in _KINDS.values()), re.DOTALL)
 _KIND_BY_GROUP = ("", *_KINDS)
 _OPERANDS = ("name", "literal", "class", "any", "token")

@@ -225,11 +225,11 @@ def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> li
 
 
 _CELLS_A_STEP = 40
-"""Cells of a table of transitions that cost as much as one derivative when they are minimised."""
+"""Cells of a table that cost as much as one derivative when they are minimised."""
 
 
 def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]:
-    """Return a number for each state, the same for equivalent ones, by Hopcroft's refinement."""
+    """Number equivalent states alike, by Hopcroft's refinement."""
     sources: list[dict[int, list[int]]] = [{} for _ in table[0]]
     for state, row in enumerate(table):
         for into, target in zip(sources, row, strict=True):
@@ -249,7 +249,7 @@ def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]
 
 
 def _split_blocks(blocks: list[set[int]], block_of: list[int], parts: dict[int, set[int]]) -> range:
-    """Split parts off their blocks. Return the numbers of the new blocks, each the smaller half."""
+    """Split parts off. Return the numbers of the new blocks, each the smaller half."""
     first = len(blocks)
     for number, part in parts.items():
         rest = blocks[number]
@@ -325,7 +325,8 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
-    """Return a rule for each state, the first one for the whole: slower to run than one lexeme, but short."""
+    """Return a rule for each state, the first one for the whole. They are slower to run than one lexeme, but
+    short."""
     rules: Rules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
@@ -345,7 +346,7 @@ _LARGEST = 4_000
 _MOST_WRITTEN = 15_000
 """Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
-"""Edges of an automaton that may be written, because an edge becomes at least one part."""
+"""An edge becomes at least one part."""
 
 _DEEPEST = 90
 
@@ -429,7 +430,6 @@ def to_expr(automaton: Automaton) -> Expr | None:
 _COUNTED = 24
 """Most states of a part that is combined with the rest of an intersection."""
 _SHORT = 12
-"""Longest strings of a pattern that are listed."""
 _MOST_STATES = 250
 """States of an intersection up to which it becomes one expression."""
 

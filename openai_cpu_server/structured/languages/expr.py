@@ -221,8 +221,8 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder` is that of the
-    digits read so far, `read` the number of decimals read, or None before the point."""
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder`: of the digits so
+    far. `read`: number of decimals so far, or None before the point."""
 
     modulus: int
     decimals: int
@@ -236,8 +236,8 @@ class Residue(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Multiples(Expr):
-    """Multiples of an integer, which llguidance counts itself: an automaton has a state for each remainder.
-    `low`, `high`: None for no bound. `language`: the same as an expression."""
+    """Multiples of an integer, which llguidance counts itself, because an automaton has a state for each
+    remainder. `language`: the same as an expression."""
 
     step: int
     low: int | None
@@ -408,7 +408,6 @@ def parts_first(roots: Iterable[Expr], done: Container[Expr] = ()) -> list[Expr]
 
 
 def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
-    """Return the rules with other expressions in place of those without parts."""
     found: dict[Expr, Expr] = {}
     for expr in parts_first(rules.values()):
         found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)

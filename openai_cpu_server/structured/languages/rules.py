@@ -39,8 +39,8 @@ _SHOWN = 4
 def order(
     rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the rules to compile before the root, in this order, and nested rules that overflow the stack,
-    outermost first, or ()."""
+    """Return the rules to compile before the root, and nested rules that overflow the stack, outermost
+    first."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -109,10 +109,8 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def takes_long_texts(rules: Rules, most: int) -> bool:
-    """Return True if some part of the rules matches only texts of more than `most` characters.
-
-    A recursive reference counts as length 0, which can only hide a part and needs one pass.
-    """
+    """Return True if some part matches only texts of more than `most` characters. A recursive reference
+    counts as length 0, which can only hide a part."""
     least: dict[Expr, float] = {}
     lengths: dict[str, float] = {}
     # Control tokens count as names, too.
@@ -154,8 +152,7 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """Expressions that match the empty text. Rules are visited only where the answer depends on them, so
-    the work is linear."""
+    """Expressions that match the empty text. Rules are visited only where the answer depends on them."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}

@@ -181,7 +181,7 @@ def _loosened(expr: Expr, found: Mapping[Expr, Expr]) -> Expr:
 
 
 def _split(expr: Expr) -> tuple[list[str], Expr]:
-    """Return the alternatives that are one word each, and all others."""
+    """Return the alternatives that are one word each, and the others."""
     words = {x: _word(x) for x in (expr.items if isinstance(expr, Alt) else (expr,))}
     return [x for x in words.values() if x is not None], alt(*(x for x in words if words[x] is None))
 
@@ -202,11 +202,8 @@ MOST_WORK = 3_000
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
-    """Return the lexemes to break. Raises InvalidGrammar.
-
-    If some conflict when all are read everywhere, the lexemes of each place are compared, as far as the share
-    of the work goes.
-    """
+    """Return the lexemes to break. If some conflict when all are read everywhere, those of each place are
+    compared, as far as the share of the work goes."""
     leads = FirstBytes()
     first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
     follow = Following(plan.rules, plan.lexemes, first_bytes, work).result()
@@ -227,8 +224,7 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
 
 
 def conflicts_among(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
-    """Return the lexemes to break if all are read together, or None if the search is too large. `follow`:
-    bytes that may follow each."""
+    """Return the lexemes to break if all are read together, or None if the search is too large."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     if not any(follow[name] for name in lexemes):
         return set()

@@ -87,7 +87,7 @@ class Share(Work):
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000
-"""Nodes that inlining may make. After that, rules stay rules."""
+"""Nodes that inlining may make."""
 
 
 class RegularRules:
@@ -153,7 +153,6 @@ class LexemePlan:
         self._cache: dict[Expr, Expr] = {}
         self.lexemes: dict[str, Expr] = {}
         self._parts: dict[str, Expr] = {}
-        """Rules of parts that would nest too deep."""
         self.rules: dict[str, Expr] = {ROOT: self._planned(Ref(ROOT))}
         if self.rules[ROOT] == Ref(ROOT):
             del self.rules[ROOT]
@@ -379,15 +378,13 @@ class Following:
         return found
 
     def result(self) -> dict[str, int]:
-        """Return the bits of what may follow each terminal."""
         for name, expr in self._rules.items():
             self._spread(expr, 0, name)
         self._inherit()
         return {name: self._follow[name] for name in self._terminals}
 
     def _spread(self, expr: Expr, after: int, rule: str | None) -> None:
-        """`rule`: the rule that may end with this, or None if something else comes behind. Parts that are
-        shared are visited once."""
+        """`rule`: the rule that may end with this, or None if something else comes behind."""
         self._work.spend(1)
         if (expr, after, rule) in self._seen:
             return

@@ -132,8 +132,8 @@ def _character(code: int) -> str:
 _HEAD = "%llguidance {}\n\n"
 _HEAD_OF_LONG = '%llguidance {"no_forcing": true}\n\n'
 _LONG = 16_384
-"""Characters that a part of a grammar has at least. llguidance turns all that must come next into tokens each
-time that it looks, which takes seconds for a million characters: such a grammar is read token by token."""
+"""llguidance turns all that must come next into tokens each time that it looks, which takes seconds for a
+million characters. A grammar with such a part is read token by token."""
 _START = "start"
 _NEVER = "NEVER"
 
@@ -191,7 +191,6 @@ class _Writer:
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
 _MOST_TO_CONFIRM = 6_000
-"""Beyond that all lexemes count as read everywhere."""
 _MOST_TRIED = 20
 _CHARACTERS_PER_STEP = 6
 

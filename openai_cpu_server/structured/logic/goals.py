@@ -85,7 +85,6 @@ class _State(msgspec.Struct):
 
 
 def limits_of(branch: Branch) -> tuple[int, int | None]:
-    """Return the least and the greatest size, or None for no limit."""
     found = [f.node for f in branch if isinstance(f.node, nodes.Size)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
@@ -96,8 +95,7 @@ def join(*goals: Goal) -> Goal:
 
 
 class Goals:
-    """`look_up` returns the node of a reference, `is_possible` returns True if a branch has values, `expand`
-    rewrites an `Unevaluated` with other nodes."""
+    """`look_up` returns the node of a reference, `expand` rewrites an `Unevaluated` with other nodes."""
 
     def __init__(
         self,

@@ -137,8 +137,7 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
     """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
-    "present, but wrong" become one alternative, "wrong if present", because otherwise every negation would
-    double the alternatives."""
+    "present, but wrong" become one alternative, because every negation would double the alternatives."""
     described = next((x for x in items if isinstance(table[x], nodes.Properties)), None)
     required = next((x for x in items if isinstance(table[x], nodes.Required)), None)
     if described is None or required is None:
@@ -217,12 +216,10 @@ class MarkedObject(msgspec.Struct):
         return MarkedObject(set(self._required), dict(self._marks))
 
     def require(self, names: tuple[str, ...]) -> bool:
-        """False if one of them has no value left."""
         self._required.update(names)
         return all(self._is_possible(n) for n in names)
 
     def add(self, mark: PropertyMark) -> bool:
-        """False if the property is required and has no value left."""
         before = self._marks.get(mark.name)
         if before is not None:
             listed = _common(before.listed, mark.listed)

@@ -101,8 +101,6 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Decimals(msgspec.Struct, frozen=True):
-    """Numbers without an exponent, so that bounds can be checked."""
-
     whole_digits: int = _MOST_DIGITS
     fraction_digits: int = _MOST_DIGITS
 

@@ -155,7 +155,6 @@ class AssertionReader:
         return self._read(items[0], before, rest)
 
     def _plainly(self, tree: Repeat, before: int, follow: _Follow) -> Expr:
-        """Split by the last character if what follows depends on it."""
         language = plain(tree)
         ends: dict[Expr, list[CharSet]] = {}
         for i, chars in enumerate(self._classes):

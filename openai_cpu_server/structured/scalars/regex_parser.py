@@ -359,9 +359,8 @@ _POSIX = {
 
 
 class RustRegexParser(RegexParser):
-    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. `\d` and `\w` are ASCII only, and
-    their negations exclude all that any reader counts among them. Look-around is accepted, although Rust has
-    none."""
+    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. Negations of `\d` and `\w` exclude
+    all that any reader counts among them. Look-around is accepted, although Rust has none."""
 
     _has_empty_class = False
 

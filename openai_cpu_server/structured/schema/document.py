@@ -67,7 +67,7 @@ _DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _ROOT_URI = "urn:root"
 
 Scope = tuple[str, ...]
-"""Resources through which references led to a schema, outermost first. Empty without dynamic references."""
+"""Resources through which references led to a schema, outermost first."""
 Target = Union[str, bool]
 
 

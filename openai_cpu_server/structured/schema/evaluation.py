@@ -71,8 +71,7 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
-        """Return the node that makes everything not evaluated fit `rest`. `place`: path and keyword for
-        errors."""
+        """Return the node that makes everything not evaluated fit `rest`."""
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
@@ -101,7 +100,6 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def guarded_ways(number: int, ways: list[Way]) -> list[Way]:
-    """Return the ways of a schema that may not hold, which its node guards."""
     if number == FALSE:
         return []
     guard = Way() if number == TRUE else Way((number,), NOTHING_SEEN)
@@ -127,8 +125,7 @@ def _check(num_ways: int) -> None:
 
 @dataclass(eq=False)
 class Evaluation:
-    """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
-    `may_meet` returns True if a value of a type may fit two nodes."""
+    """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope."""
 
     kind: JsonKind
     reader: Normaliser

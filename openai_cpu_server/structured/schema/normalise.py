@@ -136,8 +136,7 @@ class Normaliser:
         return self._by_pointer[pointer]
 
     def needed(self, pointer: str) -> list[str]:
-        """Return the subschemas without which nothing fits a schema that was read before, apart from
-        values of other types."""
+        """Return the subschemas without which nothing fits, apart from values of other types."""
         schema = self.references.value(pointer)
         if not isinstance(schema, dict):
             return []

@@ -54,7 +54,7 @@ class ObjectShape(msgspec.Struct, frozen=True):
     low: int
     high: int | None
     is_order_meant: bool
-    """False if a program has sorted the members: by name, while `required` has another order."""
+    """False if a program has sorted the members by name."""
     required: tuple[str, ...]
     witness: tuple[Others, ...] = ()
     """Kinds of which one more property must be present, or ()."""
@@ -224,8 +224,6 @@ class ObjectRules:
         return seq(self.marks.open_object, content, self.marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
-        """Add the order of `required` if an author did not choose the order of the schema, or any order is
-        allowed."""
         if self.order is PropertyOrder.SCHEMA and shape.is_order_meant:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
@@ -356,7 +354,6 @@ class _Body:
     # In any order
 
     def in_any_order(self) -> Expr:
-        """Make a rule for each set of members written so far."""
         texts = [text for _, text in self._members] + [self._other]
         later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.marks.comma, t)) for t in texts]
 

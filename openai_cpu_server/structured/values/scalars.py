@@ -103,7 +103,6 @@ class StringLanguages:
         return found
 
     def listed_of(self, goal: Goal) -> list[str] | None:
-        """Return None if they are not listed."""
         branches = self._goals.branches(goal, JsonKind.STRING)
         if not all(any(isinstance(f.node, nodes.Scalars) and f.is_true for f in b) for b in branches):
             return None
@@ -177,8 +176,7 @@ _MOST_REMAINDERS = 4_096
 """Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
 _LEAST_BOUND = _LEAST_INT + 1024
-"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits; then the
-greatest integer is exact."""
+"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits."""
 _MOST_DISTANT = 10**18
 """llguidance takes no range that begins farther from zero."""
 _NOT_NEGATIVE = nodes.Limit(numbers.Bound(Decimal(0), is_open=False), is_upper=False)
@@ -190,8 +188,7 @@ class NumberLanguages:
         self._goals = goals
 
     def language(self, branch: Branch) -> Expr:
-        """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
-        numbers have an exponent."""
+        """Only small numbers have an exponent where facts are checked digit by digit."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
@@ -215,7 +212,7 @@ class NumberLanguages:
         return alt(both(*plain), _small(near) if is_range else NOTHING)
 
     def _within_digits(self, branch: Branch) -> Branch:
-        """Return the facts without bounds that no written number reaches. Refuse those that none fits."""
+        """Leave out bounds that no written number reaches. Refuse those that none fits."""
         most = numbers.MOST_BOUND_DIGITS
         far = [f for f in branch if isinstance(f.node, nodes.Limit) and f.node.bound.value.adjusted() >= most]
         near = tuple(f for f in branch if f not in far)
@@ -289,8 +286,8 @@ class NumberLanguages:
 
 
 def _exact_bound(greatest: int, step: int) -> int:
-    """Return a bound of the multiples up to `greatest` that is exact as a double, or the greatest integer.
-    Some multiples may be above it."""
+    """Return a bound of the multiples up to `greatest` that is exact as a double. Some multiples may be above
+    it."""
     bound = greatest + step - 1
     if bound >= _GREATEST_INT:
         return _GREATEST_INT
