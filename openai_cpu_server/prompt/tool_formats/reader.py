@@ -215,10 +215,6 @@ class TextCallReader:
             if head is None:
                 return []
             self._is_begun, self._waiting = True, self._waiting[head.end() :]
-        return self._more()
-
-    def _more(self) -> list[Part]:
-        assert self._waiting is not None
         found = _WHOLE.match(self._waiting)
         assert found is not None, "it matches the empty text, too"
         self._waiting = self._waiting[found.end() :]

@@ -502,7 +502,8 @@ class LexemePlaces:
         place, targets = {}, set()
         for name in by_name:
             numbers = [n for other in self._alike(name, by_name) for n in by_name[other]]
-            target = self._behind(numbers)
+            target = frozenset[int]().union(*map(self._next, numbers))
+            self._work.spend(1 + len(target) // 4)
             place[name] = union(self._masks[self._mentions.names[number]] for number in target)
             targets.add(target)
         return place, targets
@@ -513,11 +514,6 @@ class LexemePlaces:
             others = [x for x in others if not isinstance(self._lexemes[x], Text)]
         self._work.spend(len(list(others)) // 4)
         return [name, *(x for x in others if x != name and self._masks[x] & self._masks[name])]
-
-    def _behind(self, numbers: list[int]) -> frozenset[int]:
-        found = frozenset[int]().union(*map(self._next, numbers))
-        self._work.spend(1 + len(found) // 4)
-        return found
 
     def _reached(self, expected: Iterable[int], read: Iterable[int]) -> frozenset[int]:
         mentions = self._mentions

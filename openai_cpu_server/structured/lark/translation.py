@@ -142,10 +142,10 @@ class _Writer:
     def __init__(self, plan: planning.LexemePlan, renumbered: Callable[[int], int]) -> None:
         self._renumbered = renumbered
         self._lexemes = plan.lexemes
-        self._names = {name: f"L{name[1:]}" for name in plan.lexemes}
+        self.names = {name: f"L{name[1:]}" for name in plan.lexemes}
         self._taken: set[str] = {_START}
         for name in plan.rules:
-            self._names[name] = _START if name == ROOT else self._fresh(name)
+            self.names[name] = _START if name == ROOT else self._fresh(name)
 
     def _fresh(self, name: str) -> str:
         stem = "r_" + re.sub(r"[^a-z0-9]", "_", name.lower())
@@ -153,15 +153,12 @@ class _Writer:
         self._taken.add(fresh)
         return fresh
 
-    def name(self, rule: str) -> str:
-        return self._names[rule]
-
     def head(self, rule: str) -> str:
-        return self._names[rule] + (f'[{CAPTURE}{rule}"]' if is_list_item(rule) else "")
+        return self.names[rule] + (f'[{CAPTURE}{rule}"]' if is_list_item(rule) else "")
 
     def terminals(self) -> list[tuple[str, Expr]]:
         inline = (Text, Token, Multiples)
-        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
+        return [(self.names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
 
     def shown(self, expr: Expr) -> str:
         if isinstance(expr, Ref):
@@ -185,7 +182,7 @@ class _Writer:
             bounds = {"minimum": expr.low, "maximum": expr.high}
             schema = {k: v for k, v in bounds.items() if v is not None}
             return "%json " + json.dumps({"type": "integer", "multipleOf": expr.step, **schema})
-        return json.dumps(expr.text) if isinstance(expr, Text) else self._names[name]
+        return json.dumps(expr.text) if isinstance(expr, Text) else self.names[name]
 
 
 _GENTLE_ROUNDS = 2
@@ -215,7 +212,7 @@ class Translation:
         lines += _Terminals(writer.terminals()).lines()
         if self._first:
             # The root names them in an alternative that no text can take, because they are compiled first.
-            ordered = " ".join(map(writer.name, self._first))
+            ordered = " ".join(writer.names[name] for name in self._first)
             lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
             lines += _Terminals([(_NEVER, Chars(~ANY))]).lines()
         return self._head + "\n".join(lines) + "\n"

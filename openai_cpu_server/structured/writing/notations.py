@@ -77,16 +77,13 @@ class Punctuation:
 
     def member(self, name: Expr, value: Expr) -> Expr:
         """Return a property. Its name and colon are one lexeme."""
-        return seq(self._key(name), value)
+        colon = seq(self._blank, Text(":"), self._blank)
+        if isinstance(name, Text) and colon == Text(":"):
+            return seq(Text(name.text + ":"), value)
+        return seq(self._grammar.define("key", seq(name, colon)), value)
 
     def item(self, value: Expr) -> Expr:
         return value
-
-    def _key(self, content: Expr) -> Expr:
-        colon = seq(self._blank, Text(":"), self._blank)
-        if isinstance(content, Text) and colon == Text(":"):
-            return Text(content.text + ":")
-        return self._grammar.define("key", seq(content, colon))
 
 
 _MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
