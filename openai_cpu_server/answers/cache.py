@@ -79,13 +79,12 @@ def unpacked_answer(answer: bytes, requests: Sequence[GenerationRequest]) -> lis
 _ANSWER_S = 1.0
 """Timeout of the store; after it the answer is computed."""
 _CLEAR_S = 60.0
-"""Timeout for clearing a large store."""
 _LARGEST_SHARE = 8
-"""Answers larger than this fraction (1/8) of the store are not kept, because they would evict many others."""
+"""Answers larger than this fraction (1/8) of the store would evict many others, and are not kept."""
 _SMALL_BYTES = 16 * 1024
 """Answers up to this size, some 250 tokens, are decoded on the event loop; a thread would cost as much."""
 _MOST_KEEPING = 64
-"""Limit of answers that wait to be written; further ones are not kept."""
+"""Answers that wait to be written; further ones are not kept."""
 
 
 class AnswerObserver(Protocol):
@@ -98,18 +97,14 @@ class TurnComparison(NamedTuple):
     embedder: str
     """Identity of the embedding model."""
     least: float
-    """Cosine from which two turns count as equal."""
     vector: Callable[[str], Awaitable[bytes | None]]
     """Embeds a turn as `direction` does; None if that is not possible now, or not for the whole turn."""
 
 
 class AnswerPlace(NamedTuple):
-    """Key under which the answer to a question would be stored."""
-
     key: str
     group: str | None = None
     vector: bytes | None = None
-    """Embedding of the turn, or None if the answer can only be found by its key."""
 
 
 class FoundAnswer(NamedTuple):
@@ -119,7 +114,7 @@ class FoundAnswer(NamedTuple):
 
 
 class AnswerCache:
-    """Cache of answers. All methods belong to one event loop's thread."""
+    """Methods belong to one event loop's thread."""
 
     def __init__(
         self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver, *, answer_s: float = _ANSWER_S
@@ -154,7 +149,6 @@ class AnswerCache:
         return await self._most_similar(question, place, comparing.least) or place
 
     def keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
-        """Store an answer in the background."""
         if len(self._keeping) >= _MOST_KEEPING:
             return
         task = asyncio.create_task(self._keep(question, place, events))
@@ -171,14 +165,12 @@ class AnswerCache:
         await self.measure()
 
     async def measure(self) -> StoreSize | None:
-        """Return the size of the store, or None if it fails."""
         size = await self._breaker.attempt(self._store.size)
         if size is not None:
             self._watcher.answers_held(*size)
         return size
 
     async def close(self) -> None:
-        """Close the store, even if it fails."""
         await self._settle()
         with contextlib.suppress(StoreFailed, asyncio.TimeoutError):
             await asyncio.wait_for(self._store.close(), _ANSWER_S)

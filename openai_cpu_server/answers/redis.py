@@ -32,7 +32,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SCHEMES = ("redis://", "rediss://", "redis+unix://")
 _PREFIX = "{ocs-answers}:2:"
-"""Prefix with the version of this layout."""
 _USED, _FACTS, _TOTAL, _ENDS = (_PREFIX + name for name in ("used", "facts", "total", "ends"))
 _ANSWER, _TURNS = _PREFIX + "answer:", _PREFIX + "turns:"
 _FEW_ENDED = 100

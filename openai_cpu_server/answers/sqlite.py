@@ -29,7 +29,6 @@ T = TypeVar("T")
 _OURS = 0x6F637361
 """SQLite's `application_id` of these files."""
 _VERSION = 1
-"""Incremented with every change of the tables."""
 
 _metadata = sa.MetaData()
 _answers = sa.Table(
@@ -77,7 +76,7 @@ def _in_thread(
 
 
 class SqliteAnswers:
-    """Store of answers. A power loss may lose the last ones; kill -9 loses none."""
+    """A power loss may lose the last answers; kill -9 loses none."""
 
     def __init__(
         self, database: Database, bounds: store.StoreBounds, clock: Callable[[], float] = time.time
@@ -91,8 +90,8 @@ class SqliteAnswers:
     def open(
         cls, path: Path | None, bounds: store.StoreBounds, clock: Callable[[], float] = time.time
     ) -> SqliteAnswers:
-        """Open the file, or a database in memory for None. Raises StartupError if the file is unusable or
-        belongs to another program."""
+        """Open the file, or a database in memory for None. Raises StartupError, also for another program's
+        file."""
         options = SqliteOptions(
             lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
         )

@@ -21,11 +21,9 @@ _CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 
 
 def marks_of(text: str) -> Sequence[object]:
-    """Return the numbers, the acronyms such as US, and the number of English negations in a text.
-
-    Embeddings hardly separate these. With all-MiniLM-L6-v2, "Is it safe to eat raw eggs?" and "Is it not safe
-    to eat raw eggs?" have a cosine of 0.993. Turns are compared only if these marks are equal.
-    """
+    """Return the numbers, the acronyms such as US, and the number of English negations in a text. Embeddings
+    hardly separate these: with all-MiniLM-L6-v2, "Is it safe to eat raw eggs?" and "Is it not safe to eat raw
+    eggs?" have a cosine of 0.993."""
     return [_NUMBER.findall(text), _CAPITALS.findall(text), len(_NEGATION.findall(text))]
 
 
@@ -35,18 +33,15 @@ _SAME_FOR_ALL = 0
 
 
 class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Boundary of sharing: answers are never shared between two different scopes."""
+    """Boundary of sharing."""
 
     holder: str
     """Digest of the API key, or "" for all clients of a server without keys."""
     model: str
-    """Digest of the model's file."""
     kv_type: str
     """Type of the KV cache, because coarser types give other answers."""
     adapter: str | None
-    """Identity of the adapter's version."""
     version: str
-    """Version of the server."""
 
 
 class LastTurn(msgspec.Struct, frozen=True):
@@ -68,18 +63,15 @@ class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exact_key(question: AnswerKey) -> str | None:
-    """Return the key of the question, or None if its answer differs each time."""
+    """Return None if the answer differs each time."""
     if not question.is_repeatable:
         return None
     return _digest("exact", question.scope, [_deciding(request) for request in question.requests])
 
 
 def group_key(question: AnswerKey, embedder: str) -> str | None:
-    """Return a key that is equal for questions that differ only in their last user turn. None if there is no
-    turn to compare.
-
-    The key also covers the marks of the turn. `embedder`: identity of the embedding model.
-    """
+    """Return a key of the marks of the last user turn and of all but this turn, or None if there is no turn
+    to compare. `embedder`: identity of the embedding model."""
     if question.turn is None:
         return None
     alike = []
@@ -94,7 +86,6 @@ def group_key(question: AnswerKey, embedder: str) -> str | None:
 
 
 def turn_key(group: str, turn: LastTurn) -> str:
-    """Return the key of an answer that can only be found by its turn."""
     return hashlib.sha256(f"{group}\n{turn.text}".encode(errors="surrogatepass")).hexdigest()
 
 
@@ -128,11 +119,9 @@ _VECTOR_NUMBER = np.dtype("<f4")
 class SimilarTurn(NamedTuple):
     key: str
     similarity: float
-    """Cosine of the two turns."""
 
 
 def direction(numbers: Sequence[float] | np.typing.NDArray[np.float32]) -> bytes | None:
-    """Return the vector scaled to length 1 as bytes, or None for a zero vector."""
     vector = np.asarray(numbers, _VECTOR_NUMBER)
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or length == 0.0:
@@ -154,9 +143,8 @@ def nearest_turns(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least:
 
 
 GROUP_LIMIT = 2000
-"""Limit of turns that one new turn is compared with."""
 FEW = 8
-"""Limit of similar turns that are returned."""
+"""Similar turns that are returned."""
 
 
 class StoreFailed(Exception):
@@ -165,9 +153,7 @@ class StoreFailed(Exception):
 
 class StoreBounds(NamedTuple):
     ttl_s: float
-    """Lifetime of an answer, independent of its use."""
     max_bytes: int
-    """Size above which the least recently used answers are evicted."""
 
 
 class AnswerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,13 +174,13 @@ class StoreSize(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """Store of answers. All methods raise StoreFailed. A cancelled call may have taken effect."""
+    """Methods raise StoreFailed. A cancelled call may have taken effect."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the answer, or None, and mark it as recently used."""
 
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        """Return at most `FEW` turns of the group with at least this similarity, most similar first."""
+        """Return at most `FEW` turns of the group, most similar first."""
 
     async def put(self, entry: AnswerEntry) -> StoreSize:
         """Store or replace an entry. Return the size afterwards."""

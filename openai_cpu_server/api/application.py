@@ -70,7 +70,6 @@ ROUTERS: Sequence[ApiRouter[AppState]] = (
     page.ROUTER,
 )
 ROWS: Sequence[ApiRoute] = (*(row for router in ROUTERS for row in router.rows), DOCUMENT)
-"""Table of all routes. A server may leave some out."""
 
 
 _HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE, CONVERSATION_HEADER.lower())
@@ -79,7 +78,6 @@ _HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE, CONVERSATION_HEADER.l
 class ServedApplication(NamedTuple):
     app: Starlette
     run_row: RowRunner
-    """Runner of batch jobs' rows, on the same routes."""
     settle: Callable[[], Awaitable[None]]
     """Shutdown, to be awaited after the engines' end and before the jobs' database is closed."""
     bodies: BodyBudget
@@ -101,10 +99,7 @@ def create_api(
     mcp: McpServers | None = None,
 ) -> ServedApplication:
     """Build the API. Without `keys` the options' one key applies, and without `limits` this process counts.
-
-    `telemetry`: the engines' one, or None to watch no steps. `find_adapter`: finds the file that `POST
-    /v1/adapters` names.
-    """
+    `telemetry`: the engines' one, or None to watch no steps."""
     telemetry = telemetry or Telemetry.new(model=models.default.name)
     telemetry.key_of, telemetry.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)

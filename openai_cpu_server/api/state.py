@@ -54,7 +54,7 @@ def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
 
 
 async def chosen_model(models: ModelRegistry, request: Request, name: str | None) -> ChosenModel:
-    """Return the model of this name, which is read first if nothing has used it. Raises ModelNotFound."""
+    """Return the model of this name, which is read first if nothing has used it."""
     allowed = context_of(request.scope).identity.allowed_models
     await ensure_served(models, name, allowed)
     return models.choose(name, allowed)
@@ -63,7 +63,6 @@ async def chosen_model(models: ModelRegistry, request: Request, name: str | None
 async def read_body(
     schema: type[B], request: Request, read: Callable[[Request], Awaitable[bytes]] = streamed_body
 ) -> tuple[B, Ignored, int]:
-    """Return the body, its ignored fields, and its size in bytes."""
     data, lenient = await read(request), context_of(request.scope).lenient
     body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=lenient))
     return body, ignored, len(data)

@@ -10,25 +10,17 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, 
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.records import ConversationItem, ConversationRecord, ConversationTurn, PageQuery
-from openai_cpu_server.jobs.store.database import (
-    ItemTable,
-    OwnedTable,
-    conversation_items,
-    conversations,
-    reads,
-    storable,
-    writes,
-)
+from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.jobs.store.storage import StoringRepository, recounted
 
-_CONVERSATIONS = OwnedTable(
-    conversations,
+_CONVERSATIONS = db.OwnedTable(
+    db.conversations,
     ConversationRecord,
     "Conversation with id '{id}' not found.",
-    is_live=lambda now_s: conversations.c.expires_at > now_s,
-    children=(conversation_items.c.conversation_id,),
+    is_live=lambda now_s: db.conversations.c.expires_at > now_s,
+    children=(db.conversation_items.c.conversation_id,),
 )
-_ITEMS = ItemTable(conversation_items, ConversationItem, _CONVERSATIONS, conversation_items.c.conversation_id)
+_ITEMS = db.ItemTable(db.conversation_items, ConversationItem, db.conversation_items.c.conversation_id)
 
 
 def add_turn(
@@ -38,10 +30,10 @@ def add_turn(
     items, unless `only_new` skips them."""
     own = _CONVERSATIONS.one(owner, turn.conversation_id, now_s)
     # The update comes first because its lock keeps other transactions from numbering items meanwhile.
-    changed = connection.execute(update(conversations).where(own).values(expires_at=turn.expires_at))
+    changed = connection.execute(update(db.conversations).where(own).values(expires_at=turn.expires_at))
     if changed.rowcount != 1:
         return False
-    items = conversation_items.c
+    items = db.conversation_items.c
     ids = [item.id for item in turn.items]
     query = select(items.id).where(items.conversation_id == turn.conversation_id, items.id.in_(ids))
     existing = frozenset(connection.execute(query).scalars())
@@ -55,15 +47,15 @@ def add_turn(
 
 
 class ConversationRepository(StoringRepository[ConversationRecord]):
-    """Conversations. One lives as long as a response, from its last change on."""
+    """Lifetimes are those of responses, from the last change on."""
 
     table, item_table = _CONVERSATIONS, _ITEMS
 
     def turn(self, conversation_id: str, items: Sequence[ConversationItem]) -> ConversationTurn:
-        return ConversationTurn(storable(conversation_id), tuple(items), self.now_s + self.lifetime_s)
+        return ConversationTurn(db.storable(conversation_id), tuple(items), self.now_s + self.lifetime_s)
 
     @recounted
-    @writes
+    @db.writes
     def create(
         self,
         connection: Connection,
@@ -79,19 +71,18 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
             expires_at=self.now_s + self.lifetime_s,
             metadata=_storable_metadata(metadata),
         )
-        connection.execute(insert(conversations).values(**msgspec.structs.asdict(record)))
+        connection.execute(insert(db.conversations).values(**msgspec.structs.asdict(record)))
         _ITEMS.add(connection, record.id, items)
         return record
 
-    @writes
+    @db.writes
     def change(
         self, connection: Connection, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> ConversationRecord:
-        """Replace the metadata."""
         record = self.own(connection, owner, conversation_id)
         new = _storable_metadata(metadata)
-        own = conversations.c.id == record.id
-        connection.execute(update(conversations).where(own).values(metadata=new))
+        own = db.conversations.c.id == record.id
+        connection.execute(update(db.conversations).where(own).values(metadata=new))
         return msgspec.structs.replace(record, metadata=new)
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
@@ -104,7 +95,7 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
         await self._write(add)
         self.storage.grew(owner, turn.num_bytes)
 
-    @reads
+    @db.reads
     def items(
         self, connection: Connection, owner: str, conversation_id: str, *, max_bytes: int
     ) -> tuple[ConversationItem, ...]:
@@ -116,16 +107,15 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
             raise InvalidRequest(message, param="conversation", code="context_length_exceeded")
         return tuple(_ITEMS.read(connection, own)[record.id])
 
-    @reads
+    @db.reads
     def page(
         self, connection: Connection, owner: str, conversation_id: str, page: PageQuery
     ) -> tuple[list[ConversationItem], bool]:
-        """Return a page of items, and True if there are more."""
         record = self.own(connection, owner, conversation_id)
         own, missing = _ITEMS.parent_id == record.id, partial(_no_item, param="after")
         return _ITEMS.page_of(connection, page, own, missing)
 
-    @reads
+    @db.reads
     def item(
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationItem:
@@ -133,17 +123,17 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
         return _item(connection, record, item_id)[0]
 
     @recounted
-    @writes
+    @db.writes
     def delete_item(
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationRecord:
         """Delete one item. The tokens of its answer are forgotten, because they are no longer whole."""
         record = self.own(connection, owner, conversation_id)
         item, which = _item(connection, record, item_id)
-        connection.execute(delete(conversation_items).where(which))
+        connection.execute(delete(db.conversation_items).where(which))
         if item.answer_id is not None:
-            is_same = conversation_items.c.answer_id == item.answer_id
-            same_answer = update(conversation_items).where(_ITEMS.parent_id == record.id, is_same)
+            is_same = db.conversation_items.c.answer_id == item.answer_id
+            same_answer = update(db.conversation_items).where(_ITEMS.parent_id == record.id, is_same)
             connection.execute(same_answer.values(answer_id=None, written=b""))
         return record
 
@@ -151,10 +141,10 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
 def _item(
     connection: Connection, record: ConversationRecord, item_id: str
 ) -> tuple[ConversationItem, ColumnElement[bool]]:
-    which = and_(_ITEMS.parent_id == record.id, conversation_items.c.id == storable(item_id))
+    which = and_(_ITEMS.parent_id == record.id, db.conversation_items.c.id == db.storable(item_id))
     item = _ITEMS.find(connection, which)
     if item is None:
-        raise _no_item(storable(item_id))
+        raise _no_item(db.storable(item_id))
     return item, which
 
 
@@ -163,4 +153,4 @@ def _no_item(item_id: str, *, param: str = "item_id") -> JobObjectNotFound:
 
 
 def _storable_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {storable(name): storable(value) for name, value in metadata.items()}
+    return {db.storable(name): db.storable(value) for name, value in metadata.items()}

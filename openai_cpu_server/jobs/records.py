@@ -21,7 +21,6 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     response_lifetime_s: float = 30 * 24 * 3600
     """OpenAI's 30 days."""
     poll_s: float = 2.0
-    """Interval of checks for other servers' work: new batches, cancellations, expired leases."""
 
 
 class BatchStatus(enum.Enum):
@@ -43,7 +42,6 @@ class BatchStatus(enum.Enum):
 
     @property
     def moment(self) -> str:
-        """Database column with the time of this state."""
         return f"{self.value}_at"
 
 
@@ -107,7 +105,6 @@ class StorageLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_files: int | None = None
 
     def excess(self, stored: StoredAmount) -> str | None:
-        """Return the limit that this amount exceeds, or None."""
         if self.max_files is not None and stored.num_files > self.max_files:
             return f"files: Limit {self.max_files}"
         if self.max_bytes is not None and stored.num_bytes > self.max_bytes:
@@ -171,7 +168,6 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     line: int
     is_ok: bool
     content: bytes
-    """With the line end."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -215,7 +211,6 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     written: bytes = b""
     """Tokens of the output, in an encoding of the caller, or b"" if unknown."""
     vocabulary: str = ""
-    """Model of these tokens."""
     lease_holder: str | None = None
     lease_until: float | None = None
 
@@ -235,7 +230,6 @@ class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
     written: bytes = b""
     """Tokens of that response's output, stored with its first item."""
     vocabulary: str = ""
-    """Model of these tokens."""
 
 
 class ConversationTurn(msgspec.Struct, frozen=True):

@@ -20,34 +20,23 @@ from openai_cpu_server.jobs.records import (
     ResponseRecord,
     ResponseStatus,
 )
+from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.jobs.store.batches import is_left_behind, new_holder
-from openai_cpu_server.jobs.store.database import (
-    ItemTable,
-    OwnedTable,
-    reads,
-    record_of,
-    response_events,
-    response_items,
-    responses,
-    storable,
-    writes,
-)
 from openai_cpu_server.jobs.store.storage import StoringRepository
 
-_RESPONSES = OwnedTable(
-    responses,
+_RESPONSES = db.OwnedTable(
+    db.responses,
     ResponseRecord,
     "Response with id '{id}' not found.",
-    is_live=lambda now_s: responses.c.expires_at > now_s,
-    children=(response_items.c.response_id, response_events.c.response_id),
+    is_live=lambda now_s: db.responses.c.expires_at > now_s,
+    children=(db.response_items.c.response_id, db.response_events.c.response_id),
 )
-_ITEMS = ItemTable(response_items, ItemRecord, _RESPONSES, response_items.c.response_id)
+_ITEMS = db.ItemTable(db.response_items, ItemRecord, db.response_items.c.response_id)
 _ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
 _SLACK_S = 24 * 3600
 """A response lives as long as those that continue it, or a day less to save writes."""
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
-"""Interval of lease renewals."""
 _LEASE_S = 30.0
 """Silence after which another machine's response counts as abandoned."""
 
@@ -83,12 +72,12 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         await self.purge()
 
         def add(connection: Connection) -> None:
-            connection.execute(insert(responses).values(**_row(record)))
+            connection.execute(insert(db.responses).values(**_row(record)))
             _ITEMS.add(connection, record.id, items)
             if record.previous_id is not None:
                 chain = _chain(record.owner, record.previous_id)
-                is_short = responses.c.expires_at < record.expires_at - _SLACK_S
-                short = update(responses).where(responses.c.id.in_(select(chain.c.id)), is_short)
+                is_short = db.responses.c.expires_at < record.expires_at - _SLACK_S
+                short = update(db.responses).where(db.responses.c.id.in_(select(chain.c.id)), is_short)
                 connection.execute(short.values(expires_at=record.expires_at))
             if turn is not None:
                 add_turn(connection, record.owner, turn, record.created_at, only_new=True)
@@ -103,7 +92,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         events: Sequence[bytes],
         turn: ConversationTurn | None = None,
     ) -> bool:
-        """Store the end. Returns False if the response has ended otherwise or is deleted."""
+        """Return False if the response has ended otherwise or is deleted."""
         packed = await asyncio.to_thread(lambda: zlib.compress(msgspec.msgpack.encode(events)))
         self.storage.grew(record.owner, _size(record, outputs, turn) + len(packed))
 
@@ -111,40 +100,40 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
             if not _change_active(connection, record.id, _row(record)):
                 return False
             _ITEMS.add(connection, record.id, outputs)
-            connection.execute(insert(response_events).values(response_id=record.id, content=packed))
+            connection.execute(insert(db.response_events).values(response_id=record.id, content=packed))
             if turn is not None:
                 add_turn(connection, record.owner, turn, record.created_at, only_new=True)
             return True
 
         return await self._write(finish)
 
-    @writes
+    @db.writes
     def end(self, connection: Connection, record: ResponseRecord) -> bool:
-        """Store another end, by cancellation or because its process died. Returns False if it has ended."""
+        """Store another end. Returns False if the response has ended."""
         values = {"status": record.status.value, "response": record.response}
         return _change_active(connection, record.id, values)
 
-    @writes
+    @db.writes
     def renew(self, connection: Connection, record: ResponseRecord) -> bool:
-        """Renew the lease. Returns False if the response has ended or is deleted."""
+        """Return False if the response has ended or is deleted."""
         lease_until = self.clock() + _LEASE_S
         values = {"lease_until": lease_until, "status": record.status.value, "response": record.response}
         return _change_active(connection, record.id, values)
 
-    @reads
+    @db.reads
     def chain(
         self, connection: Connection, owner: str, response_id: str, *, max_bytes: int
     ) -> list[ChainedResponse]:
-        """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a
-        deleted predecessor, or InvalidRequest if too long."""
+        """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a deleted
+        predecessor."""
         last = self.own(connection, owner, response_id)
         ids = select(_chain(owner, last.id).c.id)
         own = _ITEMS.parent_id.in_(ids)
         if _ITEMS.num_bytes(connection, own) > max_bytes:
             message = f"The responses that this one continues have more than {max_bytes} bytes."
             raise InvalidRequest(message, param="previous_response_id", code="context_length_exceeded")
-        rows = connection.execute(select(responses).where(responses.c.id.in_(ids))).mappings()
-        records = {row["id"]: record_of(ResponseRecord, row) for row in rows}
+        rows = connection.execute(select(db.responses).where(db.responses.c.id.in_(ids))).mappings()
+        records = {row["id"]: db.record_of(ResponseRecord, row) for row in rows}
         items = _ITEMS.read(connection, own)
         links: list[ChainedResponse] = []
         link_id: str | None = last.id
@@ -155,19 +144,22 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
             link_id = records[link_id].previous_id
         return links[::-1]
 
-    @reads
+    @db.reads
     def inputs(
         self, connection: Connection, owner: str, response_id: str, page: PageQuery
     ) -> tuple[list[ItemRecord], bool]:
-        """Return a page of input items, and True if there are more."""
         record = self.own(connection, owner, response_id)
-        own = and_(_ITEMS.parent_id == record.id, response_items.c.is_output.is_(False))
-        return _ITEMS.page_of(connection, page, own, _no_item)
+        own = and_(_ITEMS.parent_id == record.id, db.response_items.c.is_output.is_(False))
+
+        def missing(item_id: str) -> JobObjectNotFound:
+            return JobObjectNotFound(f"The item '{item_id}' does not exist.", param="after")
+
+        return _ITEMS.page_of(connection, page, own, missing)
 
     async def events(self, response_id: str) -> list[bytes] | None:
         """Return the stream of a background response, or None if it has none or has not ended."""
-        own = response_events.c.response_id == storable(response_id)
-        query = select(response_events.c.content).where(own)
+        own = db.response_events.c.response_id == db.storable(response_id)
+        query = select(db.response_events.c.content).where(own)
         packed: bytes | None = await self._read(lambda connection: connection.execute(query).scalar())
         if packed is None:
             return None
@@ -176,7 +168,6 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         )
 
     async def purge(self) -> None:
-        """Delete expired responses and conversations, at intervals."""
         if self.clock() < self._purge_at_s:
             return
         self._purge_at_s = self.clock() + _PURGE_EVERY_S
@@ -187,14 +178,14 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
 
 
 def _change_active(connection: Connection, response_id: str, values: Mapping[str, object]) -> bool:
-    active = and_(responses.c.id == response_id, responses.c.status.in_(_ACTIVE))
-    return connection.execute(update(responses).where(active).values(**values)).rowcount == 1
+    active = and_(db.responses.c.id == response_id, db.responses.c.status.in_(_ACTIVE))
+    return connection.execute(update(db.responses).where(active).values(**values)).rowcount == 1
 
 
 def _chain(owner: str, response_id: str) -> CTE:
-    link = select(responses.c.id, responses.c.previous_id).where(responses.c.owner == owner)
-    chain = link.where(responses.c.id == response_id).cte("chain", recursive=True)
-    return chain.union_all(link.where(responses.c.id == chain.c.previous_id))
+    link = select(db.responses.c.id, db.responses.c.previous_id).where(db.responses.c.owner == owner)
+    chain = link.where(db.responses.c.id == response_id).cte("chain", recursive=True)
+    return chain.union_all(link.where(db.responses.c.id == chain.c.previous_id))
 
 
 def _row(record: ResponseRecord) -> dict[str, object]:
@@ -204,7 +195,3 @@ def _row(record: ResponseRecord) -> dict[str, object]:
 def _size(record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None) -> int:
     added = 0 if turn is None else turn.num_bytes
     return added + len(record.response) + len(record.written) + sum(len(item.content) for item in items)
-
-
-def _no_item(item_id: str) -> JobObjectNotFound:
-    return JobObjectNotFound(f"The item '{item_id}' does not exist.", param="after")

@@ -15,17 +15,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.jobs.store.database import (
-    Repository,
-    learned,
-    reads,
-    unavailable_reason,
-    usage,
-    writes,
-)
+from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.storage.breaker import CircuitBreaker
 
-_COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
+_COLUMNS: dict[str, sa.Column[str]] = {
+    "day": db.usage.c.day,
+    "key": db.usage.c.owner,
+    "model": db.usage.c.model,
+}
 GROUPS = tuple(_COLUMNS)
 _AMOUNTS = Amounts.__struct_fields__
 _TIMES = ("cpu_ms", "audio_seconds")
@@ -61,7 +58,7 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     amounts: Amounts
     cost: float | None
-    """Price of the usage, or None if no model has a price."""
+    """Price of the usage, or None if no model has one."""
 
 
 class UsagePage(NamedTuple):
@@ -77,8 +74,8 @@ WRITE_S = 5.0
 
 
 @dataclass(eq=False)
-class UsageBook(Repository):
-    """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
+class UsageBook(db.Repository):
+    """Unwritten sums stay in memory, one for each key, model and day."""
 
     write_s: float = WRITE_S
 
@@ -88,7 +85,7 @@ class UsageBook(Repository):
         self._breaker = CircuitBreaker(
             fails="the usage of keys cannot be written: %s",
             back="the usage of keys is written again",
-            failure=unavailable_reason,
+            failure=db.unavailable_reason,
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:
@@ -111,10 +108,10 @@ class UsageBook(Repository):
         await self._write_new()
         return await self._page(query)
 
-    @reads
+    @db.reads
     def _page(self, connection: sa.Connection, query: UsageQuery) -> UsagePage:
         columns = [_COLUMNS[name] for name in query.by]
-        sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in _AMOUNTS]
+        sums = [sa.func.coalesce(sa.func.sum(db.usage.c[name]), 0).label(name) for name in _AMOUNTS]
         sums.append(_cost(query.prices).label("cost"))
         conditions = _conditions(query)
         total = connection.execute(sa.select(*sums).where(*conditions)).mappings().one()
@@ -131,7 +128,7 @@ class UsageBook(Repository):
         return UsagePage(page, len(found) > query.page.limit, _sum(total))
 
     async def _write_new(self) -> None:
-        """Failures lose nothing. Raises JobsUnavailable."""
+        """Failures lose nothing."""
         async with self._lock:
             new, self._unwritten = self._unwritten, {}
             if not new:
@@ -144,7 +141,7 @@ class UsageBook(Repository):
                     self._add(slot, amounts)
                 raise
 
-    @writes
+    @db.writes
     def write(self, connection: sa.Connection, amounts: Mapping[UsageSlot, Amounts]) -> None:
         """Add in one transaction, sorted, so that servers do not deadlock."""
         rows = [
@@ -152,9 +149,9 @@ class UsageBook(Repository):
             for slot in sorted(amounts)
         ]
         is_sqlite = connection.dialect.name == "sqlite"
-        insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
-        sums = {name: usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
-        key = usage.primary_key.columns
+        insert = sqlite.insert(db.usage) if is_sqlite else postgresql.insert(db.usage)
+        sums = {name: db.usage.c[name] + insert.excluded[name] for name in _AMOUNTS}
+        key = db.usage.primary_key.columns
         connection.execute(insert.on_conflict_do_update(index_elements=key, set_=sums), rows)
 
     def _add(self, slot: UsageSlot, amounts: Amounts) -> None:
@@ -164,22 +161,22 @@ class UsageBook(Repository):
 def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
     conditions = []
     if query.start is not None:
-        conditions.append(usage.c.day >= query.start)
+        conditions.append(db.usage.c.day >= query.start)
     if query.end is not None:
-        conditions.append(usage.c.day <= query.end)
+        conditions.append(db.usage.c.day <= query.end)
     if query.keys is not None:
-        conditions.append(usage.c.owner.in_(query.keys))
+        conditions.append(db.usage.c.owner.in_(query.keys))
     if query.models is not None:
-        conditions.append(usage.c.model.in_(query.models))
+        conditions.append(db.usage.c.model.in_(query.models))
     return conditions
 
 
 def _cost(prices: Mapping[str, Price]) -> sa.ColumnElement[float]:
     names = ("input_tokens", "cached_tokens", "output_tokens", "audio_seconds")
-    tokens, cached, output, audio_s = (sa.cast(usage.c[name], sa.Float) for name in names)
+    tokens, cached, output, audio_s = (sa.cast(db.usage.c[name], sa.Float) for name in names)
     costs = [
         (
-            usage.c.model == model,
+            db.usage.c.model == model,
             ((tokens - cached) * price.input + cached * price.cached + output * price.output) / _MILLION
             + audio_s * (price.audio_minute / 60),
         )
@@ -194,6 +191,6 @@ def _sum(row: sa.RowMapping) -> UsageSum:
     group = {name: row[name] for name in GROUPS if name in row}
     # PostgreSQL's sums of integers are decimals.
     numbers = {name: float(row[name]) if name in _TIMES else int(row[name]) for name in _AMOUNTS}
-    amounts = msgspec.convert(numbers, learned(Amounts))
+    amounts = msgspec.convert(numbers, db.learned(Amounts))
     cost: float | None = row["cost"]
     return UsageSum(**group, amounts=amounts, cost=None if cost is None else float(cost))

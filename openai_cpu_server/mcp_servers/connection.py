@@ -40,18 +40,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Limit of concurrent calls to one server. Waiting counts towards a call's timeout."""
+"""Calls of one server at once. Waiting counts towards a call's timeout."""
 _MOST_PAGES, _MOST_TOOLS = 32, 512
 _PICTURE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures."""
 _USUAL_MARKS = 50_000
-"""Limit of the quotes, commas and brackets of a message, beside those of a result's text. A list of 400 tools
-with 8 parameters each has as many."""
+"""Quotes, commas and brackets of a message, beside those of a result's text. A list of 400 tools with 8
+parameters each has as many."""
 _LONGEST_PAUSE_S = 60.0
-"""Maximum pause before reconnecting. The pause is 0 after the first loss, then 1 s, then doubles."""
+"""The pause is 0 after the first loss, then 1 s, then doubles."""
 _CLOSE_S = 4.0
-"""Timeout for closing a connection."""
 _FRESH_S = 300.0
 """Age at which tools are listed again, because not every server announces changes."""
 _ALIVE_S = 5.0
@@ -81,7 +80,6 @@ class McpConnection:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._link: _Link | None = None
         self._traffic = self._new_traffic()
-        """Traffic of the latest connection."""
         self._left: set[asyncio.Task[None]] = set()
         """Tasks of lost connections until they end."""
         self._tools: tuple[McpTool, ...] | None = None
@@ -92,7 +90,6 @@ class McpConnection:
         """Losses since the last reply."""
         self._retry_at_s = 0.0
         self._alive_check: asyncio.Task[None] | None = None
-        """Running liveness check."""
 
     def status(self) -> McpServerStatus:
         state = McpServerState.IDLE if self._error is None else McpServerState.FAILED
@@ -108,14 +105,15 @@ class McpConnection:
         )
 
     async def tools(self) -> Sequence[McpTool]:
-        """Return the tools. They are listed again when the server announces a change, or after some
+        """Return the tools, which are listed again when the server announces a change, or after some
         minutes."""
         is_fresh = time.monotonic() - self._listed_s < _FRESH_S
         if self._link is not None and not self._link.is_lost and self._tools is not None and is_fresh:
             return self._tools
         if self._listing is None or self._listing.done():
             self._listing = asyncio.create_task(self._listed())
-            self._listing.add_done_callback(_seen)
+            # All waiting callers may have left, so the exception is retrieved here.
+            self._listing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._listing)
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
@@ -274,7 +272,6 @@ class _Link:
         return self.task.done() or self.traffic.ended.is_set()
 
     async def ready(self) -> None:
-        """Wait for the connection. Raises McpUnavailable."""
         await self._is_up.wait()
         if self._failure is not None:
             raise McpUnavailable(self._failure)
@@ -300,12 +297,6 @@ class _Link:
         finally:
             self._failure = self._failure or self.traffic.cause or "the connection was closed"
             self._is_up.set()
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    """Mark the task's exception as retrieved, because all waiting callers may have left."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _all_tools(client: Client) -> AsyncIterator[McpTool]:
@@ -360,7 +351,6 @@ def _words(part: Any) -> str:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Return True for all errors except replies of the server itself."""
     from mcp.shared.exceptions import MCPError
 
     if isinstance(error, MCPError):
@@ -385,18 +375,17 @@ def _reason(error: BaseException) -> str:
 
 _NEEDED = ("mcp.client", "mcp.client.streamable_http", "httpx2")
 _OF_URLS = "url"
-"""Label of all URLs in counters."""
 
 
 class ConfiguredServers:
-    """`McpServers` as an async context manager, which closes all connections at its end."""
+    """Closes all connections at its end."""
 
     def __init__(
         self, options: Mapping[str, McpServerOptions], limits: McpLimits, *, allowed_hosts: Sequence[str]
     ) -> None:
-        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for
-        any. Raises StartupError without the extra `mcp`, which is imported here so that no request waits
-        for the import."""
+        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for any.
+        Raises StartupError without the extra `mcp`, which is imported here so that no request waits for
+        it."""
         try:
             for name in _NEEDED:
                 importlib.import_module(name)
@@ -418,13 +407,11 @@ class ConfiguredServers:
         return list(self._options)
 
     def named(self, name: str) -> McpServer:
-        """Return the server of this name. Raises KeyError."""
         if name not in self._servers:
             self._servers[name] = McpConnection(name, self._options[name], self.limits)
         return self._servers[name]
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
-        """Return the server at this URL. Raises InvalidRequest."""
         url = checked_url(url, self._allowed_hosts)
         options = McpServerOptions(url=url, headers=checked_headers(headers))
         return McpConnection(_OF_URLS, options, self.limits, is_public_only=True)

@@ -42,7 +42,7 @@ _MOST_MESSAGES = 4000
 _LEAVE_S, _KILL_S = 2.0, 0.5
 """Time to exit after its pipe is closed, and after SIGTERM."""
 _MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
-"""Limit of logged lines per period, the period in seconds, and the characters of each line."""
+"""Logged lines per period, the period in seconds, and the characters of each line."""
 _LAST_LINES = 10
 UNREADABLE = "its answer cannot be read"
 _MARKS = b',"[{'
@@ -51,23 +51,17 @@ _LONG_INT_CHARS = 1000
 
 
 class ServerTraffic:
-    """Input from one server over one connection."""
-
     def __init__(self, name: str, most_bytes: int, most_marks: int) -> None:
-        """`most_bytes`, `most_marks`: limits of one message."""
         self.name = name
         self.most_bytes = most_bytes
         self.most_marks = most_marks
         self.ended = asyncio.Event()
-        """Set when the connection is unusable."""
         self.cause = ""
-        """Reason for the end."""
         self.last_words: deque[str] = deque(maxlen=_LAST_LINES)
         """Last lines of its standard error, which may hold secrets."""
         self._num_bytes = self._num_marks = self._num_messages = 0
 
     def reset_counts(self) -> None:
-        """Reset the counts, because a caller has sent a request."""
         self._num_bytes = self._num_marks = self._num_messages = 0
 
     def count(self, data: bytes, num_messages: int) -> bool:
@@ -96,7 +90,6 @@ def num_marks(data: bytes | bytearray) -> int:
 
 @asynccontextmanager
 async def stdio_streams(options: McpServerOptions, traffic: ServerTraffic) -> AsyncIterator[Streams]:
-    """Start the command as a transport. Raises OSError if it cannot be started."""
     pipes, process = await _started(options)
     to_session, read_stream = anyio.create_memory_object_stream["SessionMessage | Exception"](0)
     write_stream, from_session = anyio.create_memory_object_stream["SessionMessage"](0)
@@ -143,7 +136,7 @@ async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTranspo
 async def _read(
     process: Process, traffic: ServerTraffic, to_session: MemoryObjectSendStream[SessionMessage | Exception]
 ) -> None:
-    """Forward messages until the output ends or exceeds its limits; the session then sees a closed stream."""
+    """The session sees a closed stream when the output ends or exceeds its limits."""
     assert process.stdout is not None
     buffer = bytearray()
     try:
@@ -191,16 +184,15 @@ def _message(line: bytes) -> SessionMessage | Exception:
 def _replied_id(line: bytes) -> int | str | None:
     """Return the id of the request that the message answers, or None. `json` reads more than pydantic."""
     try:
-        fields = json.loads(line.decode(errors="replace"), parse_int=_short_int)
+        fields = json.loads(
+            line.decode(errors="replace"),
+            parse_int=lambda digits: int(digits) if len(digits) < _LONG_INT_CHARS else digits,
+        )
     except ValueError:
         return None
     is_reply = isinstance(fields, dict) and ("result" in fields or "error" in fields)
     request_id = fields.get("id") if is_reply else None
     return request_id if isinstance(request_id, (int, str)) else None
-
-
-def _short_int(digits: str) -> int | str:
-    return int(digits) if len(digits) < _LONG_INT_CHARS else digits
 
 
 async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -32,7 +32,7 @@ def checked_url(url: str, hosts: Sequence[str]) -> str:
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers. Raises InvalidRequest with a clause for the client."""
+    """Return the headers. Raises as `checked_url`."""
     for name, value in headers.items():
         is_token = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
         if not is_token or not value.isascii() or not value.isprintable() or name.lower() in _OWN_HEADERS:
@@ -44,7 +44,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 async def http_streams(
     options: McpServerOptions, traffic: ServerTraffic, *, is_public_only: bool
 ) -> AsyncIterator[Streams]:
-    """Connect as a transport. `is_public_only`: reject addresses that are not public."""
+    """`is_public_only`: reject addresses that are not public."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 

@@ -62,7 +62,6 @@ class ControlNames:
         self._reach = max(map(len, self._tokens), default=1) - 1
 
     def places(self, text: str) -> Iterator[_Place]:
-        """Yield the names in a text, the longest at each place."""
         behind = 0
         for first in self._first.finditer(text):
             start = first.start()
@@ -181,11 +180,6 @@ class ChatText(NamedTuple):
     stage: ThinkingStage
 
 
-class _Prefill(NamedTuple):
-    reasoning: str
-    content: str
-
-
 def render_chat(
     template: PromptTemplate,
     messages: Sequence[Message],
@@ -197,9 +191,8 @@ def render_chat(
     skips_thinking: bool = False,
 ) -> ChatText:
     """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
-    `needs_special_tokens`. The model continues a last message of the assistant (prefill). Raises
-    TemplateFailed, InvalidRequest. `skips_thinking`: close the thoughts, also if the template cannot switch
-    them off."""
+    `needs_special_tokens`. The model continues a last message of the assistant. `skips_thinking`: close the
+    thoughts, also if the template cannot switch them off."""
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ReasoningField.NOWHERE if reasoning is None else reasoning.echo
@@ -213,18 +206,18 @@ def render_chat(
         extra=extra,
     )
     if reasoning is None:
-        return ChatText(text + (prefill.content if prefill else ""), ThinkingStage.BEHIND)
+        return ChatText(text + (prefill[1] if prefill else ""), ThinkingStage.BEHIND)
     rendered = ChatText(text, stage_behind(text, reasoning.form))
     if skips_thinking:
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered
-    beginning = begun_answer(rendered.stage, prefill.reasoning, prefill.content, reasoning.form)
+    beginning = begun_answer(rendered.stage, *prefill, reasoning.form)
     return ChatText(rendered.text + beginning, stage_within(rendered.stage, beginning, reasoning.form))
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
-    """Return True unless the template wrote BOS, because two of them confuse a model."""
+    """Two BOS confuse a model."""
     return not (bos_text and text.lstrip().startswith(bos_text))
 
 
@@ -237,7 +230,7 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     return rendered
 
 
-def _prefill(messages: Sequence[Message]) -> _Prefill | None:
+def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
@@ -245,7 +238,7 @@ def _prefill(messages: Sequence[Message]) -> _Prefill | None:
         raise InvalidRequest(message, code="invalid_value")
     content = content_text(messages[-1].get("content"), f"messages[{len(messages) - 1}].content")
     reasoning = messages[-1].get("reasoning_content")
-    return _Prefill(reasoning if isinstance(reasoning, str) else "", content)
+    return reasoning if isinstance(reasoning, str) else "", content
 
 
 Written = Mapping[int, Sequence[int]]
@@ -263,7 +256,6 @@ class MarkedChat:
     blanks: str = ""
     """White space that the template writes only before an earlier answer, and that is dropped."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Tokens of media by mark."""
 
     @property
     def plain(self) -> str:
@@ -282,9 +274,8 @@ class MarkedChat:
 
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
-    """Return the conversation with the written answers as tokens, or None if the template does not show
-    them plainly. Templates trim and rewrite answers, and even the same text may become other tokens than
-    those sampled. So a mark is rendered and replaced."""
+    """Return the conversation with the written answers as tokens, or None if the template does not show them
+    plainly. Templates trim and rewrite answers, so a mark is rendered and replaced."""
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
     marked = list(messages)
@@ -337,10 +328,8 @@ def _common_length(one: str, other: str) -> int:
 
 class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
-    """At least one token."""
     stage: ThinkingStage
     wants_thoughts: bool
-    """True if the model surely thinks first."""
     boundaries: tuple[int, ...] = ()
     """Same as in `GenerationRequest`."""
 
@@ -361,7 +350,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     has_marks: bool | None = None
     """True to add the tokenizer's first and last tokens, or None to add them unless the template did."""
     shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
-    """Tokens of media, by their marks in texts."""
+    """Tokens of media, by mark."""
     finds_boundaries: bool = True
     """True to compute `boundaries`, which takes a few more renderings."""
 
@@ -378,8 +367,6 @@ class ChatPromptMaker(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ChatPrompts:
-    """`ChatPromptMaker` of this process."""
-
     template: PromptTemplate | None
     tokenizer: Tokenizer
     tool_format: ToolFormat
@@ -524,7 +511,7 @@ def whole_prompt(
     parse_special: bool = True,
 ) -> tuple[int, ...]:
     """Encode a prompt of texts and ids, with BOS unless it has it. All texts but the first are one piece of
-    work. Raises PromptFarTooLong."""
+    work."""
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
     require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
@@ -559,7 +546,6 @@ class RerankTemplate:
         self.yes, self.no = (answers[1], answers[2]) if answers else ("yes", "no")
 
     def render(self, query: str, document: str) -> str:
-        """Return the prompt's text, for `encode` with `parse_special`. Raises TemplateFailed."""
         if self._parts is not None:
             texts = {"{query}": query, "{document}": document}
             return "".join(texts.get(part, part) for part in self._parts)
@@ -582,8 +568,6 @@ class RerankPrompts(Protocol):
 
 
 class TemplatePrompts:
-    """`RerankPrompts` of this process."""
-
     def __init__(self, template: RerankTemplate, tokenizer: Tokenizer, names: ControlNames) -> None:
         self.yes, self.no = template.yes, template.no
         self._template = template

@@ -9,7 +9,6 @@ import json
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
@@ -35,7 +34,7 @@ from openai_cpu_server.prompt.template import (
 )
 
 MAX_CHARS = 64 * 1024 * 1024
-"""Characters (or items) of the prompt and of every value."""
+"""Characters or items."""
 _MAX_INT_BITS = 4096
 _PERCENT_SPEC = re.compile(r"%(?:\([^)]*\))?([-+ #0-9.*]*)")
 _BRACE_SPEC = re.compile(r"\{[^{}]*:([^{}]*\{?)")
@@ -53,27 +52,22 @@ def check_numbers(values: Iterable[object]) -> None:
     check_text_size(max((value for value in values if isinstance(value, int)), default=0))
 
 
-def _check_sum(left: object, right: object) -> None:
-    if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-        check_text_size(len(left) + len(right))
-
-
-def _check_product(left: object, right: object) -> None:
-    for value, times in ((left, right), (right, left)):
-        if isinstance(value, (str, list, tuple)) and isinstance(times, int):
+def _check_operation(operator: str, left: object, right: object) -> None:
+    match operator, left, right:
+        case "+", (str() | list() | tuple()) as one, (str() | list() | tuple()) as other:
+            check_text_size(len(one) + len(other))
+        case ("*", (str() | list() | tuple()) as value, int(times)) | (
+            "*",
+            int(times),
+            (str() | list() | tuple()) as value,
+        ):
             check_text_size(len(value) * times)
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-
-
-def _check_power(base: object, exponent: object) -> None:
-    if isinstance(base, int) and isinstance(exponent, int):
-        _check_bits(base.bit_length() * exponent)
-
-
-def _check_percent_format(left: object, _right: object) -> None:
-    if isinstance(left, str):
-        _check_widths(_PERCENT_SPEC.findall(left))
+        case "*", int(one), int(other):
+            _check_bits(one.bit_length() + other.bit_length())
+        case "**", int(base), int(exponent):
+            _check_bits(base.bit_length() * exponent)
+        case "%", str(form), _:
+            _check_widths(_PERCENT_SPEC.findall(form))
 
 
 def check_brace_format(template: str) -> None:
@@ -91,14 +85,6 @@ def _check_bits(bits: int) -> None:
         raise LimitExceeded(f"a number of more than {_MAX_INT_BITS} bits")
 
 
-BINOP_CHECKS: dict[str, Callable[[object, object], None]] = {
-    "+": _check_sum,
-    "*": _check_product,
-    "**": _check_power,
-    "%": _check_percent_format,
-}
-
-
 MAX_STEPS = 2_000_000
 """Loop iterations, seconds of work."""
 _STEPS_OF_A_CALL = 10
@@ -106,24 +92,19 @@ _LIST_CHANGES = ("append", "insert", "pop")
 """Methods that add one item at most."""
 
 
-@dataclass
-class _Steps:
-    num_left: int
-
-    def spend(self, steps: int) -> None:
-        self.num_left -= steps
-        if self.num_left < 0:
-            raise LimitExceeded("too many loop iterations and calls")
-
-
 class StepContext(Context):
-    """Contexts of blocks share the steps."""
+    """Contexts of blocks share the steps of the template's."""
 
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
-        self.steps = _Steps(environment.max_steps)
-        self.root: StepContext | None = None
-        """Context of the template, or None if it is this one."""
+        self._num_steps_left = environment.max_steps
+        self._root: StepContext | None = None
+
+    def spend(self, steps: int) -> None:
+        root = self._root or self
+        root._num_steps_left -= steps
+        if root._num_steps_left < 0:
+            raise LimitExceeded("too many loop iterations and calls")
 
     @functools.cached_property
     def _inputs(self) -> frozenset[int]:
@@ -131,12 +112,12 @@ class StepContext(Context):
 
     def is_input(self, value: list[object]) -> bool:
         """Return True for a list that the template did not make itself."""
-        return id(value) in (self.root or self)._inputs
+        return id(value) in (self._root or self)._inputs
 
     def derived(self, locals: dict[str, Any] | None = None) -> StepContext:
         child = super().derived(locals)
         assert isinstance(child, StepContext)
-        child.steps, child.root = self.steps, self.root or self
+        child._root = self._root or self
         return child
 
 
@@ -162,7 +143,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Bound the loops and compile. Raises jinja2.TemplateError."""
         return self.from_string(_Bounds().visit(self.parse(source)))
 
     # jinja2 joins whatever a template, a macro or a `set` block prints through this attribute.
@@ -177,7 +157,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(__context, StepContext)
-        __context.steps.spend(_STEPS_OF_A_CALL)
+        __context.spend(_STEPS_OF_A_CALL)
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, list) and __obj.__name__ in _LIST_CHANGES and __context.is_input(owner):
             raise SecurityError("an unsafe change of a list of the request")
@@ -193,7 +173,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return changes_list or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        BINOP_CHECKS[operator](left, right)
+        _check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
@@ -244,7 +224,7 @@ def _lists_in(value: object) -> Iterator[list[object]]:
 @jinja2.pass_context
 def counted(context: StepContext, items: Iterable[object]) -> Iterator[object]:
     for item in items:
-        context.steps.spend(1)
+        context.spend(1)
         yield item
 
 
@@ -293,13 +273,11 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
-"""Limit of the trial renderings at load, which take a few hundred. A template that never ends would take
-seconds each time."""
 
 
 class ChatTemplate:
-    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a
-    hostile template. Raises StartupError for source that does not compile."""
+    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a hostile
+    template. Raises StartupError for source that does not compile."""
 
     def __init__(
         self,
@@ -342,7 +320,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt's text. Raises TemplateFailed. `extra`: variables that do not replace ours."""
+        """Return the prompt's text. `extra`: variables that do not replace ours."""
         variables = {
             "documents": None,
             **(extra or {}),

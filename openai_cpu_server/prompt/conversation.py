@@ -128,7 +128,6 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def in_words(shape: TemplateShape) -> TemplateShape:
-    """Return the shape that any chat template can show."""
     return msgspec.structs.replace(
         shape,
         system=SystemPlace.NOWHERE,
@@ -245,11 +244,8 @@ def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
 # -- calls -----------------------------------------------------------------------------------------------
 
 
-class _Exchange(NamedTuple):
-    message: Message
-    results: Sequence[Message]
-    is_asked_on: bool
-    is_last: bool
+_Exchange = tuple[Message, Sequence[Message], bool, bool]
+"""Message, results of its calls, and True if a user's message follows, or nothing."""
 
 
 def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
@@ -261,7 +257,7 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
             results.append(messages[at])
             at += 1
         is_last = at == len(messages)
-        yield _Exchange(message, results, not is_last and messages[at]["role"] == "user", is_last)
+        yield message, results, not is_last and messages[at]["role"] == "user", is_last
 
 
 def _shown(

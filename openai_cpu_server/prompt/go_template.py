@@ -91,7 +91,6 @@ class GoTemplate:
     """`path`: parameter named in errors."""
 
     def __init__(self, source: str, path: str) -> None:
-        """Parse a template. Raises InvalidRequest."""
         if len(source) > _MOST_LENGTH:
             raise wrong(f"Invalid template: it is longer than {_MOST_LENGTH} characters.", path)
         self._path = path

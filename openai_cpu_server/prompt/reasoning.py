@@ -52,7 +52,6 @@ REASONING_FORMATS = {
 
 
 def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
-    """Return the format that the template teaches, or None."""
     taught = (
         each for each in REASONING_FORMATS.values() if all(sign in template.source for sign in each.signs)
     )
@@ -92,7 +91,6 @@ def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: Reaso
 
 
 def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) -> ThinkingStage:
-    """Return the stage behind a begun answer."""
     text = beginning.lstrip()
     if stage is ThinkingStage.BEFORE and text:
         stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
@@ -105,8 +103,6 @@ _WRITTEN_PARTS = re.compile("""['"]thinking['"]""")
 
 
 class ReasoningField(enum.Enum):
-    """Field in which a template looks for thoughts."""
-
     REASONING_CONTENT = "reasoning_content"
     THINKING = "thinking"
     REASONING = "reasoning"
@@ -158,9 +154,7 @@ class TemplateReasoning(msgspec.Struct, frozen=True):
     form: ReasoningFormat
     echo: ReasoningField
     has_switch: bool
-    """True if thinking can be switched on and off."""
     thinks_by_default: bool
-    """True if the model thinks unless switched off."""
     reads_effort: bool
 
     def wants_thoughts(self, prompt: str) -> bool:

@@ -19,13 +19,12 @@ Message = Mapping[str, object]
 
 class CallShape(NamedTuple):
     text_arguments: bool = False
-    """True for arguments as JSON text, as OpenAI writes them; False for an object."""
+    """Arguments are JSON text, as OpenAI writes them, not an object."""
     no_content: bool = False
-    """True for content None in a message without text, False for ""."""
+    """Content is None, not "", in a message without text."""
     one_by_one: bool = False
-    """True for at most one call per message."""
+    """One call per message at most."""
     text_apart: bool = False
-    """True if a message with calls does not show its text."""
 
 
 class SystemPlace(enum.Enum):
@@ -39,17 +38,15 @@ class TemplateShape(msgspec.Struct, frozen=True):
     """Found by trial renderings."""
 
     wants_parts: bool = False
-    """True if content must be a list of parts."""
     shows_tools: bool = False
     shows_system_tools: bool = False
-    """True if the system message has tools as JSON in a field (Phi-4-mini's)."""
+    """The system message has tools as JSON in a field (Phi-4-mini's)."""
     system: SystemPlace = SystemPlace.NOWHERE
     alternates: bool = False
-    """True if users and answers must alternate, a user first. Calls do not count."""
+    """Users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
-    """True if an answer may be empty."""
     calls: CallShape | None = None
-    """Form of earlier calls, or None if it does not show calls or results."""
+    """Form of earlier calls, or None if calls or results are not shown."""
 
 
 def to_json(value: object) -> str:
@@ -81,7 +78,6 @@ def joined_texts(texts: Iterable[str]) -> str:
 
 
 def content_text(content: object, param: str = "messages") -> str:
-    """Return the text of a content. Raises InvalidRequest."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -161,7 +157,6 @@ class PromptTemplate(Protocol):
 
 
 def tried(rendering: Callable[[], str]) -> str:
-    """Return "" if the template rejects the trial."""
     try:
         return rendering()
     except TemplateFailed:

@@ -1,4 +1,4 @@
-"""Compilation of JSON Schema, patterns, choices, GBNF and Lark to a grammar that is ready to run."""
+"""Compilation of each kind of source to a grammar that is ready to run."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from openai_cpu_server.contract.grammar import (
 )
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
+from openai_cpu_server.structured.languages.automaton import PlainLanguages
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import (
     NOTHING,
@@ -34,7 +35,6 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     literal,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
 from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
@@ -77,8 +77,7 @@ from openai_cpu_server.structured.writing.grammar import (
     unpacked_rules,
     without_characters,
 )
-from openai_cpu_server.structured.writing.json_text import quoted_texts, raw_texts
-from openai_cpu_server.structured.writing.notations import value_writing
+from openai_cpu_server.structured.writing.notations import quoted_texts, raw_texts, value_writing
 
 _MOST_LISTED = 400
 """Values from which unique items may be chosen."""
@@ -89,7 +88,6 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
     unenforced: tuple[Unenforced, ...] = ()
     """Left out because the options allow it; and formats that contradict other keywords."""
     share: float = 0.0
-    """Cost as a share of the limits."""
     is_raw: bool = False
     """True if texts are raw in a call, not JSON strings."""
 
@@ -131,36 +129,26 @@ class _Compiler:
     ) -> None:
         self._budget = budget = Budget(options.limits)
         self._report = report
-        self._readers = SchemaReaders(
-            schema,
-            budget,
-            report,
-            closes_objects=options.additional is Additional.CLOSED,
-            is_precise=is_precise,
-        )
+        is_closed = options.additional is Additional.CLOSED
+        self._readers = SchemaReaders(schema, budget, report, closes_objects=is_closed, is_precise=is_precise)
         self.joined = self._readers.table.joined
         self._normaliser = self._readers.root
-        self._goals = Goals(self._readers.table, self._readers.at, budget, self._report)
-        self._goals.is_possible = self._is_possible
+        self._goals = goals = Goals(self._readers.table, self._readers.at, budget, report)
+        goals.is_possible = self._is_possible
         self._evaluation = functools.cache(self._new_evaluation)
-        self._goals.expand = functools.cache(
-            functools.partial(without_unevaluated, self._evaluation, self._report)
-        )
-        self._strings = StringLanguages(self._goals, budget, self._report)
-        self._numbers = NumberLanguages(self._goals)
-        self._shapes = ObjectShapes(self._goals, self._strings)
-        self._grammar = GrammarBuilder(budget)
-        writing = value_writing(self._grammar, options.values, options.whitespace)
-        marks, self._texts = writing.marks, writing.texts
-        self._number = functools.partial(self._grammar.by_language, plain=self._strings.plain)
-        self._lexemes = ScalarLexemes(self._grammar, self._strings, writing.texts)
-        names = ScalarLexemes(self._grammar, self._strings, writing.names)
-        self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
+        goals.expand = functools.cache(functools.partial(without_unevaluated, self._evaluation, report))
+        self._strings = StringLanguages(goals, budget, report)
+        self._numbers = NumberLanguages(goals)
+        self._shapes = ObjectShapes(goals, self._strings)
+        self._grammar = grammar = GrammarBuilder(budget)
+        marks, self._texts, names = value_writing(grammar, options.values, options.whitespace)
+        self._number = functools.partial(grammar.by_language, plain=self._strings.plain)
+        self._lexemes = ScalarLexemes(grammar, self._strings, self._texts)
+        name_lexemes = ScalarLexemes(grammar, self._strings, names)
+        self._objects = ObjectRules(grammar, marks, self._value, name_lexemes, options.order)
+        self._arrays = ArrayRules(grammar, marks, self._value, self._listed, self._distinct, goals)
         self._is_json = options.values.notation is Notation.JSON
         self._is_compact = options.whitespace is Whitespace.COMPACT
-        self._arrays = ArrayRules(
-            self._grammar, marks, self._value, self._listed, self._distinct, self._goals
-        )
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
@@ -205,12 +193,8 @@ class _Compiler:
         return Ref(self._rules[goal])
 
     def _of_goal(self, goal: Goal, hint: str) -> Expr:
-        options = []
-        for kind in JsonKind:
-            for branch in self._goals.branches(goal, kind):
-                if self._is_possible(branch, kind):
-                    options.append(self._of_branch(branch, kind, hint))
-        return alt(*options)
+        branches = ((branch, kind) for kind in JsonKind for branch in self._goals.branches(goal, kind))
+        return alt(*(self._of_branch(*each, hint) for each in branches if self._is_possible(*each)))
 
     def _of_branch(self, branch: Branch, kind: JsonKind, hint: str) -> Expr:
         if kind is JsonKind.NULL:
@@ -227,12 +211,9 @@ class _Compiler:
         if kind is JsonKind.STRING:
             return self._lexemes.string(self._strings.language(branch))
         if kind is JsonKind.ARRAY:
-            return self._array(branch, hint)
-        return alt(*(self._object(shape, branch, hint) for shape in self._shapes.shapes(branch)))
-
-    def _array(self, branch: Branch, hint: str) -> Expr:
-        shape = array_shape(branch, self._goals)
-        return NOTHING if shape is None else self._arrays.expr(shape, hint)
+            shape = array_shape(branch, self._goals)
+            return NOTHING if shape is None else self._arrays.expr(shape, hint)
+        return alt(*(self._object(each, branch, hint) for each in self._shapes.shapes(branch)))
 
     def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
         most = len(shape.members) + bool(shape.others)
@@ -341,10 +322,7 @@ def grammar_maker(
             error = raised
             if isinstance(raised, SchemaTooLarge) and order.source in _INPUT_NAMES:
                 error = GrammarTooLarge(_INPUT_NAMES[order.source], raised)
-            path = None
-            if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)):
-                path = error.path
-            return RefusedGrammar(str(error), error.code, path)
+            return RefusedGrammar(str(error), error.code, getattr(error, "path", None))
         return MadeGrammar(
             lark=lark,
             rules=packed_rules(compiled.rules),
@@ -370,7 +348,12 @@ _INPUT_NAMES = {
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     """`unknown`: characters that cannot be written, except as escapes in JSON."""
-    options = _options(order)
+    options = Options(
+        whitespace=Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT,
+        additional=Additional.OPEN if order.is_open else Additional.CLOSED,
+        values=order.values,
+        strict=order.is_strict,
+    )
     match order.source:
         case GrammarSource.SCHEMA:
             found = compile_schema(json.loads(order.text), options, order.pointer)
@@ -397,15 +380,6 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
             return CompiledGrammar(composed(order.text, parts))
 
 
-def _options(order: GrammarOrder) -> Options:
-    return Options(
-        whitespace=Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT,
-        additional=Additional.OPEN if order.is_open else Additional.CLOSED,
-        values=order.values,
-        strict=order.is_strict,
-    )
-
-
 def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     if order.source is GrammarSource.LARK:
         rules = lark_rules(order.text)
@@ -421,13 +395,11 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
 
 
 def regex_rules(pattern: str) -> Rules:
-    """Return the grammar of texts that match as a whole, anchored or not. Raises InvalidPattern,
-    InvalidSchema, SchemaTooLarge."""
+    """Return the grammar of texts that match as a whole, anchored or not."""
     return language_rules(full_language(pattern, Limits()), pattern)
 
 
 def language_rules(language: Expr, pattern: str) -> Rules:
-    """Return the grammar of a language. Raises SchemaTooLarge, or InvalidSchema if it is empty."""
     budget = Budget(Limits())
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     if plain.is_empty(language):
@@ -441,7 +413,7 @@ def choice_rules(choices: list[str]) -> Rules:
     budget = Budget(Limits())
     budget.check("values", len(choices))
     budget.spend("text", sum(map(len, choices)))
-    if (wrong := _SURROGATE.search("".join(choices))) is not None:
+    if wrong := _SURROGATE.search("".join(choices)):
         raise InvalidSchema("", f"there is no character {ord(wrong[0]):#x}")
     grammar = GrammarBuilder(budget)
     return grammar.finish(grammar.define("choice", alt(*(Text(c) for c in dict.fromkeys(choices)))))

@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 
 class UnsupportedSchema(InvalidRequest):
-    """`path`: JSON pointer to the schema with the keyword. `others`: further places."""
+    """`path`: JSON pointer. `others`: further places."""
 
     def __init__(
         self,
@@ -40,15 +40,13 @@ class UnsupportedSchema(InvalidRequest):
 
 
 class InvalidSchema(InvalidRequest):
-    """Not a JSON Schema, or no value can satisfy it."""
-
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path or '/'}: {message}.", code="invalid_schema")
         self.path = path
 
 
 class SchemaTooLarge(InvalidRequest):
-    """`limit`: field of `Limits`. `path`: JSON pointer, or None if the place is unknown."""
+    """`limit`: field of `Limits`. `path`: JSON pointer, or None if unknown."""
 
     def __init__(self, limit: str, value: int, path: str | None = None) -> None:
         named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
@@ -114,8 +112,6 @@ _OTHERS = {
 
 
 class InvalidPattern(InvalidRequest):
-    """Broken, or not regular."""
-
     def __init__(self, pattern: str, position: int, message: str) -> None:
         shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
         super().__init__(f"pattern {shown!r}, character {position}: {message}.", code="invalid_pattern")
@@ -144,55 +140,43 @@ class PropertyOrder(enum.Enum):
     """Order of an object's declared properties, which usually precede additional ones."""
 
     SCHEMA = "schema"
-    """Order of `properties`, then names that only `required` mentions.
-
-    If `properties` are sorted by name and `required` has another order, that too, because then a program has
-    sorted them and only `required` shows the author's order.
-    """
+    """Order of `properties`, then names that only `required` mentions. Where `properties` are sorted by name
+    and `required` is not, a program has sorted them, and the order of `required` is allowed too."""
     ANY = "any"
-    """Any order for up to five properties; more keep the order of `properties` or of `required`.
-    Additional ones may stand anywhere. Used to check JSON of others, not to write."""
+    """Any order for up to five properties; more keep the order of `properties` or of `required`. Used to
+    check JSON of others."""
 
 
 class Additional(enum.Enum):
     """Properties of an object that declares `properties` and does not mention additional ones."""
 
     OPEN = "open"
-    """Any others, to the letter of the standard. Used to check JSON of others."""
+    """Others, to the letter of the standard. Used to check JSON of others."""
     CLOSED = "closed"
-    """No others, because models that may invent names do so. A value of the grammar is still valid."""
+    """No others, because models that may invent names do so."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits are counted, not timed, so that a schema passes or fails on every machine."""
+    """Limits are counted, not timed, so that a schema passes or fails on every machine. `_LIMITS` names what
+    each counts."""
 
     containers: int = 60_000
-    """Objects and lists in the document."""
     schemas: int = 12_000
     depth: int = 48
-    """Nested subschemas, values of a `const`, and groups of a pattern."""
     references: int = 200
     """References in a row to the same value, as by `allOf` with a `$ref`."""
     levels: int = MOST_LEVELS
-    """Nested levels of rules in a cycle (`languages.rules.order`)."""
     values: int = 2_000
-    """Values of one `enum`, or names of one `properties`."""
     text: int = 200_000
-    """Characters of all names, values and patterns."""
     branches: int = 6_000
-    """Alternatives from merging, over the whole schema."""
     unfolded: int = 60_000
     regex_states: int = 1_500
-    """States of one automaton."""
     regex_work: int = 80_000
-    """Transitions of all automata."""
     rules: int = 10_000
     grammar: int = 600_000
-    """Characters of the finished text."""
 
     @property
     def enlarged(self) -> Limits:
-        """Limits for the same schema with all of its parts kept apart."""
         return msgspec.structs.replace(self, **{name: 4 * getattr(self, name) for name in _WORK})
 
 
@@ -202,7 +186,7 @@ class Options(msgspec.Struct, frozen=True):
     additional: Additional = Additional.OPEN
     values: ValueSpelling = JSON_VALUES
     strict: bool = True
-    """True rejects keywords that cannot be enforced; False reports them."""
+    """True rejects keywords that cannot be enforced."""
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
@@ -216,10 +200,10 @@ class Budget:
         self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
         self.path: str | None = None
-        """Current place in the schema, as a JSON pointer."""
+        """JSON pointer of the current place in the schema."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
-        """Count a cost. Raises SchemaTooLarge if the sum exceeds the limit."""
+        """Count a cost. Raises SchemaTooLarge."""
         spent = self._spent[limit] = self._spent.get(limit, 0) + amount
         if spent > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path)
@@ -233,7 +217,7 @@ class Budget:
         return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
-        """Check an amount that is not summed. Raises SchemaTooLarge. `path`: None for the current place."""
+        """Check an amount that is not summed. `path`: None for the current place."""
         if amount > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path if path is None else path)
 
@@ -261,14 +245,12 @@ class UnenforcedReport:
         self._reasons: dict[Unenforced, str] = {}
 
     def refuse(self, path: str, keyword: str, reason: str) -> None:
-        """Note a keyword, or reject it if strict. Raises UnsupportedSchema."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
         self._reasons.setdefault(Unenforced(path, keyword), reason)
         self.note(path, keyword)
 
     def add_joined(self, joined: Mapping[tuple[str, str], Iterable[tuple[str, str]]]) -> None:
-        """Name these places beside those that are named already."""
         queue = list(self._found)
         for each in queue:
             for path, keyword in joined.get((each.path, each.keyword), ()):
@@ -280,7 +262,6 @@ class UnenforcedReport:
 
     @property
     def error(self) -> UnsupportedSchema | None:
-        """Refusal that names all places, or None if nothing is refused."""
         if not self._reasons:
             return None
         (first, reason), *_ = self._reasons.items()

@@ -27,7 +27,6 @@ class AdapterBody(Body):
     """Exactly one of `path` and `source`."""
 
     model: str | None = None
-    """Model to change, by default the first."""
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Path below the server's `--adapter-dir`."""

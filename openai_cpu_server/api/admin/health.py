@@ -39,7 +39,6 @@ class Memory(msgspec.Struct, frozen=True):
 
 class LastRestart(msgspec.Struct, frozen=True):
     cause: str
-    """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
     age_s: float
 
@@ -49,7 +48,6 @@ class NodeHealth(msgspec.Struct, frozen=True):
     reason: str | None
     queue: dict[str, QueueSizes]
     rss_bytes: int
-    """Resident memory of the process, weights included."""
     restarts: int
     threads: int
     threads_computing: int
@@ -80,7 +78,6 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelHealth]
     """Models that the key may use."""
     loaded: float
-    """Loaded share of the model, 0 to 1."""
     queue: dict[str, QueueSizes]
     memory: Memory
     kernels: dict[str, str]

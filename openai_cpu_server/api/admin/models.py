@@ -425,7 +425,7 @@ def router_card(name: str, router: ModelRouter, allowed: Collection[str] | None)
 
 
 def _flags(request: Request, *names: str) -> list[bool | None]:
-    """Return None for absent parameters. Raises InvalidRequest."""
+    """Return None for absent parameters."""
     for name in request.query_params:
         if name not in names:
             raise InvalidRequest(f"Unknown parameter '{name}'.", param=name, code="unknown_parameter")

@@ -44,8 +44,8 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     age_s: float
     client: str
-    """Name of the API key, else the body's `user`, else part of a key's digest. Administrators' keys also
-    see the address."""
+    """Name of the API key, else the body's `user`, else part of a key's digest. Administrators' keys also see
+    the address."""
     position: int | None
     """Position near the head of the queue, from 1."""
     first_token_ms: float | None

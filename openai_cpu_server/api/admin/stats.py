@@ -40,7 +40,6 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     processed: int
     failed: int
-    """Failed calls, including those whose client has left."""
     latency_ms: Times
     queue_ms: Times
     ttft_ms: Times
@@ -198,7 +197,8 @@ class StatsRoutes:
     async def stats(self, request: Request) -> Response:
         """Return counts, times and rates since the start and of the last five minutes."""
         status, recent = self._models.status(), self._recent
-        total = TimeSpan(recent.uptime_s, recent.total)
+        total, window, moment = TimeSpan(recent.uptime_s, recent.total), recent.window(), recent.moment()
+        drafted, accepted = window.sums.drafted_tokens, window.sums.accepted_tokens
         cache = cache_stats(caches_of(self._models))
         return json_response(
             Stats(
@@ -207,9 +207,18 @@ class StatsRoutes:
                 restarts=status.restarts,
                 queue=queue_sizes(status),
                 total=_calls(total),
-                recent=_calls(recent.window()),
-                throughput=_throughput(total, recent.moment()),
-                speculation=_speculation(total, recent.window()),
+                recent=_calls(window),
+                throughput=Throughput(
+                    output_now=round(moment.sums.output_tokens / moment.seconds, 2),
+                    output_since_start=round(total.sums.output_tokens / total.seconds, 2),
+                    computed_now=round(moment.sums.computed_tokens / moment.seconds, 2),
+                    computed_since_start=round(total.sums.computed_tokens / total.seconds, 2),
+                ),
+                speculation=Speculation(
+                    drafted_since_start=total.sums.drafted_tokens,
+                    accepted_since_start=total.sums.accepted_tokens,
+                    acceptance_rate=round(accepted / drafted, 4) if drafted else None,
+                ),
                 memory=None if cache.savings is None else _memory(cache.savings),
                 cache=None if cache.savings is None else response_of(CacheUse, cache),
             )
@@ -246,24 +255,6 @@ def _times(distribution: Distribution) -> Times:
     return Times(mean=mean, p50=p50, p90=p90, p99=p99)
 
 
-def _throughput(total: TimeSpan, moment: TimeSpan) -> Throughput:
-    return Throughput(
-        output_now=round(moment.sums.output_tokens / moment.seconds, 2),
-        output_since_start=round(total.sums.output_tokens / total.seconds, 2),
-        computed_now=round(moment.sums.computed_tokens / moment.seconds, 2),
-        computed_since_start=round(total.sums.computed_tokens / total.seconds, 2),
-    )
-
-
-def _speculation(total: TimeSpan, window: TimeSpan) -> Speculation:
-    drafted, accepted = window.sums.drafted_tokens, window.sums.accepted_tokens
-    return Speculation(
-        drafted_since_start=total.sums.drafted_tokens,
-        accepted_since_start=total.sums.accepted_tokens,
-        acceptance_rate=round(accepted / drafted, 4) if drafted else None,
-    )
-
-
 def _memory(savings: Savings) -> MemoryEfficiency:
     full = savings.full_contexts_bytes
     return response_of(
@@ -281,7 +272,6 @@ class EngineCache(NamedTuple):
 
 
 def caches_of(models: Iterable[ServedModel]) -> list[EngineCache]:
-    """Return the caches of engines, except those without a step."""
     return [
         EngineCache(kv, info, sum(model.engine.status().running.values()))
         for model in models
@@ -314,13 +304,11 @@ def _pool(held: Sequence[EngineCache]) -> KvPool:
 
 def _cache(held: Sequence[EngineCache]) -> PrefixCache:
     amount = partial(_amount, held, tokens_of=lambda kv: kv.cache_block_tokens)
+    with_states = sum(each.kv.cache_bytes for each in held)
     return PrefixCache(
         block_tokens=held[0].kv.cache_block_tokens,
         capacity=amount(lambda kv: kv.cache_capacity_blocks),
-        used=msgspec.structs.replace(
-            amount(lambda kv: kv.cache_blocks),
-            bytes=sum(each.kv.cache_bytes for each in held),  # with those of states
-        ),
+        used=msgspec.structs.replace(amount(lambda kv: kv.cache_blocks), bytes=with_states),
         evictions=sum(each.kv.cache_evictions for each in held),
     )
 

@@ -43,18 +43,15 @@ class TokenizeBody(Body):
 
     model: str | None = None
     content: MixedContent | None = None
-    """Text, or a list of token ids and texts."""
     prompt: str | None = None
     messages: Messages | None = None
     add_special: bool | None = None
     """Put BOS first if the model wants it. Default: only for `prompt`, and for messages without it."""
     add_special_tokens: bool | None = None
-    """vLLM's name of `add_special`."""
     parse_special: bool | None = None
     """Parse names of control tokens in a text. Default: for models that generate."""
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
-    """Return the texts in a list too, as vLLM does."""
 
     add_generation_prompt: bool | None = None
     """End messages where the model answers. Default: true."""
@@ -149,9 +146,8 @@ class TokenRoutes:
                 chat_template=body.chat_template,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
-            params = await self._attachments.resolve(
-                chat_params(chat), model, context_of(request.scope).owner
-            )
+            owner = context_of(request.scope).owner
+            params = await self._attachments.resolve(chat_params(chat), model, owner)
         answer = await in_thread(partial(_tokenized, body, model, limit, params), is_slow=size > LONG_BODY)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
@@ -160,8 +156,14 @@ class TokenRoutes:
         """Convert tokens to text."""
         body, ignored, size = await read_body(DetokenizeBody, request)
         model = (await chosen_model(self._models, request, body.model)).model
-        answer = await off_loop(size, partial(_detokenized, body, model))
-        return Response(answer, media_type="application/json", headers=ignored.headers)
+        tokens = [token for token in body.tokens if token is not None]
+
+        def text() -> str:
+            check_tokens(tuple(tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
+            return model.tokenizer.decode(tokens, special=True)
+
+        found = await off_loop(size, text)
+        return json_response(Detokenized(found, found), headers=ignored.headers)
 
     @_route("POST", "/apply-template", body=ApplyTemplateBody, answer=AppliedTemplate)
     async def apply_template(self, request: Request) -> Response:
@@ -200,7 +202,12 @@ def _tokenized(
 
     def shown_token(token: int) -> TokenPiece | int | None:
         number = None if is_row(token) else token
-        return _piece(number, pieces(token)) if body.with_pieces else number
+        if not body.with_pieces:
+            return number
+        try:
+            return TokenPiece(number, pieces(token).decode())
+        except UnicodeDecodeError:
+            return TokenPiece(number, tuple(pieces(token)))
 
     shown = _encoded(tokens, shown_token)
     if body.return_token_strs:
@@ -214,13 +221,6 @@ def _encoded(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Ra
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-def _piece(token: int | None, raw: bytes) -> TokenPiece:
-    try:
-        return TokenPiece(token, raw.decode())
-    except UnicodeDecodeError:
-        return TokenPiece(token, tuple(raw))
-
-
 def _tokens(
     body: TokenizeBody, model: ServedModel, limit: int | None, chat: GenerationParams | None
 ) -> tuple[int, ...]:
@@ -228,7 +228,7 @@ def _tokens(
         raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
     add_special = body.add_special_tokens if body.add_special is None else body.add_special
     if body.messages is not None and chat is not None:
-        return _tokens_of_messages(body, body.messages, chat, model, has_marks=add_special)
+        return tokens_of(chat, model, _prompt_ends(body, body.messages, add_special))
     if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
         raise wrong("This field needs 'messages'.", strange)
     content = body.content if body.prompt is None else body.prompt
@@ -243,22 +243,14 @@ def _tokens(
     )
 
 
-def _tokens_of_messages(
-    body: TokenizeBody,
-    messages: Messages,
-    params: GenerationParams,
-    model: ServedModel,
-    *,
-    has_marks: bool | None,
-) -> tuple[int, ...]:
+def _prompt_ends(body: TokenizeBody, messages: Messages, has_marks: bool | None) -> PromptEnds:
     if body.parse_special is not None:
         raise wrong("Contents of messages are always text.", "parse_special")
     begins_answer = body.add_generation_prompt is not False or bool(body.continue_final_message)
     if body.continue_final_message and (body.add_generation_prompt or messages[-1].role != "assistant"):
         what = "begin another answer" if body.add_generation_prompt else "end with another's message"
         raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
-    ends = PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
-    return tokens_of(params, model, ends)
+    return PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
 
 
 def _applied(body: ApplyTemplateBody, params: GenerationParams, model: ServedModel) -> AppliedTemplate:
@@ -269,13 +261,6 @@ def _applied(body: ApplyTemplateBody, params: GenerationParams, model: ServedMod
     runs = groupby(tokens[int(begins) :], is_row)
     texts = (_MEDIA if of_rows else tokenizer.decode([*run], special=True) for of_rows, run in runs)
     return AppliedTemplate("".join(texts))
-
-
-def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
-    tokens = [token for token in body.tokens if token is not None]
-    check_tokens(tuple(tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
-    text = model.tokenizer.decode(tokens, special=True)
-    return msgspec.json.encode(Detokenized(text, text))
 
 
 ROUTER = ApiRouter[AppState](TokenRoutes)

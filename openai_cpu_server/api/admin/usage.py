@@ -39,7 +39,6 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """Computed calls and rows of batches."""
     input_tokens: int
-    """Includes cached ones."""
     cached_tokens: int
     output_tokens: int
     audio_seconds: float

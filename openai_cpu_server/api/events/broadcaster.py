@@ -86,7 +86,6 @@ def _quantiles(parts: list[Distribution]) -> Quantiles:
 
 MOST_LISTENERS = 32
 FOR_ADMINISTRATORS = 8
-"""Listeners reserved for administrators."""
 MOST_OF_ONE = 4
 MOST_OF_ADMINISTRATOR = 8
 _MAX_STEPS = 1000
@@ -109,12 +108,6 @@ class Subscriber(NamedTuple):
     is_administrator: bool
 
 
-class _LiveRequests(NamedTuple):
-    model: ServedModel
-    at_s: float
-    requests: Sequence[LiveRequest]
-
-
 class FeedNews(NamedTuple):
     steps: Sequence[SeenStep]
     num_dropped: int
@@ -134,14 +127,13 @@ class StepBroadcaster:
         self._states: dict[str, TraceState] = {}
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
-        """Time of the last output, by request."""
         self._ages: dict[str, tuple[float, bool]] = {}
         """Submission time, and whether output existed at the last look, by live request."""
         self._looked_s = 0.0
-        self._live: dict[str, _LiveRequests] = {}
+        self._live: dict[str, tuple[ServedModel, float, Sequence[LiveRequest]]] = {}
+        """Model, time and live requests of the last look, by name of the model."""
 
     def check_room(self, subscriber: Subscriber) -> None:
-        """Check the limits for listeners. Raises TooManyWatchers."""
         num_own = self._listeners.count(subscriber)
         if num_own >= (MOST_OF_ADMINISTRATOR if subscriber.is_administrator else MOST_OF_ONE):
             raise TooManyWatchers
@@ -175,10 +167,12 @@ class StepBroadcaster:
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
         """Return live requests, cached briefly for all listeners."""
-        now_s, cached = self._clock(), self._live.get(model.name)
-        if cached is None or cached.model is not model or now_s - cached.at_s >= _LOOK_S:
-            cached = self._live[model.name] = _LiveRequests(model, now_s, model.engine.requests())
-        return cached.requests
+        now_s = self._clock()
+        seen, looked_s, requests = self._live.get(model.name, (None, 0.0, ()))
+        if seen is not model or now_s - looked_s >= _LOOK_S:
+            requests = model.engine.requests()
+            self._live[model.name] = model, now_s, requests
+        return requests
 
     def look_for_models(self) -> None:
         """Watch the successors of replaced models."""
@@ -189,14 +183,9 @@ class StepBroadcaster:
     def _end(self) -> None:
         for model in self._current_models:
             model.engine.hide_steps()
-        for seen in (
-            self._current_models,
-            self._steps,
-            self._states,
-            self._generating,
-            self._ages,
-            self._live,
-        ):
+        self._current_models.clear()
+        self._steps.clear()
+        for seen in (self._states, self._generating, self._ages, self._live):
             seen.clear()
 
     def _watch(self, model: ServedModel) -> None:

@@ -1,9 +1,6 @@
-"""Events of `GET /v1/events`. Times are Unix seconds (`at`) or milliseconds (`_ms`). Zero counts of a
-step, and names that the reader may not see, are left out."""
-
 from __future__ import annotations
 
-from typing import Union
+from typing import Union, get_args
 
 import msgspec
 
@@ -21,7 +18,6 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
     model: str
     at: float
     cause: str
-    """Label of the restart metric: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
     reason: str
     restarts: int
 
@@ -33,15 +29,12 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str | None
     loaded: float
-    """Loaded share of the model, 0 to 1."""
     quantisation: str | None
     context_length: int | None
     """Set, like the next three, if the model is known."""
     max_seqs: int | None
     threads: int | None
-    """Compute threads without contention."""
     threads_computing: int | None
-    """Threads of the last step, fewer if others use the cores."""
     is_throttled: bool
     """True if a control group's CPU quota takes cores."""
     kv_tokens: int
@@ -49,7 +42,6 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """Resident memory of the process with the mapped model file, or 0."""
     placement: DevicePlacement | None
-    """Parts on a device beside the CPU, or null."""
     draft_placement: DevicePlacement | None
     restarts: int
 
@@ -87,7 +79,6 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted: int = 0
     output: int = 0
     encoding_ms: float = 0
-    """Time to encode its pictures and sounds."""
     sound_ms: float = 0
     """Part of that for sounds."""
     why: str | None = None
@@ -101,15 +92,12 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     model: str
     at: float
-    """Start of the step."""
     ms: float
     predicted_ms: float
     tokens: int = 0
     """Computed tokens without padding. 0 if the step only moved KV cells."""
     encoding_ms: float = 0
-    """Part of `ms` for encoding pictures or sounds."""
     sound_ms: float = 0
-    """Part of that for sounds."""
     padding: int = 0
     """Padding tokens, which make the step faster."""
     merged: int = 1
@@ -159,7 +147,6 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="qu
 
 class Running(LiveSequence, frozen=True, kw_only=True):
     inputs: int | None
-    """Texts to embed or score, or None if it generates."""
     inputs_done: int | None
 
 
@@ -217,7 +204,6 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     misses: int
     bypasses: int
     hit_rate: float | None
-    """Hits / (hits + misses)."""
 
 
 class Caches(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cache"):
@@ -250,8 +236,4 @@ class Models(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="m
 
 
 Event = Union[Hello, Steps, Queue, Requests, Caches, Rates, Models, Restart]
-EVENTS: tuple[type[msgspec.Struct], ...] = (Hello, Steps, Queue, Requests, Caches, Rates, Models, Restart)
-
-
-def name_of(event: Event) -> str:
-    return str(event.__struct_config__.tag)
+EVENTS: tuple[type[msgspec.Struct], ...] = get_args(Event)

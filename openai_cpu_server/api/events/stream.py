@@ -59,7 +59,6 @@ class EventFilter:
         return self.is_whole or self.identity.may(Scope.METRICS)
 
     def has_model(self, names: Iterable[str]) -> bool:
-        """Return True if the key may use the model, with or without an adapter."""
         allowed = self.identity.allowed_models
         if allowed is None:
             return True
@@ -67,7 +66,6 @@ class EventFilter:
         return any(name in allowed or name in without_adapters for name in names)
 
     def adapter(self, key: str | None, names: Iterable[str]) -> str | None:
-        """Return the name of a step's adapter, or None if the key may not use it."""
         if key is None:
             return None
         name, allowed = key.partition("@")[0], self.identity.allowed_models
@@ -83,22 +81,19 @@ class EventFilter:
     def parts(self, parts: Sequence[TracePart]) -> list[schema.StepPart]:
         """Return the key's own parts, followed by one part for each priority of others."""
         own, others = self._divided(parts)
-        return [
-            *(
-                schema.StepPart(
-                    id=part.id,
-                    client=self.name_of(part.client) or None,
-                    priority=part.priority.label,
-                    why=part.why or None,
-                    **_sums([part]),
-                )
-                for part in own
-            ),
-            *(
-                schema.StepPart(priority=priority.label, sequences=len(group), **_sums(group))
-                for priority, group in others
-            ),
+        shown = [
+            schema.StepPart(
+                id=part.id,
+                client=self.name_of(part.client) or None,
+                priority=part.priority.label,
+                why=part.why or None,
+                **_sums([part]),
+            )
+            for part in own
         ]
+        for priority, group in others:
+            shown.append(schema.StepPart(priority=priority.label, sequences=len(group), **_sums(group)))
+        return shown
 
     def holdings(self, holdings: Sequence[TraceHolding]) -> list[schema.Holding]:
         own, others = self._divided(holdings)
@@ -108,7 +103,6 @@ class EventFilter:
         ]
 
     def _divided(self, items: Sequence[Shown]) -> tuple[list[Shown], list[tuple[Priority, list[Shown]]]]:
-        """Return the key's own items, and those of others by priority."""
         own = [item for item in items if self.owns(item.client)]
         others = [item for item in items if not self.owns(item.client)]
         groups = [(priority, [item for item in others if item.priority is priority]) for priority in Priority]
@@ -209,7 +203,6 @@ PERIODS_S = {
 
 class EventSchedule:
     def __init__(self, periods_s: Mapping[str, float], now_s: float) -> None:
-        """`periods_s`: intervals of kinds, all of which are due at first, in this order."""
         self._periods_s = periods_s
         self._due_s = dict.fromkeys(periods_s, now_s)
 
@@ -269,7 +262,6 @@ class EventListener:
         )
 
     def next(self) -> schema.Event | None:
-        """Return the next event, or None without news."""
         self.hub.look_for_models()
         for kind in self._agenda.due(self.clock()):
             event = self._makers[kind]()
@@ -283,7 +275,6 @@ class EventListener:
         return self._due_restarts.popleft() if self._due_restarts else None
 
     def _new_restarts(self) -> list[schema.Restart]:
-        """Return the remembered restarts that were not found before."""
         found: list[schema.Restart] = []
         for model in self._seen_models:
             status, earlier = model.engine.status(), self._restarts.get(model.name, 0)
@@ -522,7 +513,7 @@ def _subscriber(identity: Identity) -> Subscriber:
 
 
 def _encoded(event: schema.Event) -> bytes:
-    return events([Chunk(msgspec.json.encode(event), schema.name_of(event))])
+    return events([Chunk(msgspec.json.encode(event), str(event.__struct_config__.tag))])
 
 
 ROUTER = ApiRouter[AppState](EventRoutes)

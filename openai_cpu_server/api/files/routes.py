@@ -138,7 +138,6 @@ def _again(error: Exception) -> tuple[float | None, bool]:
 
 
 Lifetime = Annotated[int, Field(ge=3600, le=2592000)]
-"""Seconds: an hour to 30 days."""
 
 
 class ExpiresAfter(Body):
@@ -284,7 +283,7 @@ _PAGE = "page_"
 
 
 async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
-    """Return an uploaded file, or `most_bytes` + 1 bytes of a larger one. Raises JobObjectNotFound."""
+    """Return an uploaded file, or `most_bytes` + 1 bytes of a larger one."""
     record = await jobs.files.get(owner, file_id)
     data = bytearray()
     async for part in _whole(jobs.files.content(record.id), record):

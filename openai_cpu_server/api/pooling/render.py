@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import binascii
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar, Union
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def checked(rows: Rows) -> Rows:
-    """Return the rows. Raises GenerationFailed for numbers that JSON cannot express."""
+    """Raise GenerationFailed for numbers that JSON cannot express."""
     if not np.isfinite(rows).all():
         raise GenerationFailed("The model computed a value that is not a number.")
     return rows
@@ -75,14 +75,7 @@ class InputUsage(msgspec.Struct, frozen=True):
         return cls(tokens, tokens)
 
 
-class AnswerHead(NamedTuple):
-    id: str
-    model: str
-    prompt_tokens: int
-
-    def fields(self, figures: Figures) -> dict[str, Any]:
-        usage, timings = InputUsage.of(self.prompt_tokens), timings_of(figures)
-        return {"id": self.id, "model": self.model, "usage": usage, "timings": timings}
+AnswerHead = Mapping[str, Any]
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +164,7 @@ def ranking(
         )
         for index, score in _best_first(scores_of(checked(rows)))[:top_n]
     ]
-    return msgspec.json.encode(Reranked(results=results, **head.fields(figures)))
+    return msgspec.json.encode(Reranked(results=results, timings=timings_of(figures), **head))
 
 
 def _best_first(scores: Scores) -> list[tuple[int, float]]:
@@ -229,7 +222,8 @@ def class_list(
         best = probs.index(max(probs))
         label = labels[best] if best < len(labels) else f"LABEL_{best}"
         data.append(Classified(index=index, label=label, probs=probs, num_classes=len(probs)))
-    return msgspec.json.encode(ClassList(created=int(time.time()), data=data, **head.fields(figures)))
+    timings = timings_of(figures)
+    return msgspec.json.encode(ClassList(created=int(time.time()), data=data, timings=timings, **head))
 
 
 def _class_probabilities(numbers: Scores) -> Scores:
@@ -253,7 +247,8 @@ class ScoreList(PooledList[ScoredPair], frozen=True, kw_only=True):
 def score_list(head: AnswerHead, scores_of: ScoresOf, rows: Rows, figures: Figures) -> bytes:
     scores: list[float] = scores_of(checked(rows)).tolist()
     data = [ScoredPair(index=index, score=score) for index, score in enumerate(scores)]
-    return msgspec.json.encode(ScoreList(created=int(time.time()), data=data, **head.fields(figures)))
+    timings = timings_of(figures)
+    return msgspec.json.encode(ScoreList(created=int(time.time()), data=data, timings=timings, **head))
 
 
 class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ class PoolingBody(Body):
 
     @property
     def cut(self) -> Cut | None:
-        """Return the truncation, or None to reject long inputs. Raises InvalidRequest."""
+        """Return None to reject long inputs."""
         tokens = self.truncate_prompt_tokens
         if tokens is not None and self.truncate is False:
             raise wrong("'truncate' cannot be false together with 'truncate_prompt_tokens'.", "truncate")
@@ -138,7 +138,6 @@ class RerankBody(PoolingBody):
     """Replaces `documents`, with a list as the response."""
     return_text: bool | None = None
     raw_scores: bool | None = None
-    """Opposite of `use_activation`."""
     truncation_direction: Side | None = None
 
     @property
@@ -198,7 +197,6 @@ class OllamaOldEmbedBody(PoolingBody):
     hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
 
     prompt: str
-    """An empty text has no vector, as in Ollama."""
 
 
 Rows = npt.NDArray[np.float32]
@@ -233,13 +231,11 @@ class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
 class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
     work: Union[EmbedRequest, YesOrNo]
     timeout_s: float | None
-    """Client's limit, from arrival to the end."""
     render: Writer
     headers: Mapping[str, str] = {}
 
 
 def submit(call: PoolingCall, engine: Engine) -> Embedding:
-    """Submit the work. Raises as `Engine.embed` and `Engine.generate`."""
     if not call.work.inputs:
         return NoVectors()
     if isinstance(call.work, EmbedRequest):

@@ -36,7 +36,6 @@ class InputReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, context: ResolveContext, cut: schema.Cut | None, *, room: int = 0) -> InputReader:
-        """`room`: tokens reserved for an answer."""
         most_tokens = None if cut is None else cut.most_tokens
         limits = (context.info.context_limit - room, context.options.max_prompt_tokens, most_tokens)
         limit = min(limit for limit in limits if limit is not None)
@@ -48,12 +47,12 @@ class InputReader(msgspec.Struct, frozen=True):
         )
 
     def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
-        """Tokenize texts without control tokens. Raises InputTooLong, and InvalidRequest without tokens."""
+        """Tokenize texts without control tokens."""
         read = self._read(texts, params, add_special=True)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
-        """Check that this tokenizer can produce the ids. Raises InputTooLong, InvalidRequest."""
+        """Check that this tokenizer can produce the ids."""
         begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
         is_own = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
         is_own = is_own and min(ids) >= 0 and max(ids) < self.tokenizer.vocab_size
@@ -74,7 +73,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
 
     def mixed(self, text: MixedText, param: str) -> Tokens:
-        """Join tokens and texts, and add missing special tokens around them. Raises as `texts` and `ids`."""
+        """Join tokens and texts, and add missing special tokens around them."""
         if isinstance(text, str):
             return self.texts([text], [param])[0]
         marks, ids = self.tokenizer.marks, [one for one in text if isinstance(one, int)]
@@ -232,7 +231,6 @@ def _numbered(name: str, items: Sequence[object]) -> list[str]:
 
 
 def dimensions_of(number: int | None, size: int) -> int | None:
-    """Return the checked number of dimensions. Raises InvalidRequest."""
     if number is not None and number > size:
         raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
     return number
@@ -276,7 +274,6 @@ _Scoring = tuple[Union[EmbedRequest, schema.YesOrNo], render.ScoresOf]
 
 
 def resolve_ranking(body: schema.RerankBody, context: ResolveContext) -> schema.PoolingCall:
-    """Return the call for the model's kind. Raises InvalidRequest, InputTooLong, TemplateFailed."""
     name, documents = _documents(body)
     pairs = _Pairs((body.query,), documents, "query", name)
     work, scores_of = _WAYS[context.chosen.model.kind](pairs, body, context)
@@ -304,7 +301,6 @@ def _documents(body: schema.RerankBody) -> tuple[str, tuple[str, ...]]:
 
 
 def resolve_scores(body: schema.ScoreBody, context: ResolveContext) -> schema.PoolingCall:
-    """Return the call. Raises as `resolve_ranking`."""
     first, second = (
         (texts,) if isinstance(texts, str) else tuple(texts) for texts in (body.text_1, body.text_2)
     )
@@ -317,11 +313,11 @@ def resolve_scores(body: schema.ScoreBody, context: ResolveContext) -> schema.Po
 
 
 def _head(work: EmbedRequest | schema.YesOrNo, context: ResolveContext) -> render.AnswerHead:
-    return render.AnswerHead(work.id, context.chosen.name, work.num_tokens)
+    usage = render.InputUsage.of(work.num_tokens)
+    return {"id": work.id, "model": context.chosen.name, "usage": usage}
 
 
 def resolve_classes(body: schema.ClassifyBody, context: ResolveContext) -> schema.PoolingCall:
-    """Return the call. Raises as `resolve_ranking`."""
     inputs = read_inputs(body.input, InputReader.of(context, body.cut), "input")
     request = embed_request(inputs, body, context, id_prefix="classify-")
     writer = partial(
@@ -369,7 +365,7 @@ class _Prompts(NamedTuple):
     template: RerankPrompts
 
     def prompts_of(self, pairs: _Pairs) -> list[Tokens]:
-        """Return the prompts. Raises InputTooLong, with `truncate` only for more than the document."""
+        """With `truncate` only the document is cut."""
         found = []
         for query, documents, params in pairs.by_query():
             readable = [self.reader.readable(*each) for each in zip(documents, params, strict=True)]

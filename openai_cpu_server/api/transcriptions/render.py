@@ -12,17 +12,8 @@ from typing import NamedTuple, Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    Chunk,
-    ContentScores,
-    GatheredCall,
-    Renderer,
-    content_of,
-    escaped_line_ends,
-    finish_reason,
-    progress_field,
-)
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
@@ -119,12 +110,9 @@ class RecordingProgress(msgspec.Struct, frozen=True):
 
 
 class JoinedText:
-    """Text of all pieces, without blanks around it."""
-
     def __init__(self) -> None:
         self.text = ""
         self._blanks = ""
-        """Blanks that are emitted only before further text."""
         self._is_piece_new = True
 
     def begin_piece(self) -> None:
@@ -161,13 +149,13 @@ class _Piece(NamedTuple):
     logprobs: Sequence[TokenLogprob]
 
 
-def _pieces(gathered: GatheredCall) -> Iterator[_Piece]:
+def _pieces(gathered: renderer.GatheredCall) -> Iterator[_Piece]:
     call = gathered.call
     ends_s = [*accumulate(prompt.sound_s for prompt in call.prompts)]
     for request, start_s, end_s in zip(call.requests, [0.0, *ends_s], ends_s, strict=False):
         answer = gathered.answers[request.id]
-        finish_reason(answer.ended)
-        text = content_of(answer.parts(call.reader())).strip()
+        renderer.finish_reason(answer.ended)
+        text = renderer.content_of(answer.parts(call.reader())).strip()
         first = answer.answer_start
         yield _Piece(start_s, end_s, text, answer.tokens[first:], answer.logprobs[first:])
 
@@ -191,7 +179,7 @@ class TranscriptRenderer:
         texts = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
         return texts.get(self.form, "application/json")
 
-    def whole(self, gathered: GatheredCall) -> bytes:
+    def whole(self, gathered: renderer.GatheredCall) -> bytes:
         pieces, joined = list(_pieces(gathered)), JoinedText()
         for piece in pieces:
             joined.begin_piece()
@@ -263,21 +251,21 @@ class _PieceStream:
     def __init__(self, call: ResolvedRequest, sound_s: float) -> None:
         self.sound_s = sound_s
         self._reader = call.reader()
-        self._content_scores = ContentScores()
+        self._content_scores = renderer.ContentScores()
         self.text = ""
         self.scores: list[TokenLogprob] = []
         self.has_ended = False
 
     def add(self, event: TokenEvent) -> None:
         self._content_scores.add(event)
-        self.text += content_of(self._reader.read(event))
+        self.text += renderer.content_of(self._reader.read(event))
         self.scores += self._content_scores.take()
         if event.finish is not None:
-            finish_reason(event.finish)
+            renderer.finish_reason(event.finish)
             self.has_ended = True
 
 
-class TranscriptStream(Renderer):
+class TranscriptStream(renderer.Renderer):
     """Pieces are computed concurrently. The first unfinished one is streamed; later ones wait."""
 
     done_marker = b"[DONE]"
@@ -294,21 +282,20 @@ class TranscriptStream(Renderer):
         self._scores: list[ScoredToken] = []
         self._num_sent = 0
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Report progress of the next piece, and of the recording."""
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[renderer.Chunk]:
         if self._waiting[-1:] != [request_id]:
             return ()
-        return (self._progress(progress_field(progress, figures) + b","),)
+        return (self._progress(renderer.progress_field(progress, figures) + b","),)
 
-    def _progress(self, field: bytes = b"") -> Chunk:
+    def _progress(self, field: bytes = b"") -> renderer.Chunk:
         """Report progress as an empty delta, which clients can append."""
         done_s = sum(piece.sound_s for piece in self._pieces.values() if piece.has_ended)
         total_s = sum(piece.sound_s for piece in self._pieces.values())
         recording = msgspec.json.encode(RecordingProgress(round(total_s, 3), round(done_s, 3)))
         head = b'{"type":"transcript.text.delta","delta":"",'
-        return Chunk(b'%b%b"recording_progress":%b}' % (head, field, recording))
+        return renderer.Chunk(b'%b%b"recording_progress":%b}' % (head, field, recording))
 
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: TokenEvent) -> Sequence[renderer.Chunk]:
         self._pieces[event.id].add(event)
         chunks = []
         while self._waiting:
@@ -328,11 +315,11 @@ class TranscriptStream(Renderer):
             chunks.append(self._progress())
         return chunks
 
-    def end(self, figures: Figures) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[renderer.Chunk]:
         scores = UNSET if self._shown is None else self._scores
         usage = TranscriptTokens.of(figures)
         return (_chunk(TranscriptDone(text=self._joined.text, logprobs=scores, usage=usage)),)
 
 
-def _chunk(event: msgspec.Struct) -> Chunk:
-    return Chunk(escaped_line_ends(msgspec.json.encode(event)))
+def _chunk(event: msgspec.Struct) -> renderer.Chunk:
+    return renderer.Chunk(renderer.escaped_line_ends(msgspec.json.encode(event)))

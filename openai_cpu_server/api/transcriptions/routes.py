@@ -31,13 +31,7 @@ from openai_cpu_server.api.generation.route import EventStream, while_connected,
 from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
 from openai_cpu_server.api.generation.to_params import one_form, shared_forms, shared_params
 from openai_cpu_server.api.state import AppState
-from openai_cpu_server.api.transcriptions.render import (
-    Transcript,
-    TranscriptDelta,
-    TranscriptDone,
-    TranscriptRenderer,
-    VerboseTranscript,
-)
+from openai_cpu_server.api.transcriptions import render
 from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import form_of
 from openai_cpu_server.http.context import context_of
@@ -128,7 +122,6 @@ class RecordingBody(SharedBody):
     max_completion_tokens: OutputLimit = None
     """vLLM's limit for each piece."""
     max_tokens: OutputLimit = None
-    """llama-server's name of `max_completion_tokens`."""
 
     @property
     def form(self) -> str:
@@ -136,7 +129,6 @@ class RecordingBody(SharedBody):
 
 
 def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationParams:
-    """Return the call. Raises InvalidRequest for fields that exclude each other."""
     _check_together(body)
     mark = mark_of(AttachmentKind.SOUND, body.file, str(len(data)))
     languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
@@ -196,9 +188,9 @@ _route = partial(
     tag="Generation",
     body=RecordingBody,
     body_media="multipart/form-data",
-    answer=Transcript,
-    also=(VerboseTranscript,),
-    events=(TranscriptDelta, TranscriptDone),
+    answer=render.Transcript,
+    also=(render.VerboseTranscript,),
+    events=(render.TranscriptDelta, render.TranscriptDone),
     streams=True,
     stream_form=_EVENTS,
     errors=GENERATION_ERRORS,
@@ -232,7 +224,7 @@ class RecordingRoutes:
         body = await whole_answer(running, renderer, disconnect_guard)
         return Response(body, media_type=renderer.media_type, headers=dict(running.headers))
 
-    async def _read(self, request: Request, task: str) -> tuple[GenerationParams, TranscriptRenderer]:
+    async def _read(self, request: Request, task: str) -> tuple[GenerationParams, render.TranscriptRenderer]:
         async with form_of(request, most_fields=_MOST_FIELDS) as form:
             upload, fields = form.get("file"), list[tuple[str, str]]()
             for name, value in form.multi_items():
@@ -248,7 +240,7 @@ class RecordingRoutes:
             data = await upload.read()
         body, ignored = parse_form(RecordingBody, fields, lenient=self._options.lenient)
         params = msgspec.structs.replace(recording_params(body, data, task), ignored=ignored)
-        renderer = TranscriptRenderer(
+        renderer = render.TranscriptRenderer(
             body.form, task, body.language, body.temperature or 0.0, shows_logprobs=bool(body.include)
         )
         return params, renderer

@@ -42,7 +42,6 @@ class RowRecorder:
         self._lock = anyio.Lock()
 
     async def record(self, result: RowResult) -> None:
-        """Return when the result is committed."""
         self._waiting.append(result)
         async with self._lock:
             if any(waiting is result for waiting in self._waiting):
@@ -66,7 +65,7 @@ class StopReason(enum.Enum):
 
 
 class BatchPaused(ServerError):
-    """Raised for an owner's limits, when all finished rows are committed."""
+    """Raised when all finished rows are committed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"no row can run for {wait_s:g} s")

@@ -107,7 +107,6 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 def parse_row(line: InputLine, endpoint: str) -> BatchRow:
-    """Read a line of the input file. Raises BadLine."""
     fields = _fields(line.content)
     method, url = _text(fields, "method"), _text(fields, "url")
     if method != "POST":
@@ -128,7 +127,6 @@ def parse_row(line: InputLine, endpoint: str) -> BatchRow:
 
 
 def url_of(line: InputLine) -> str:
-    """Return the request's URL. Raises BadLine."""
     return _text(_fields(line.content), "url")
 
 

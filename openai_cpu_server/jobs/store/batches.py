@@ -25,24 +25,13 @@ from openai_cpu_server.jobs.records import (
     PageQuery,
     RowResult,
 )
-from openai_cpu_server.jobs.store.database import (
-    OwnedRepository,
-    OwnedTable,
-    Repository,
-    batches,
-    files,
-    parts,
-    reads,
-    record_of,
-    results,
-    writes,
-)
+from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.jobs.store.files import FILES
 
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD = 19
-"""Field of /proc/PID/stat, counted behind the program's name."""
+"""Counted behind the program's name."""
 
 
 def new_holder() -> str:
@@ -78,32 +67,29 @@ def _node() -> str:
     return (platform.node() or "localhost").replace(" ", "_") + namespace
 
 
-_BATCHES = OwnedTable(batches, BatchRecord, "No batch found with id '{id}'.", id_chars=128)
+_BATCHES = db.OwnedTable(db.batches, BatchRecord, "No batch found with id '{id}'.", id_chars=128)
 
 
-class BatchStore(OwnedRepository[BatchRecord]):
-    """Batches as their owners see them."""
-
+class BatchStore(db.OwnedRepository[BatchRecord]):
     table = _BATCHES
 
-    @writes
+    @db.writes
     def create(self, connection: Connection, batch: BatchRecord) -> BatchRecord:
         """Create a batch. Raises JobObjectNotFound if the owner has no such input file."""
         is_input = and_(
             FILES.one(batch.owner, batch.input_file_id, batch.created_at),
-            files.c.purpose == FilePurpose.BATCH.value,
+            db.files.c.purpose == FilePurpose.BATCH.value,
         )
-        if connection.execute(select(files.c.id).where(is_input).with_for_update()).first() is None:
+        if connection.execute(select(db.files.c.id).where(is_input).with_for_update()).first() is None:
             raise FILES.not_found(batch.input_file_id, param="input_file_id")
-        connection.execute(insert(batches).values(**msgspec.to_builtins(batch)))
+        connection.execute(insert(db.batches).values(**msgspec.to_builtins(batch)))
         return batch
 
-    @reads
+    @db.reads
     def page(self, connection: Connection, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        """Return a page of batches, and True if there are more."""
         return _BATCHES.page(connection, owner, page)
 
-    @writes
+    @db.writes
     def cancel(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
         """Ask the runner to cancel. Raises BatchConflict if it is too late."""
         batch = self.own(connection, owner, batch_id, lock=True)
@@ -112,8 +98,8 @@ class BatchStore(OwnedRepository[BatchRecord]):
         if not batch.status.may_become(BatchStatus.CANCELLING):
             raise BatchConflict(f"Cannot cancel a batch with status '{batch.status.value}'.")
         moved = {"status": BatchStatus.CANCELLING, "cancelling_at": self.now_s}
-        own = batches.c.id == batch.id
-        connection.execute(update(batches).where(own).values(msgspec.to_builtins(moved)))
+        own = db.batches.c.id == batch.id
+        connection.execute(update(db.batches).where(own).values(msgspec.to_builtins(moved)))
         return msgspec.structs.replace(batch, **moved)
 
 
@@ -122,92 +108,93 @@ class LeaseLost(ServerError):
 
 
 @dataclass(eq=False, kw_only=True)
-class BatchLedger(Repository):
+class BatchLedger(db.Repository):
     """Batches as their runner sees them. Writes raise LeaseLost if another process has the lease, and others
     wait `lease_s` for a vanished host."""
 
     lease_s: float
     holder: str = field(default_factory=new_holder)
 
-    @reads
+    @db.reads
     def unfinished(self, connection: Connection, model: str) -> list[BatchRecord]:
         """Return free batches of this model, and any that only have to be ended, oldest first."""
         now_s = self.clock()
         wanted = or_(
-            batches.c.model == model,
-            batches.c.expires_at <= now_s,
-            batches.c.status == BatchStatus.CANCELLING.value,
+            db.batches.c.model == model,
+            db.batches.c.expires_at <= now_s,
+            db.batches.c.status == BatchStatus.CANCELLING.value,
         )
-        query = select(batches).where(batches.c.status.in_(ACTIVE), wanted).order_by(batches.c.number)
-        found = [record_of(BatchRecord, row) for row in connection.execute(query).mappings()]
+        query = (
+            select(db.batches).where(db.batches.c.status.in_(ACTIVE), wanted).order_by(db.batches.c.number)
+        )
+        found = [db.record_of(BatchRecord, row) for row in connection.execute(query).mappings()]
         return [
             batch
             for batch in found
             if batch.lease_holder is None or is_left_behind(batch.lease_holder, batch.lease_until, now_s)
         ]
 
-    @writes
+    @db.writes
     def claim(self, connection: Connection, batch: BatchRecord) -> bool:
         """Take the lease. Returns False if the batch has ended or another process was faster."""
-        unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
-        free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
+        unchanged = db.batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
+        free = and_(db.batches.c.id == batch.id, db.batches.c.status.in_(ACTIVE), unchanged)
         lease = {"lease_holder": self.holder, "lease_until": self.clock() + self.lease_s}
-        return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
+        return connection.execute(update(db.batches).where(free).values(lease)).rowcount == 1
 
-    @writes
+    @db.writes
     def renew(self, connection: Connection) -> dict[str, BatchStatus]:
         """Return the states of the batches whose lease is still ours."""
-        ours = batches.c.lease_holder == self.holder
+        ours = db.batches.c.lease_holder == self.holder
         lease_until = self.clock() + self.lease_s
-        connection.execute(update(batches).where(ours).values(lease_until=lease_until))
-        found = connection.execute(select(batches.c.id, batches.c.status).where(ours))
+        connection.execute(update(db.batches).where(ours).values(lease_until=lease_until))
+        found = connection.execute(select(db.batches.c.id, db.batches.c.status).where(ours))
         return {batch_id: BatchStatus(status) for batch_id, status in found}
 
-    @writes
+    @db.writes
     def release(self, connection: Connection, batch_id: str) -> None:
-        connection.execute(update(batches).where(self._held(batch_id)).values(_FREE))
+        connection.execute(update(db.batches).where(self._held(batch_id)).values(_FREE))
 
-    @writes
+    @db.writes
     def move(
         self, connection: Connection, /, batch_id: str, before: BatchStatus, after: BatchStatus, **values: int
     ) -> bool:
         """Return False if the batch was cancelled."""
         held = self._held(batch_id)
         moved = {"status": after.value, after.moment: self.now_s, **values}
-        change = update(batches).where(held, batches.c.status == before.value).values(moved)
+        change = update(db.batches).where(held, db.batches.c.status == before.value).values(moved)
         if connection.execute(change).rowcount == 1:
             return True
-        if connection.execute(select(batches.c.id).where(held)).first() is None:
+        if connection.execute(select(db.batches.c.id).where(held)).first() is None:
             raise LeaseLost(batch_id)
         return False
 
-    @reads
+    @db.reads
     def status(self, connection: Connection, batch_id: str) -> BatchStatus:
-        """Read the state. Raises LeaseLost."""
-        found = connection.execute(select(batches.c.status).where(self._held(batch_id))).scalar()
+        found = connection.execute(select(db.batches.c.status).where(self._held(batch_id))).scalar()
         if found is None:
             raise LeaseLost(batch_id)
         return BatchStatus(found)
 
-    @reads
+    @db.reads
     def ended_rows(self, connection: Connection, batch_id: str) -> set[int]:
-        query = select(results.c.line).where(results.c.batch_id == batch_id)
+        query = select(db.results.c.line).where(db.results.c.batch_id == batch_id)
         return set(connection.execute(query).scalars())
 
-    @writes
+    @db.writes
     def record(self, connection: Connection, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
         """Commit results, only the first for each line."""
         counts = {
-            "completed": batches.c.completed + sum(row.is_ok for row in rows),
-            "failed": batches.c.failed + sum(not row.is_ok for row in rows),
-            "input_tokens": batches.c.input_tokens + sum(row.input_tokens for row in rows),
-            "cached_tokens": batches.c.cached_tokens + sum(row.cached_tokens for row in rows),
-            "output_tokens": batches.c.output_tokens + sum(row.output_tokens for row in rows),
+            "completed": db.batches.c.completed + sum(row.is_ok for row in rows),
+            "failed": db.batches.c.failed + sum(not row.is_ok for row in rows),
+            "input_tokens": db.batches.c.input_tokens + sum(row.input_tokens for row in rows),
+            "cached_tokens": db.batches.c.cached_tokens + sum(row.cached_tokens for row in rows),
+            "output_tokens": db.batches.c.output_tokens + sum(row.output_tokens for row in rows),
         }
-        counted = connection.execute(update(batches).where(self._held(batch.id)).values(counts))
+        counted = connection.execute(update(db.batches).where(self._held(batch.id)).values(counts))
         if counted.rowcount != 1:
             raise LeaseLost(batch.id)
-        connection.execute(insert(results), [{"batch_id": batch.id, "line": row.line} for row in rows])
+        connection.execute(insert(db.results), [{"batch_id": batch.id, "line": row.line} for row in rows])
         new_parts = [
             {
                 "file_id": batch.output_id if row.is_ok else batch.error_id,
@@ -216,9 +203,9 @@ class BatchLedger(Repository):
             }
             for row in rows
         ]
-        connection.execute(insert(parts), new_parts)
+        connection.execute(insert(db.parts), new_parts)
 
-    @writes
+    @db.writes
     def finish(
         self, connection: Connection, batch_id: str, ending: BatchStatus, *, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
@@ -235,13 +222,13 @@ class BatchLedger(Repository):
             "errors": msgspec.to_builtins(errors) or None,
             **_FREE,
         }
-        connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
+        connection.execute(update(db.batches).where(db.batches.c.id == batch_id).values(values))
         _publish(connection, batch, self.now_s)
-        connection.execute(delete(results).where(results.c.batch_id == batch_id))
+        connection.execute(delete(db.results).where(db.results.c.batch_id == batch_id))
         return ending
 
     def _held(self, batch_id: str) -> ColumnElement[bool]:
-        return and_(batches.c.id == batch_id, batches.c.lease_holder == self.holder)
+        return and_(db.batches.c.id == batch_id, db.batches.c.lease_holder == self.holder)
 
 
 _FREE = {"lease_holder": None, "lease_until": None}
@@ -252,7 +239,7 @@ def _publish(connection: Connection, batch: BatchRecord, now_s: int) -> None:
     for file_id, kind, num_rows in outputs:
         if num_rows == 0:
             continue
-        size = select(func.sum(func.length(parts.c.content))).where(parts.c.file_id == file_id)
+        size = select(func.sum(func.length(db.parts.c.content))).where(db.parts.c.file_id == file_id)
         lifetime = batch.output_expires_s
         record = FileRecord(
             id=file_id,
@@ -263,4 +250,4 @@ def _publish(connection: Connection, batch: BatchRecord, now_s: int) -> None:
             created_at=now_s,
             expires_at=None if lifetime is None else now_s + lifetime,
         )
-        connection.execute(insert(files).values(**msgspec.to_builtins(record)))
+        connection.execute(insert(db.files).values(**msgspec.to_builtins(record)))

@@ -70,7 +70,6 @@ def _table(name: str, record: type[msgspec.Struct], *indices: sa.Index) -> sa.Ta
 
 
 def _numbered(parent: str) -> tuple[sa.Column[str], sa.Column[int]]:
-    """Return the key of a table of numbered items of each parent."""
     number = sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
     return sa.Column(parent, sa.Text, primary_key=True), number
 
@@ -135,7 +134,6 @@ usage = sa.Table(
     *_columns(Amounts),
 )
 
-_PURGED_AT_ONCE = 500
 _learning = threading.Lock()
 _learned: set[type[msgspec.Struct]] = set()
 
@@ -249,9 +247,7 @@ class OwnedTable(RecordTable[R]):
     """Objects that only their owner sees, while they live."""
 
     missing: str
-    """Message about an unknown id."""
     id_chars: int = 64
-    """Shown characters of an unknown id."""
     is_live: Callable[[float], ColumnElement[bool]] | None = None
     children: tuple[sa.Column[str], ...] = ()
     """Columns of other tables with an object's id."""
@@ -263,29 +259,11 @@ class OwnedTable(RecordTable[R]):
     def one(self, owner: str, object_id: str, now_s: float) -> ColumnElement[bool]:
         return sa.and_(self.table.c.id == storable(object_id), self.of(owner, now_s))
 
-    def get(
-        self, connection: sa.Connection, owner: str, object_id: str, now_s: float, *, lock: bool = False
-    ) -> R:
-        """Return an object. Raises JobObjectNotFound."""
-        found = self.find(connection, self.one(owner, object_id, now_s), lock=lock)
-        if found is None:
-            raise self.not_found(object_id)
-        return found
-
     def page(
         self, connection: sa.Connection, owner: str, page: records.PageQuery, *filters: ColumnElement[bool]
     ) -> tuple[list[R], bool]:
-        """Return a page of the owner's objects, and True if there are more. Raises JobObjectNotFound."""
         own, missing = self.table.c.owner == owner, partial(self.not_found, param="after")
         return self.page_of(connection, page, own, missing, *filters)
-
-    def purge(self, connection: sa.Connection, now_s: float) -> int:
-        """Delete some expired objects. Returns their number; call again while it is positive."""
-        table = self.table.c
-        expired = sa.select(table.id).where(table.expires_at <= now_s).limit(_PURGED_AT_ONCE)
-        ids = connection.execute(expired).scalars().all()
-        self.delete(connection, ids)
-        return len(ids)
 
     def delete(self, connection: sa.Connection, ids: Sequence[str]) -> None:
         for column in (*self.children, self.table.c.id):
@@ -298,13 +276,9 @@ class OwnedTable(RecordTable[R]):
 
 @dataclass(frozen=True)
 class ItemTable(RecordTable[R]):
-    """Items of each object of another table."""
-
-    parents: OwnedTable[Any]
     parent_id: sa.Column[str]
 
     def read(self, connection: sa.Connection, *which: ColumnElement[bool]) -> dict[str, list[R]]:
-        """Return the items in order, by their parent."""
         query = sa.select(self.table).where(*which).order_by(self.table.c.number)
         found: dict[str, list[R]] = defaultdict(list)
         for row in connection.execute(query).mappings():
@@ -314,15 +288,6 @@ class ItemTable(RecordTable[R]):
     def num_bytes(self, connection: sa.Connection, *which: ColumnElement[bool]) -> int:
         size = sa.select(sa.func.sum(sa.func.length(self.table.c.content))).where(*which)
         return connection.execute(size).scalar() or 0
-
-    def content_by_id(
-        self, connection: sa.Connection, owner: str, ids: Sequence[str], now_s: float
-    ) -> dict[str, bytes]:
-        """Return the items that exist in any live object of this owner."""
-        parents, items = self.parents.table, self.table.c
-        query = sa.select(items.id, items.content).join(parents, parents.c.id == self.parent_id)
-        query = query.where(self.parents.of(owner, now_s), items.id.in_([*map(storable, ids)]))
-        return {row.id: row.content for row in connection.execute(query)}
 
     def add(self, connection: sa.Connection, parent_id: str, items: Sequence[R]) -> None:
         last = sa.select(sa.func.max(self.table.c.number)).where(self.parent_id == parent_id)
@@ -346,7 +311,10 @@ class OwnedRepository(Repository, Generic[R]):
         return self.own(connection, owner, object_id)
 
     def own(self, connection: sa.Connection, owner: str, object_id: str, *, lock: bool = False) -> R:
-        found: R = self.table.get(connection, owner, object_id, self.clock(), lock=lock)
+        which = self.table.one(owner, object_id, self.clock())
+        found: R | None = self.table.find(connection, which, lock=lock)
+        if found is None:
+            raise self.table.not_found(object_id)
         return found
 
 
@@ -387,7 +355,6 @@ def open_database(where: str) -> Database:
 
 
 def unavailable_reason(error: Exception) -> str | None:
-    """Return why the database cannot be used, or None for another error."""
     return error.reason if isinstance(error, JobsUnavailable) else None
 
 

@@ -13,16 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, sel
 
 from openai_cpu_server.errors import FileInUse, JobsUnavailable
 from openai_cpu_server.jobs.records import ACTIVE, FilePurpose, FileRecord, PageQuery
-from openai_cpu_server.jobs.store.database import (
-    OwnedRepository,
-    OwnedTable,
-    batches,
-    files,
-    parts,
-    reads,
-    storable,
-    writes,
-)
+from openai_cpu_server.jobs.store import database as db
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
@@ -38,13 +29,15 @@ class UploadSource(Protocol):
 
 
 def is_there(now_s: float) -> ColumnElement[bool]:
-    return and_(files.c.purpose != _PARTIAL, or_(files.c.expires_at.is_(None), files.c.expires_at > now_s))
+    return and_(
+        db.files.c.purpose != _PARTIAL, or_(db.files.c.expires_at.is_(None), db.files.c.expires_at > now_s)
+    )
 
 
-FILES = OwnedTable(files, FileRecord, "No such File object: {id}", id_chars=128, is_live=is_there)
+FILES = db.OwnedTable(db.files, FileRecord, "No such File object: {id}", id_chars=128, is_live=is_there)
 
 
-class FileStore(OwnedRepository[FileRecord]):
+class FileStore(db.OwnedRepository[FileRecord]):
     table = FILES
 
     async def upload(self, record: FileRecord, content: UploadSource) -> FileRecord:
@@ -64,35 +57,34 @@ class FileStore(OwnedRepository[FileRecord]):
             raise
         return stored
 
-    @writes
+    @db.writes
     def begin(self, connection: Connection, record: FileRecord, *, until_s: int) -> None:
         """An upload that is not complete by `until_s` is deleted."""
         partial = msgspec.structs.replace(record, purpose=FilePurpose.PARTIAL, expires_at=until_s)
-        connection.execute(insert(files).values(**msgspec.to_builtins(partial)))
+        connection.execute(insert(db.files).values(**msgspec.to_builtins(partial)))
 
-    @writes
+    @db.writes
     def append(self, connection: Connection, file_id: str, content: Sequence[bytes], *, first: int) -> None:
         """`first`: number of the first part."""
         rows = [
             {"file_id": file_id, "number": number, "content": part}
             for number, part in enumerate(content, first)
         ]
-        connection.execute(insert(parts), rows)
+        connection.execute(insert(db.parts), rows)
 
-    @writes
+    @db.writes
     def complete(self, connection: Connection, record: FileRecord) -> None:
         """Publish an upload. Raises JobObjectNotFound if it was deleted."""
-        is_partial = and_(files.c.id == record.id, files.c.purpose == _PARTIAL)
-        change = update(files).where(is_partial).values(**msgspec.to_builtins(record))
+        is_partial = and_(db.files.c.id == record.id, db.files.c.purpose == _PARTIAL)
+        change = update(db.files).where(is_partial).values(**msgspec.to_builtins(record))
         if connection.execute(change).rowcount != 1:
             raise FILES.not_found(record.id)
 
-    @reads
+    @db.reads
     def page(
         self, connection: Connection, owner: str, page: PageQuery, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """Return a page of files, and True if there are more."""
-        filters = () if purpose is None else (files.c.purpose == purpose.value,)
+        filters = () if purpose is None else (db.files.c.purpose == purpose.value,)
         return FILES.page(connection, owner, page, is_there(self.clock()), *filters)
 
     async def content(self, file_id: str) -> AsyncIterator[bytes]:
@@ -102,29 +94,29 @@ class FileStore(OwnedRepository[FileRecord]):
                 yield content
             last = found[-1][0]
 
-    @reads
+    @db.reads
     def parts(self, connection: Connection, file_id: str, after: int) -> list[tuple[int, bytes]]:
-        """Return at most 4 MB of parts after number `after` (the first is 1), or []."""
-        query = select(parts.c.number, parts.c.content).where(parts.c.file_id == file_id)
-        query = query.where(parts.c.number > after).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
+        """Return at most 4 MB of parts after number `after` (the first is 1)."""
+        query = select(db.parts.c.number, db.parts.c.content).where(db.parts.c.file_id == file_id)
+        query = query.where(db.parts.c.number > after).order_by(db.parts.c.number).limit(_PARTS_AT_ONCE)
         return [(number, content) for number, content in connection.execute(query)]
 
-    @writes
+    @db.writes
     def delete(self, connection: Connection, owner: str, file_id: str) -> None:
         """Hide a file until `prune`. Raises FileInUse for the input of an unfinished batch."""
         record = self.own(connection, owner, file_id, lock=True)
-        uses = (batches.c.input_file_id == record.id, batches.c.status.in_(ACTIVE))
-        user = connection.execute(select(batches.c.id).where(*uses)).scalar()
+        uses = (db.batches.c.input_file_id == record.id, db.batches.c.status.in_(ACTIVE))
+        user = connection.execute(select(db.batches.c.id).where(*uses)).scalar()
         if user is not None:
             raise FileInUse(record.id, user)
         hidden = {"purpose": _PARTIAL, "expires_at": 0}
-        connection.execute(update(files).where(files.c.id == record.id).values(hidden))
+        connection.execute(update(db.files).where(db.files.c.id == record.id).values(hidden))
 
-    @reads
+    @db.reads
     def expired(self, connection: Connection) -> list[str]:
         """Return expired files that no unfinished batch reads."""
-        used = select(batches.c.input_file_id).where(batches.c.status.in_(ACTIVE))
-        old = select(files.c.id).where(files.c.expires_at <= self.clock(), files.c.id.not_in(used))
+        used = select(db.batches.c.input_file_id).where(db.batches.c.status.in_(ACTIVE))
+        old = select(db.files.c.id).where(db.files.c.expires_at <= self.clock(), db.files.c.id.not_in(used))
         return list(connection.execute(old).scalars())
 
     async def prune_expired(self) -> None:
@@ -132,20 +124,19 @@ class FileStore(OwnedRepository[FileRecord]):
             await self.prune(file_id)
 
     async def prune(self, file_id: str) -> None:
-        """Remove a hidden file."""
-        while await self.prune_some(storable(file_id)):
+        while await self.prune_some(db.storable(file_id)):
             pass
 
-    @writes
+    @db.writes
     def prune_some(self, connection: Connection, file_id: str) -> bool:
         """Remove some parts of a hidden file, and return True if there are more."""
-        own = parts.c.file_id == file_id
-        some = select(parts.c.number).where(own).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
+        own = db.parts.c.file_id == file_id
+        some = select(db.parts.c.number).where(own).order_by(db.parts.c.number).limit(_PARTS_AT_ONCE)
         numbers = connection.execute(some).scalars().all()
-        connection.execute(delete(parts).where(own, parts.c.number.in_(numbers)))
+        connection.execute(delete(db.parts).where(own, db.parts.c.number.in_(numbers)))
         has_more = len(numbers) == _PARTS_AT_ONCE
         if not has_more:
-            connection.execute(delete(files).where(files.c.id == file_id))
+            connection.execute(delete(db.files).where(db.files.c.id == file_id))
         return has_more
 
 

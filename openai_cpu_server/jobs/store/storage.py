@@ -15,27 +15,10 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
-from openai_cpu_server.jobs.store.database import (
-    ItemTable,
-    OwnedRepository,
-    R,
-    Repository,
-    batches,
-    conversation_items,
-    conversations,
-    files,
-    parts,
-    reads,
-    response_events,
-    response_items,
-    responses,
-    storable,
-    writes,
-)
+from openai_cpu_server.jobs.store import database as db
 from openai_cpu_server.jobs.store.files import is_there
 
 CONVERSATION_BYTES = 1024
-"""Counted per conversation, without its items."""
 
 
 def _sum(size: ColumnElement[int]) -> ColumnElement[int]:
@@ -54,6 +37,7 @@ _OLD_S = 60.0
 _FRESH_S = 1.0
 """Rejections need a newer count."""
 _DISK_S = 1.0
+_PURGED_AT_ONCE = 500
 
 
 class DiskSpace(NamedTuple):
@@ -72,30 +56,31 @@ def disk_space(folder: Path) -> DiskSpace:
 
 
 @dataclass(eq=False)
-class StorageQuotas(Repository):
+class StorageQuotas(db.Repository):
     space: Callable[[Path], DiskSpace] = disk_space
     _figures: dict[str, _Figure] = field(default_factory=dict, init=False)
     _coming: dict[str, StoredAmount] = field(default_factory=dict, init=False)
     _left: tuple[float, int] | None = field(default=None, init=False)
-    """Time of the check, and bytes left for us."""
 
-    @reads
+    @db.reads
     def stored(self, connection: Connection, owner: str) -> StoredAmount:
         now_s = self.clock()
-        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
+        own = select(func.count(), _sum(db.files.c.bytes)).where(db.files.c.owner == owner, is_there(now_s))
         num_files, num_bytes = connection.execute(own).one()
-        running = batches.c.owner == owner, batches.c.status.in_(ACTIVE)
-        outputs, errors = (select(each).where(*running) for each in (batches.c.output_id, batches.c.error_id))
-        own_responses = responses.c.owner == owner, responses.c.expires_at > now_s
-        response_ids = select(responses.c.id).where(*own_responses)
-        own_conversations = conversations.c.owner == owner, conversations.c.expires_at > now_s
-        conversation_ids = select(conversations.c.id).where(*own_conversations)
-        items, turns, events = response_items.c, conversation_items.c, response_events.c
+        running = db.batches.c.owner == owner, db.batches.c.status.in_(ACTIVE)
+        outputs, errors = (
+            select(each).where(*running) for each in (db.batches.c.output_id, db.batches.c.error_id)
+        )
+        own_responses = db.responses.c.owner == owner, db.responses.c.expires_at > now_s
+        response_ids = select(db.responses.c.id).where(*own_responses)
+        own_conversations = db.conversations.c.owner == owner, db.conversations.c.expires_at > now_s
+        conversation_ids = select(db.conversations.c.id).where(*own_conversations)
+        items, turns, events = db.response_items.c, db.conversation_items.c, db.response_events.c
         sizes = (
-            select(_length(parts.c.content)).where(
-                or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
+            select(_length(db.parts.c.content)).where(
+                or_(db.parts.c.file_id.in_(outputs), db.parts.c.file_id.in_(errors))
             ),
-            select(_length(responses.c.response, responses.c.written)).where(*own_responses),
+            select(_length(db.responses.c.response, db.responses.c.written)).where(*own_responses),
             select(_length(items.content)).where(items.response_id.in_(response_ids)),
             select(_length(events.content)).where(events.response_id.in_(response_ids)),
             select(func.count() * CONVERSATION_BYTES).where(*own_conversations),
@@ -121,7 +106,6 @@ class StorageQuotas(Repository):
 
     @asynccontextmanager
     async def reserved(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> AsyncIterator[None]:
-        """Reserve room during the block. Raises StorageFull, DiskFull."""
         before = self._coming.get(owner, StoredAmount())
         self._coming[owner] = before + amount  # before the first wait, so that concurrent uploads see it
         try:
@@ -169,7 +153,7 @@ OwnersMethod = Callable[Concatenate[Storing, str, P], Coroutine[Any, Any, T]]
 
 
 def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
-    """Forget the amount that is stored for the owner, the first argument, when the work is done."""
+    """Forget what is stored for the owner, the first argument, when the work is done."""
 
     @wraps(work)
     async def method(self: Storing, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -181,26 +165,32 @@ def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
 
 
 @dataclass(eq=False, kw_only=True)
-class StoringRepository(OwnedRepository[R]):
+class StoringRepository(db.OwnedRepository[db.R]):
     """Objects with items, which count for their owner's limits, and expire."""
 
-    item_table: ClassVar[ItemTable[Any]]
+    item_table: ClassVar[db.ItemTable[Any]]
     storage: StorageQuotas
     lifetime_s: int
 
     @recounted
-    @writes
+    @db.writes
     def delete(self, connection: Connection, owner: str, object_id: str) -> None:
-        """Delete an object and its items."""
         self.own(connection, owner, object_id)
-        self.table.delete(connection, [storable(object_id)])
+        self.table.delete(connection, [db.storable(object_id)])
 
-    @reads
+    @db.reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the items that exist in any object of this owner."""
-        return self.item_table.content_by_id(connection, owner, ids, self.clock())
+        """Return the items that exist in any live object of this owner."""
+        parents, items = self.table.table, self.item_table.table.c
+        query = select(items.id, items.content).join(parents, parents.c.id == self.item_table.parent_id)
+        query = query.where(self.table.of(owner, self.clock()), items.id.in_([*map(db.storable, ids)]))
+        return {row.id: row.content for row in connection.execute(query)}
 
-    @writes
+    @db.writes
     def purge_some(self, connection: Connection) -> int:
         """Delete some expired objects. Returns their number; call again while it is positive."""
-        return self.table.purge(connection, self.clock())
+        objects = self.table.table.c
+        expired = select(objects.id).where(objects.expires_at <= self.clock()).limit(_PURGED_AT_ONCE)
+        ids = connection.execute(expired).scalars().all()
+        self.table.delete(connection, ids)
+        return len(ids)

@@ -29,7 +29,6 @@ TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GE
 
 
 def format_for(template: PromptTemplate | None) -> ToolFormat:
-    """Return the format that the template teaches, or the generic one if that is unknown."""
     if template is None:
         return GENERIC
     taught = (each for each in _TAUGHT if each.recognises(template.source))

@@ -11,20 +11,9 @@ import msgspec
 
 from openai_cpu_server.contract.grammar import JSON_VALUES, ValueSpelling
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats import patterns
 from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, JsonSchema
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
-from openai_cpu_server.prompt.tool_formats.patterns import (
-    NEVER_RULE,
-    CallScanner,
-    JsonCallScanner,
-    Pattern,
-    PatternSlot,
-    Spelling,
-    pattern_text,
-    quoted,
-    read_pattern,
-    regex_of,
-)
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     HeadGate,
@@ -36,7 +25,7 @@ from openai_cpu_server.prompt.tool_formats.reader import (
 )
 
 _OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
-_JSON_HEAD = read_pattern('{$BLANK"name"$BLANK:$SPACE"$NAME"$BLANK,$SPACE"arguments"$BLANK:$SPACE')
+_JSON_HEAD = patterns.read_pattern('{$BLANK"name"$BLANK:$SPACE"$NAME"$BLANK,$SPACE"arguments"$BLANK:$SPACE')
 
 
 class CallIds(enum.Enum):
@@ -51,14 +40,14 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     name: str
     """Value of `--tool-format`."""
-    head: Pattern = _JSON_HEAD
+    head: patterns.Pattern = _JSON_HEAD
     """By default a JSON object together with `tail`."""
-    tail: Pattern = (PatternSlot.BLANK, "}")
+    tail: patterns.Pattern = (patterns.PatternSlot.BLANK, "}")
     marker: str = ""
     """"" if an output that begins with a call consists of calls."""
-    opening: Pattern = ()
-    between: Pattern = ()
-    closing: Pattern = ()
+    opening: patterns.Pattern = ()
+    between: patterns.Pattern = ()
+    closing: patterns.Pattern = ()
     prelude: str = ""
     """Control token without meaning before calls without a marker."""
     parameters: Parameters | None = None
@@ -69,9 +58,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """Regular expressions of formats that look alike, none of which may match."""
     ids: CallIds = CallIds.OWN
     is_single: bool = False
-    """True if an output has one call at most."""
     replaces_template: bool = False
-    """True if tools and calls are described in words, even if the template could show them."""
+    """Tools and calls are described in words, even if the template could show them."""
 
     @property
     def text_end(self) -> str:
@@ -81,27 +69,23 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     @property
     def splits_parameters(self) -> bool:
-        """False if the arguments are one JSON object."""
         return self.parameters is not None
 
-    def announces(self, spelling: Spelling) -> bool:
-        """Return True if a control token distinguishes calls from text."""
+    def announces(self, spelling: patterns.Spelling) -> bool:
         return bool(self.marker) and spelling.control_token(self.marker) is not None
 
     def recognises(self, template: str) -> bool:
-        """Return True if a template's source teaches this format."""
         is_taught = bool(self.signs) and all(re.search(sign, template) for sign in self.signs)
         return is_taught and not any(re.search(other, template) for other in self.others)
 
     # Grammar
 
-    def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
-        """Return the grammar from the marker to the output's end."""
+    def behind_marker(self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool) -> str:
         calls, rules = self._calls(callees, spelling, several=several)
         return f"{calls}\n{rules}"
 
     def whole(
-        self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
+        self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool, answer: str | None
     ) -> str:
         """Return the grammar of an output. `answer`: rule of other text, "" for any text, or None if there
         must be calls."""
@@ -115,25 +99,27 @@ class ToolFormat(msgspec.Struct, frozen=True):
         if answer:
             return f"{answer} | {calls}\n{rules}"
         # The first character decides; nothing at all is an answer, too.
-        first = pattern_text((self.marker, *self.opening, *self.head))[0].replace("[", r"\[")
+        first = patterns.pattern_text((self.marker, *self.opening, *self.head))[0].replace("[", r"\[")
         return f"({calls} | free-text)?\nfree-text ::= [^\\x00{first}] [^\\x00]*\n{rules}"
 
-    def _calls(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> tuple[str, str]:
+    def _calls(
+        self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool
+    ) -> tuple[str, str]:
         names = [f"call-{index}" for index in range(len(callees))]
         rules = [f"call ::= {' | '.join(names)}"]
         for index, callee in enumerate(callees):
             rules += self._call(index, callee, spelling)
-        rules.append(f"call-end ::= {spelling.gbnf(self.tail) or quoted('')}")
+        rules.append(f"call-end ::= {spelling.gbnf(self.tail) or patterns.quoted('')}")
         between = spelling.gbnf(self.between)
         more = f"({between} call)*" if several and not self.is_single else ""
         if self.parameters is not None:
-            rules.append(NEVER_RULE)
+            rules.append(patterns.NEVER_RULE)
             if not self.parameters.is_python:
                 rules.append(f"raw-text ::= {self.parameters.raw_text(spelling)}")
         parts = (spelling.gbnf(self.opening), "call", more, spelling.gbnf(self.closing))
         return " ".join(filter(None, parts)), "\n".join(rules) + "\n"
 
-    def _call(self, index: int, callee: Callee, spelling: Spelling) -> list[str]:
+    def _call(self, index: int, callee: Callee, spelling: patterns.Spelling) -> list[str]:
         head = f"head-{index} ::= {spelling.gbnf(self.head, callee.name)}"
         if self.parameters is None:
             return [f"call-{index} ::= head-{index} {callee.rule} call-end", head]
@@ -143,10 +129,9 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return [" ".join(f"call-{index} ::= head-{index} {arguments} call-end".split()), head, *rules]
 
     def names_parameter(self, name: str) -> bool:
-        """Return True if a parameter of this name can be written and read again."""
         return self.parameters is None or self.parameters.names(name)
 
-    def value_spelling(self, spelling: Spelling) -> ValueSpelling:
+    def value_spelling(self, spelling: patterns.Spelling) -> ValueSpelling:
         """Spelling of arguments that are not raw text."""
         return JSON_VALUES if self.parameters is None else self.parameters.value_spelling(spelling)
 
@@ -162,13 +147,14 @@ class ToolFormat(msgspec.Struct, frozen=True):
         for index, call in enumerate(calls):
             write = to_json if self.parameters is None else self.parameters.text
             texts.append(
-                pattern_text(self.head, call.name, index) + write(call.arguments) + pattern_text(self.tail)
+                patterns.pattern_text(self.head, call.name, index)
+                + write(call.arguments)
+                + patterns.pattern_text(self.tail)
             )
-        inner = pattern_text(self.between).join(texts)
-        return self.marker + pattern_text(self.opening) + inner + pattern_text(self.closing)
+        inner = patterns.pattern_text(self.between).join(texts)
+        return self.marker + patterns.pattern_text(self.opening) + inner + patterns.pattern_text(self.closing)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
-        """Return the id of an earlier call in the shape of the family's templates."""
         if self.ids is CallIds.NAMED:
             return f"functions.{name}:{index}"
         if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):
@@ -189,7 +175,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
         ways = (begin, (self.prelude, *begin)) if self.prelude else (begin,)
         return ToolReader(HeadGate(ways, tuple(functions)), self._scanner(functions, schemas))
 
-    def _scanner(self, functions: RawNames, schemas: Mapping[str, JsonSchema]) -> CallScanner:
+    def _scanner(self, functions: RawNames, schemas: Mapping[str, JsonSchema]) -> patterns.CallScanner:
         if self.parameters is None:
-            return JsonCallScanner(re.compile(regex_of(self.head) + r"(?=\{)"))
-        return ParameterScanner(re.compile(regex_of(self.head)), self.parameters, functions, schemas)
+            return patterns.JsonCallScanner(re.compile(patterns.regex_of(self.head) + r"(?=\{)"))
+        return ParameterScanner(re.compile(patterns.regex_of(self.head)), self.parameters, functions, schemas)

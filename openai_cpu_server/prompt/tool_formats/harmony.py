@@ -26,8 +26,6 @@ _ANY_TEXT = "[^\\x00]*"
 
 
 class HarmonyFormat(ToolFormat, frozen=True):
-    """An output has one call at most, which ends it."""
-
     def recognises(self, template: str) -> bool:
         return _CHANNEL in template and "<|start|>" in template and _MESSAGE in template
 
@@ -66,7 +64,7 @@ class HarmonyFormat(ToolFormat, frozen=True):
 
 
 def _thoughts(spelling: patterns.Spelling) -> list[str]:
-    """A model without these marks in its vocabulary begins at once."""
+    """A model without these marks begins at once."""
     if spelling.control_token(_CHANNEL) is None:
         return ['thoughts ::= ""']
     channel, message = spelling.literal(_CHANNEL), spelling.literal(_MESSAGE)

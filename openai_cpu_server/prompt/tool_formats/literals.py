@@ -76,15 +76,12 @@ _Step = tuple[str, int, bool]
 
 
 class LiteralReader:
-    """Converter of a value in JSON, Python's literals or Gemma's notation, in pieces, to JSON."""
-
     def __init__(self, marks: tuple[str, str], end: str) -> None:
         """`marks` enclose raw texts, if not "". `end`: mark of the whole value's end, or ""."""
         self._marks = marks
         self._end = end
         self._closers: list[str] = []
         self._quote = ""
-        """End of the open string, or ""."""
         self._is_key = False
         self._comma = ""
         """Comma that is written before the next item, because Python allows one behind the last."""
@@ -260,7 +257,6 @@ class ElementsReader:
 
 
 _OpenElement = tuple[str, ValueSchema, list[tuple[str, str]]]
-"""Name, schema, and the names and values of the parts so far."""
 
 
 def _joined(parts: Sequence[tuple[str, str]], text: str, types: frozenset[str]) -> str:
@@ -302,7 +298,9 @@ def notated(value: object, notation: Notation, marks: tuple[str, str]) -> str:
         if notation is Notation.ELEMENTS:
             return "".join(_element(marks[0], key, text) for key, text in items.items())
         if notation is Notation.MARKED:
-            return "{" + ",".join(f"{_bare_key(key, marks)}:{text}" for key, text in items.items()) + "}"
+            names = [key if _BARE_KEY.fullmatch(key) else marks[0] + key + marks[1] for key in items]
+            pairs = zip(names, items.values(), strict=True)
+            return "{" + ",".join(f"{name}:{text}" for name, text in pairs) + "}"
         return "{" + ", ".join(f"{_text(key, notation, marks)}: {text}" for key, text in items.items()) + "}"
     if isinstance(value, (list, tuple)):
         texts = [notated(each, notation, marks) for each in value]
@@ -318,10 +316,6 @@ def _text(value: str, notation: Notation, marks: tuple[str, str]) -> str:
         is_plain = value.isprintable() and not set(value) & {"'", "\\"}
         return f"'{value}'" if is_plain else to_json(value)
     return value if notation is Notation.ELEMENTS else marks[0] + value + marks[1]
-
-
-def _bare_key(key: str, marks: tuple[str, str]) -> str:
-    return key if _BARE_KEY.fullmatch(key) else marks[0] + key + marks[1]
 
 
 _BARE_KEY = re.compile(r"""[^\s\x00-\x1f,:{}\[\]()'"<\\]+""")

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from openai_cpu_server.contract.grammar import Notation, ValueSpelling
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats import patterns
 from openai_cpu_server.prompt.tool_formats.literals import (
     ElementsReader,
     JsonSchema,
@@ -20,20 +21,6 @@ from openai_cpu_server.prompt.tool_formats.literals import (
     json_type,
     notated,
 )
-from openai_cpu_server.prompt.tool_formats.patterns import (
-    NEVER,
-    CallArguments,
-    CallBegin,
-    CallPart,
-    Pattern,
-    PatternSlot,
-    Spelling,
-    has_mark,
-    merged_parts,
-    pattern_text,
-    quoted,
-    regex_of,
-)
 from openai_cpu_server.prompt.tool_formats.reader import Parameter, RawNames
 
 _WORDS = {"null": ("null", "None"), "boolean": ("true", "false", "True", "False")}
@@ -43,20 +30,20 @@ _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 class Parameters(msgspec.Struct, frozen=True):
     """Strings are raw text where possible, other values JSON."""
 
-    begin: Pattern
+    begin: patterns.Pattern
     raw_begin: str = ""
     """Stands before raw text; "" if only the name distinguishes raw text from JSON."""
     raw_end: str = ""
     """Ends raw text, and JSON too if `raw_begin` is ""."""
     wrapping: tuple[str, str] = ("", "")
     """Marks around raw text that has marks of XML or line breaks, or ""."""
-    behind: Pattern = ()
-    between: Pattern = ()
+    behind: patterns.Pattern = ()
+    between: patterns.Pattern = ()
     close: str = ""
     is_python: bool = False
-    """True for Python's strings in single quotes, True and False."""
+    """Strings in single quotes, True and False."""
     has_literals: bool = False
-    """True if templates show Python's literals where models were taught JSON."""
+    """Templates show Python's literals where models were taught JSON."""
     nesting: str = ""
     """Mark before tags of nested values as in XML, or ""."""
     kinds: Mapping[str, str] = {}
@@ -74,14 +61,12 @@ class Parameters(msgspec.Struct, frozen=True):
         return not any(mark in choice for choice in parameter.choices for mark in forbidden)
 
     def names(self, name: str) -> bool:
-        """Return True if a name is read as written."""
-        found = self.next_part.search(pattern_text(self._begin("string"), name))
+        found = self.next_part.search(patterns.pattern_text(self._begin("string"), name))
         is_read = found is not None and found.start() == 0 and found["name"] == name
-        return is_read and name.isprintable() and not has_mark(name)
+        return is_read and name.isprintable() and not patterns.has_mark(name)
 
     @property
     def notation(self) -> Notation:
-        """Notation of values that are not raw text."""
         if self.is_python or self.has_literals:
             return Notation.PYTHON
         if self.nesting:
@@ -94,12 +79,17 @@ class Parameters(msgspec.Struct, frozen=True):
 
     # Grammar
 
-    def value_spelling(self, spelling: Spelling) -> ValueSpelling:
+    def value_spelling(self, spelling: patterns.Spelling) -> ValueSpelling:
         mark = self._marks[0] if self.notation in (Notation.MARKED, Notation.ELEMENTS) else ""
         return ValueSpelling(self.notation, mark, spelling.control_token(mark) if mark else None)
 
     def gbnf(
-        self, parameters: Sequence[Parameter], spelling: Spelling, stem: str, *, in_any_order: bool = False
+        self,
+        parameters: Sequence[Parameter],
+        spelling: patterns.Spelling,
+        stem: str,
+        *,
+        in_any_order: bool = False,
     ) -> tuple[str, list[str]]:
         """Return the expression of all parameters, and rules whose names begin with `stem`."""
         rules = []
@@ -127,12 +117,11 @@ class Parameters(msgspec.Struct, frozen=True):
         return first, rules
 
     def _ways(self, parameter: Parameter) -> list[Parameter]:
-        """Separate a string from other types if words in `begin` distinguish them."""
         if not (self.kinds and parameter.others and self.is_raw(parameter)):
             return [parameter]
         return [replace(parameter, others=frozenset()), replace(parameter, is_text=False)]
 
-    def _begins(self, parameter: Parameter) -> list[Pattern]:
+    def _begins(self, parameter: Parameter) -> list[patterns.Pattern]:
         if not self.kinds:
             return [self.begin]
         if self.is_raw(parameter):
@@ -140,19 +129,19 @@ class Parameters(msgspec.Struct, frozen=True):
         kinds = {"number" if kind == "integer" else kind for kind in parameter.others} or self.kinds
         return [self._begin(kind) for kind in self.kinds if kind != "string" and kind in kinds]
 
-    def _begin(self, kind: str) -> Pattern:
+    def _begin(self, kind: str) -> patterns.Pattern:
         word = self.kinds.get(kind, "")
-        return tuple(word if part is PatternSlot.KIND else part for part in self.begin)
+        return tuple(word if part is patterns.PatternSlot.KIND else part for part in self.begin)
 
-    def _one(self, parameter: Parameter, spelling: Spelling, key: str) -> str:
-        begin = f"({key} | {NEVER})"
+    def _one(self, parameter: Parameter, spelling: patterns.Spelling, key: str) -> str:
+        begin = f"({key} | {patterns.NEVER})"
         behind = spelling.gbnf(self.behind, parameter.name)
         plain = f"{parameter.rule} {spelling.literal(self._json_end)}".strip()
         if not self.is_raw(parameter):
             return f"{begin} {plain} {behind}".strip()
         if parameter.choices:
             words = [word for kind in parameter.others for word in _WORDS[kind]]
-            choices = " | ".join(map(quoted, dict.fromkeys((*parameter.choices, *words))))
+            choices = " | ".join(map(patterns.quoted, dict.fromkeys((*parameter.choices, *words))))
             raw = f"({choices}) {spelling.literal(self.raw_end)}"
         elif parameter.is_ruled:
             raw = f"{parameter.rule} {spelling.literal(self.raw_end)}"
@@ -164,14 +153,13 @@ class Parameters(msgspec.Struct, frozen=True):
         value = f"({raw} | {plain})" if self.is_python else raw
         return f"{begin} {value} {behind}".strip()
 
-    def raw_text(self, spelling: Spelling) -> str:
-        """Return the grammar of any raw text with its end."""
+    def raw_text(self, spelling: patterns.Spelling) -> str:
         begin, end = self.wrapping
         if not begin:
             return spelling.until(self.raw_end)
         assert end == "]]>", "other ends of wrapped texts have no grammar"
         wrapped = r'([^\x00\]] | "]" [^\x00\]] | "]]" "]"* [^\x00\]>])* "]]" "]"* ">"'
-        return f"(([^\\x00<&\\n])* | {quoted(begin)} {wrapped}) {spelling.literal(self.raw_end)}"
+        return f"(([^\\x00<&\\n])* | {patterns.quoted(begin)} {wrapped}) {spelling.literal(self.raw_end)}"
 
     @property
     def _json_end(self) -> str:
@@ -180,10 +168,10 @@ class Parameters(msgspec.Struct, frozen=True):
     # Text
 
     def text(self, arguments: Mapping[str, object]) -> str:
-        return pattern_text(self.between).join(self._written(*item) for item in arguments.items())
+        return patterns.pattern_text(self.between).join(self._written(*item) for item in arguments.items())
 
     def _written(self, name: str, value: object) -> str:
-        begin = pattern_text(self._begin(json_type(value)), name)
+        begin = patterns.pattern_text(self._begin(json_type(value)), name)
         if self.is_python:
             return begin + notated(value, self.notation, self._marks)
         if isinstance(value, str):
@@ -191,7 +179,7 @@ class Parameters(msgspec.Struct, frozen=True):
             shown = f"{self.raw_begin}{before}{value}{after}{self.raw_end}"
         else:
             shown = notated(value, self.notation, self._marks) + self._json_end
-        return begin + shown + pattern_text(self.behind, name)
+        return begin + shown + patterns.pattern_text(self.behind, name)
 
     @property
     def next_part(self) -> re.Pattern[str]:
@@ -201,7 +189,7 @@ class Parameters(msgspec.Struct, frozen=True):
         close = f"(?P<close>{re.escape(self.close)})"
         if isinstance(self.begin[0], str):
             name = f"(?P<name>[^{re.escape(self.close[0])}]+?)"
-            return re.compile(f"{close}|{regex_of(self.begin, name)}")
+            return re.compile(f"{close}|{patterns.regex_of(self.begin, name)}")
         sign, others = re.escape(str(self.begin[1])), re.escape(self.close)
         name = rf"(?P<name>[^\s,{others}{sign}][^{others}{sign}]*)"
         return re.compile(rf"\A[\s,]*(?:{close}|{name}{sign})")
@@ -230,46 +218,46 @@ class ParameterScanner:
     def is_cut(self) -> bool:
         return self._call is not None or self._num_begun == 0
 
-    def feed(self, text: str) -> list[CallPart]:
+    def feed(self, text: str) -> list[patterns.CallPart]:
         self._waiting += text
-        parts: list[CallPart] = []
+        parts: list[patterns.CallPart] = []
         while (found := self._step()) is not None:
             parts += found
-        return merged_parts(parts)
+        return patterns.merged_parts(parts)
 
-    def _step(self) -> list[CallPart] | None:
+    def _step(self) -> list[patterns.CallPart] | None:
         if self._value is not None:
             found, self._waiting, is_done = self._value.read(self._waiting)
             if is_done:
                 self._value = None
-            return [CallArguments(found)] if found else [] if is_done else None
+            return [patterns.CallArguments(found)] if found else [] if is_done else None
         if self._key is not None:
             return self._begin_value(self._key)
         return self._between_calls() if self._call is None else self._between_parameters()
 
-    def _between_calls(self) -> list[CallPart] | None:
+    def _between_calls(self) -> list[patterns.CallPart] | None:
         head = self._head.search(self._waiting)
         if head is None:
             return None
         self._waiting = self._waiting[head.end() :]
         self._call, self._num_parameters = head[1], 0
         self._num_begun += 1
-        return [CallBegin(head[1]), CallArguments("{")]
+        return [patterns.CallBegin(head[1]), patterns.CallArguments("{")]
 
-    def _between_parameters(self) -> list[CallPart] | None:
+    def _between_parameters(self) -> list[patterns.CallPart] | None:
         found = self._next.search(self._waiting)
         if found is None:
             return None
         self._waiting = self._waiting[found.end() :]
         if found["close"] is not None:
             self._call = None
-            return [CallArguments("}")]
+            return [patterns.CallArguments("}")]
         self._key = found
         comma = "," if self._num_parameters else ""
         self._num_parameters += 1
-        return [CallArguments(f"{comma}{to_json(found['name'])}:")]
+        return [patterns.CallArguments(f"{comma}{to_json(found['name'])}:")]
 
-    def _begin_value(self, key: re.Match[str]) -> list[CallPart] | None:
+    def _begin_value(self, key: re.Match[str]) -> list[patterns.CallPart] | None:
         assert self._call is not None
         layout = self._layout
         begin, end = layout.wrapping

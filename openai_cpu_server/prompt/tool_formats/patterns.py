@@ -26,7 +26,6 @@ _SLOT = re.compile(rf"\$({'|'.join(slot.name for slot in PatternSlot)})")
 
 
 def read_pattern(text: str) -> Pattern:
-    """Parse a pattern whose slots are written as `$NAME`."""
     parts = enumerate(_SLOT.split(text))
     return tuple(PatternSlot[part] if index % 2 else part for index, part in parts if part)
 
@@ -61,7 +60,6 @@ def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
 
 
 def has_mark(text: str) -> bool:
-    """Return True if a part may be a control token of some vocabulary."""
     return _MARK.search(text) is not None
 
 
@@ -184,8 +182,6 @@ def merged_parts(parts: Sequence[P]) -> list[P]:
 
 
 class CallScanner(Protocol):
-    """Finds calls, and skips separators, brackets and closing marks between them."""
-
     @property
     def is_cut(self) -> bool:
         """True within a call, or before the first."""
@@ -241,7 +237,6 @@ class JsonValue:
         self._escaped_at: int | None = None
 
     def end_in(self, text: str) -> int | None:
-        """Return the position behind the value's end, or None."""
         skip, self._escaped_at = self._escaped_at, None
         for mark in _MARKS.finditer(text):
             at = mark.start()

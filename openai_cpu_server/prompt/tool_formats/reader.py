@@ -160,14 +160,12 @@ class Parameter(msgspec.Struct, frozen=True):
     name: str
     is_required: bool
     rule: str
-    """Grammar rule of its value as JSON."""
     is_text: bool = False
     """True for any string, or one of `choices`, which may be written raw."""
     choices: tuple[str, ...] = ()
     others: frozenset[str] = frozenset()
     """Types of JSON Schema that the value may have in place of a string."""
     is_ruled: bool = False
-    """True if `rule` is that of the raw text."""
 
 
 class Callee(msgspec.Struct, frozen=True):
@@ -217,10 +215,6 @@ class TextCallReader:
             if head is None:
                 return []
             self._is_begun, self._waiting = True, self._waiting[head.end() :]
-        return self._more()
-
-    def _more(self) -> list[Part]:
-        assert self._waiting is not None
         found = _WHOLE.match(self._waiting)
         assert found is not None, "it matches the empty text, too"
         self._waiting = self._waiting[found.end() :]

@@ -118,7 +118,6 @@ _KINDS = {
     "blank": ("", r"[ \t]+|\#[^\r\n]*"),
     "end": ("the end of the grammar", r"\Z"),
 }
-"""Name in errors and pattern, by kind of symbol."""
 _SYMBOL = re.compile("|".join(f"({pattern})" for _, pattern in _KINDS.values()), re.DOTALL)
 _KIND_BY_GROUP = ("", *_KINDS)
 _OPERANDS = ("name", "literal", "class", "any", "token")
@@ -139,7 +138,6 @@ class _Symbol(NamedTuple):
 
 
 def _symbols(text: str) -> list[_Symbol]:
-    """Split the text without blanks and comments. Raises InvalidGrammar."""
     if len(text) > MOST_CHARACTERS:
         raise _error_at(text, MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
     found: list[_Symbol] = []

@@ -1,5 +1,5 @@
-"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap; and
-expressions of automata."""
+"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap;
+expressions of automata, and simpler equivalents without complements."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from openai_cpu_server.structured.languages.charset import DIGITS, CharSet, partition
 from openai_cpu_server.structured.languages.expr import (
     ALL,
+    ANY_CHAR,
     EMPTY,
     NOTHING,
     Alt,
@@ -29,11 +31,16 @@ from openai_cpu_server.structured.languages.expr import (
     both,
     every_expression,
     negate,
+    rebuilt,
     repeat,
     seq,
+    span,
     star,
+    weight,
 )
-from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.options import Budget, SchemaTooLarge
+
+V = TypeVar("V")
 
 _DIGITS = tuple(CharSet.chars(c) for c in "0123456789.")
 
@@ -46,11 +53,18 @@ class Alphabet:
     """Numbered classes of characters. Sets of classes are bits of an int."""
 
     def __init__(self, expr: Expr, budget: Budget) -> None:
-        """Find the classes of an expression. Raises SchemaTooLarge."""
-        sets = _sets_in(expr)
+        sets: dict[CharSet, None] = {}
+        for each in every_expression([expr]):
+            if isinstance(each, Chars):
+                sets[each.set] = None
+            elif isinstance(each, Residue):
+                sets.update(dict.fromkeys(_DIGITS))
         budget.spend("regex_work", len(sets) ** 2 // _PAIRS_A_STEP)
         self.classes = partition(sets)
-        self._mask = functools.cache(self._find_mask)
+        self._firsts = [each.ranges[0][0] for each in self.classes]
+        self._mask = functools.cache(
+            lambda chars: sum(1 << i for i, code in enumerate(self._firsts) if code in chars)
+        )
         self._front = functools.cache(self._find_front)
 
     def blocks(self, state: Expr) -> list[int]:
@@ -61,7 +75,7 @@ class Alphabet:
         return blocks
 
     def code(self, block: int) -> int:
-        return self.classes[(block & -block).bit_length() - 1].ranges[0][0]
+        return self._firsts[(block & -block).bit_length() - 1]
 
     def _find_front(self, expr: Expr) -> frozenset[int]:
         if isinstance(expr, Chars):
@@ -75,19 +89,6 @@ class Alphabet:
                 break
         return frozenset(found)
 
-    def _find_mask(self, chars: CharSet) -> int:
-        return sum(1 << i for i, each in enumerate(self.classes) if each.ranges[0][0] in chars)
-
-
-def _sets_in(expr: Expr) -> list[CharSet]:
-    sets: dict[CharSet, None] = {}
-    for each in every_expression([expr]):
-        if isinstance(each, Chars):
-            sets[each.set] = None
-        elif isinstance(each, Residue):
-            sets.update(dict.fromkeys(_DIGITS))
-    return list(sets)
-
 
 _POINT = ord(".")
 _ZERO = ord("0")
@@ -100,20 +101,13 @@ class Automaton(msgspec.Struct, frozen=True):
     edges: tuple[tuple[tuple[CharSet, int], ...], ...]
     accepting: frozenset[int]
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.accepting
-
 
 class Deriver:
-    """Computes and caches derivatives, and charges them to a budget."""
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._derivatives: dict[tuple[Expr, int], Expr] = {}
 
     def derive(self, expr: Expr, code: int) -> Expr:
-        """Return the derivative by one character. Raises SchemaTooLarge."""
         if isinstance(expr, Chars):
             return EMPTY if code in expr.set else NOTHING
         key = (expr, code)
@@ -190,30 +184,30 @@ def _serial(expr: Expr) -> int:
 def build_automaton(expr: Expr, budget: Budget) -> Automaton:
     """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr, budget)
-    table, accepting = _explore(expr, alphabet, budget)
+    states = list(_explored(expr, alphabet, budget))
+    table = [row for _, row in states]
+    accepting = {number for number, (state, _) in enumerate(states) if state.is_nullable}
     budget.spend("regex_work", len(table) * len(alphabet.classes) // _CELLS_A_STEP)
     table = _without_dead_ends(table, accepting)
     return _numbered(table, accepting, alphabet.classes, _equivalent(table, accepting))
 
 
-def _explore(expr: Expr, alphabet: Alphabet, budget: Budget) -> tuple[list[list[int | None]], set[int]]:
-    deriver, states, table, accepting = Deriver(budget), {expr: 0}, [], set()
-    queue = [expr]
+def _explored(expr: Expr, alphabet: Alphabet, budget: Budget) -> Iterator[tuple[Expr, list[int | None]]]:
+    """Yield each state with its row of targets, which is filled before the next one is yielded."""
+    deriver, numbers, queue = Deriver(budget), {expr: 0}, [expr]
     for state in queue:
         row: list[int | None] = [None] * len(alphabet.classes)
+        yield state, row
         for block in alphabet.blocks(state):
             target = deriver.derive(state, alphabet.code(block))
-            if target not in states and target != NOTHING:
-                states[target] = len(states)
+            if target == NOTHING:
+                continue
+            if target not in numbers:
+                numbers[target] = len(numbers)
                 queue.append(target)
-                budget.check("regex_states", len(states))
-            if target != NOTHING:
-                for bit in _bits(block):
-                    row[bit] = states[target]
-        if state.is_nullable:
-            accepting.add(states[state])
-        table.append(row)
-    return table, accepting
+                budget.check("regex_states", len(numbers))
+            for bit in _bits(block):
+                row[bit] = numbers[target]
 
 
 def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> list[list[int | None]]:
@@ -231,11 +225,11 @@ def _without_dead_ends(table: list[list[int | None]], accepting: set[int]) -> li
 
 
 _CELLS_A_STEP = 40
-"""Cells of a table of transitions that cost as much as one derivative when they are minimised."""
+"""Cells of a table that cost as much as one derivative when they are minimised."""
 
 
 def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]:
-    """Return a number for each state, the same for equivalent ones, by Hopcroft's refinement."""
+    """Number equivalent states alike, by Hopcroft's refinement."""
     sources: list[dict[int, list[int]]] = [{} for _ in table[0]]
     for state, row in enumerate(table):
         for into, target in zip(sources, row, strict=True):
@@ -255,7 +249,7 @@ def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]
 
 
 def _split_blocks(blocks: list[set[int]], block_of: list[int], parts: dict[int, set[int]]) -> range:
-    """Split parts off their blocks. Return the numbers of the new blocks, each the smaller half."""
+    """Split parts off. Return the numbers of the new blocks, each the smaller half."""
     first = len(blocks)
     for number, part in parts.items():
         rest = blocks[number]
@@ -304,7 +298,6 @@ def few_strings(automaton: Automaton, most: int) -> list[str] | None:
 
 
 def has_length(automaton: Automaton, low: int, high: int | None, budget: Budget) -> bool:
-    """Return True if a string has `low` to `high` characters. Raises SchemaTooLarge."""
     steps = [sum(1 << target for target in {to for _, to in edges}) for edges in automaton.edges]
     ends = sum(1 << state for state in automaton.accepting)
     reached, length, seen = 1, 0, dict[int, int]()
@@ -332,7 +325,8 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
-    """Return a rule for each state, the first one for the whole: slower to run than one lexeme, but short."""
+    """Return a rule for each state, the first one for the whole. They are slower to run than one lexeme, but
+    short."""
     rules: Rules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
@@ -341,20 +335,9 @@ def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[C
 
 
 def is_empty(expr: Expr, budget: Budget) -> bool:
-    """Return True if the language is empty. Raises SchemaTooLarge."""
     if expr in (EMPTY, ALL):
         return False
-    alphabet, deriver, seen, queue = Alphabet(expr, budget), Deriver(budget), {expr}, [expr]
-    for state in queue:
-        if state.is_nullable:
-            return False
-        for block in alphabet.blocks(state):
-            target = deriver.derive(state, alphabet.code(block))
-            if target not in seen and target != NOTHING:
-                seen.add(target)
-                queue.append(target)
-                budget.check("regex_states", len(seen))
-    return True
+    return not any(state.is_nullable for state, _ in _explored(expr, Alphabet(expr, budget), budget))
 
 
 _START, _END = -1, -2
@@ -363,7 +346,7 @@ _LARGEST = 4_000
 _MOST_WRITTEN = 15_000
 """Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
-"""Edges of an automaton that may be written, because an edge becomes at least one part."""
+"""An edge becomes at least one part."""
 
 _DEEPEST = 90
 
@@ -375,7 +358,7 @@ class _Graph:
     def __init__(self, automaton: Automaton) -> None:
         self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
         self._into: dict[int, set[int]] = {_START: set(), _END: set()}
-        self._size = functools.cache(self._find_size)
+        self._size: Callable[[Expr], int] = functools.cache(lambda expr: 1 + sum(map(self._size, expr.parts)))
         self._num_written = 0
         for state, edges in enumerate(automaton.edges):
             self._out[state] = {target: Chars(chars) for chars, target in edges}
@@ -408,9 +391,6 @@ class _Graph:
         incoming = sum(self._size(self._out[s][state]) for s in into)
         return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
 
-    def _find_size(self, expr: Expr) -> int:
-        return 1 + sum(map(self._size, expr.parts))
-
     def _eliminate(self, state: int) -> None:
         out = self._out.pop(state)
         loop = star(out.pop(state)) if state in out else EMPTY
@@ -437,7 +417,7 @@ class _Graph:
 
 def to_expr(automaton: Automaton) -> Expr | None:
     """Return an expression of the same language, or None if it would be too long."""
-    if automaton.is_empty:
+    if not automaton.accepting:
         return NOTHING
     if sum(map(len, automaton.edges)) > _MOST_EDGES:
         return None
@@ -445,3 +425,108 @@ def to_expr(automaton: Automaton) -> Expr | None:
         return _Graph(automaton).eliminate_all()
     except _TooLong:
         return None
+
+
+_COUNTED = 24
+"""Most states of a part that is combined with the rest of an intersection."""
+_SHORT = 12
+_MOST_STATES = 250
+"""States of an intersection up to which it becomes one expression."""
+
+
+class PlainLanguages:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.automaton = functools.cache(functools.partial(build_automaton, budget=budget))
+        self._simple: dict[Expr, Expr | None] = {}
+        self._surely_empty = functools.cache(functools.partial(self._tried, self._has_none))
+
+    def is_empty(self, language: Expr) -> bool:
+        """Return True only if surely empty: too many states count as not empty."""
+        if not language.is_extended:
+            return language is NOTHING
+        return self._surely_empty(language) or False
+
+    def _has_none(self, language: Expr) -> bool:
+        if isinstance(language, And) and _starts_clash(language):
+            return True
+        lengths = (x for x in language.parts if isinstance(x, Repeat) and x.item is ANY_CHAR)
+        length = next(lengths, None)
+        if isinstance(language, And) and length is not None:
+            body = both(*(x for x in language.items if x is not length))
+            return not has_length(self.automaton(body), length.low, length.high, self._budget)
+        return is_empty(language, self._budget)
+
+    def _tried(self, find: Callable[[Expr], V], language: Expr) -> V | None:
+        try:
+            return find(language)
+        except SchemaTooLarge as error:
+            if error.limit != "regex_states":
+                raise
+            return None
+
+    def few(self, language: Expr, most: int) -> list[str] | None:
+        """Return all strings if they are few and short, else None."""
+        longest = span(language)[1]
+        if longest is None or longest > _SHORT:
+            return None
+        return few_strings(self.automaton(language), most)
+
+    def simplified(self, language: Expr) -> Expr | None:
+        """Return plain expressions and intersections of them, or None if too long."""
+        if not language.is_extended:
+            return language
+        if language not in self._simple:  # not `functools.cache`, which takes more of the stack
+            self._simple[language] = self._plain(language)
+        return self._simple[language]
+
+    def _plain(self, language: Expr) -> Expr | None:
+        """Counts and large parts stay apart, because the reader combines them only as far as the text
+        goes."""
+        if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
+            return found
+        if isinstance(language, And) and any(map(_has_one_spelling, language.items)):
+            parts = [self._part(x) for x in language.items]
+        elif isinstance(language, And):
+            counted = [x for x in language.items if not x.is_extended and weight(x) > _COUNTED]
+            others = both(*(x for x in language.items if x not in counted))
+            parts = [self.simplified(x) for x in ([others, *counted] if counted else language.items)]
+        elif isinstance(language, (Alt, Seq)):
+            parts = [self.simplified(x) for x in language.items]
+        else:
+            return self._by_automaton(language)
+        found = None if None in parts else rebuilt(language, (x for x in parts if x is not None))
+        return self._by_automaton(language) if found is None else found
+
+    def _part(self, language: Expr) -> Expr | None:
+        """Leave complements to the reader, which has no state that the text does not reach."""
+        if not isinstance(language, Not):
+            return self.simplified(language)
+        found = self.simplified(language.item)
+        return None if found is None else negate(found)
+
+    def _by_automaton(self, language: Expr) -> Expr | None:
+        automaton = self._tried(self.automaton, language)
+        return None if automaton is None else to_expr(automaton)
+
+
+_PLAIN_ASCII = CharSet.of((0x20, 0x7E)) - CharSet.chars('"\\')
+
+
+def _has_one_spelling(language: Expr) -> bool:
+    """Return True if a string of JSON never escapes its characters, so that a complement beside it is one of
+    spellings too."""
+    if isinstance(language, And) or language.is_extended:
+        return False
+    sets = (x.set for x in every_expression([language]) if isinstance(x, Chars))
+    return not any(chars - _PLAIN_ASCII for chars in sets)
+
+
+def _starts_clash(language: And) -> bool:
+    starts: list[list[CharSet]] = []
+    for item in language.items:
+        parts = item.items if isinstance(item, Seq) else (item,)
+        chars = itertools.takewhile(lambda x: isinstance(x, Chars), parts)
+        starts.append([x.set for x in chars if isinstance(x, Chars)])
+    pairs = (zip(one, other, strict=False) for one, other in itertools.combinations(starts, 2))
+    return any(not a & b for a, b in itertools.chain.from_iterable(pairs))

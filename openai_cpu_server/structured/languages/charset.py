@@ -38,8 +38,9 @@ class CharSet:
         return CharSet(_normal(r for r in ranges if r[0] <= r[1])) - _NO_CHARACTERS
 
     @staticmethod
+    @functools.lru_cache(maxsize=1024)
     def chars(text: str) -> CharSet:
-        return single(ord(text)) if len(text) == 1 else _of_text(text)
+        return CharSet.of(*((ord(char), ord(char)) for char in text))
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -90,13 +91,7 @@ def _gaps(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
 
 @functools.lru_cache(maxsize=512)
 def single(code: int) -> CharSet:
-    """Return the set of one character, empty for a surrogate."""
     return CharSet(() if _SURROGATES[0] <= code <= _SURROGATES[1] else ((code, code),))
-
-
-@functools.lru_cache(maxsize=512)
-def _of_text(text: str) -> CharSet:
-    return CharSet.of(*((ord(c), ord(c)) for c in text))
 
 
 _NO_CHARACTERS = CharSet((_SURROGATES,))
@@ -109,7 +104,6 @@ SPACE = CharSet.chars(" \t\n\r\x0b\x0c\xa0\u1680\u2028\u2029\u202f\u205f\u3000\u
 
 
 def of_bytes(found: Iterable[int]) -> CharSet:
-    """Return the characters whose UTF-8 encoding begins with one of these bytes."""
     ranges = {byte: (byte, byte) for byte in range(0x80)}
     ranges |= {0xC0 + i: (i << 6, (i << 6) + 0x3F) for i in range(2, 0x20)}
     ranges |= {0xE0 + i: (max(i << 12, 0x800), (i << 12) + 0xFFF) for i in range(0x10)}

@@ -1,10 +1,11 @@
 """Interned expressions, of characters and of grammar text: equal ones are one object, so comparing is
-cheap. The functions below make and simplify them."""
+cheap. The functions below make and simplify them, and find the lengths of their strings."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,11 +31,8 @@ class _Interned(type):
     def __call__(cls, *args: object) -> Any:
         key = (cls, *args)
         reference = _Interned._table.get(key)
-        if reference is not None:
-            found = reference()
-            if found is not None:
-                return found
-        return cls._made(key)
+        found = None if reference is None else reference()
+        return cls._made(key) if found is None else found
 
     def _made(cls, key: tuple[object, ...]) -> Any:
         """Set fields at once, because the dataclass is too slow for hundreds of thousands."""
@@ -65,7 +63,6 @@ class Expr(metaclass=_Interned):
     """Grows with every new expression, and gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """True if there are intersections, complements or residues."""
     references: frozenset[str] = _NO_NAMES
     is_nullable: bool = False
     """True if the empty string matches. Always False for a reference to a rule."""
@@ -174,7 +171,6 @@ _COUNTS = re.compile(r"\{\s*(?:(\d+)\s*)?(?:(,)\s*(?:(\d+)\s*)?)?\}")
 
 
 def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
-    """Parse `{m}`, `{m,}`, `{,n}` or `{m,n}`. Raises ValueError."""
     found = _COUNTS.fullmatch(text)
     if found is None or not (found[1] or found[3]):
         raise ValueError("expected {m}, {m,}, {,n} or {m,n}")
@@ -225,8 +221,8 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder` is that of the
-    digits read so far, `read` the number of decimals read, or None before the point."""
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder`: of the digits so
+    far. `read`: number of decimals so far, or None before the point."""
 
     modulus: int
     decimals: int
@@ -240,8 +236,8 @@ class Residue(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Multiples(Expr):
-    """Multiples of an integer, which llguidance counts itself: an automaton has a state for each remainder.
-    `low`, `high`: None for no bound. `language`: the same as an expression."""
+    """Multiples of an integer, which llguidance counts itself, because an automaton has a state for each
+    remainder. `language`: the same as an expression."""
 
     step: int
     low: int | None
@@ -309,14 +305,11 @@ def alt(*items: Expr) -> Expr:
             [Chars(union) if x is chars[0] else x for x in flat if x is chars[0] or x not in chars]
         )
     if EMPTY in flat and len(flat) == 2:
-        return _optional(next(x for x in flat if x != EMPTY))
+        item = next(x for x in flat if x != EMPTY)
+        if isinstance(item, Repeat) and item.low <= 1:
+            return Repeat(item.item, 0, item.high)
+        return Repeat(item, 0, 1)
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
-
-
-def _optional(item: Expr) -> Expr:
-    if isinstance(item, Repeat) and item.low <= 1:
-        return Repeat(item.item, 0, item.high)
-    return Repeat(item, 0, 1)
 
 
 def repeat(item: Expr, low: int, high: int | None) -> Expr:
@@ -415,8 +408,83 @@ def parts_first(roots: Iterable[Expr], done: Container[Expr] = ()) -> list[Expr]
 
 
 def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
-    """Return the rules with other expressions in place of those without parts."""
     found: dict[Expr, Expr] = {}
     for expr in parts_first(rules.values()):
         found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)
     return {name: found[expr] for name, expr in rules.items()}
+
+
+Span = tuple[int, "int | None"]
+
+
+def span(expr: Expr) -> Span:
+    """Least and greatest number of characters, or None for no limit."""
+    if isinstance(expr, Chars):
+        return 1, 1
+    if isinstance(expr, (Seq, Alt)):
+        spans = [span(x) for x in expr.items]
+        lows, highs = [low for low, _ in spans], [high for _, high in spans if high is not None]
+        is_limited = len(highs) == len(spans)
+        if isinstance(expr, Seq):
+            return sum(lows), sum(highs) if is_limited else None
+        return min(lows, default=0), max(highs, default=0) if is_limited else None
+    if isinstance(expr, Repeat):
+        low, high = span(expr.item)
+        return low * expr.low, None if expr.high is None or high is None else high * expr.high
+    assert isinstance(expr, (And, Not, Residue)), expr
+    return 0, None
+
+
+def bounded(expr: Expr, low: int, high: int | None) -> Expr:
+    """Return the strings of these lengths, by structure where that is simple, else as an intersection."""
+    least, most = span(expr)
+    if (high is not None and (least > high or high < low)) or (most is not None and most < low):
+        return NOTHING
+    if least >= low and (high is None or (most is not None and most <= high)):
+        return expr
+    found = _by_structure(expr, low, high)
+    return both(expr, repeat(ANY_CHAR, low, high)) if found is None else found
+
+
+def _by_structure(expr: Expr, low: int, high: int | None) -> Expr | None:
+    if isinstance(expr, Repeat):
+        return _repetition(expr, low, high)
+    if isinstance(expr, Alt):
+        parts = [bounded(x, low, high) for x in expr.items]
+        return None if any(isinstance(x, And) for x in parts) else alt(*parts)
+    return _sequence(expr, low, high) if isinstance(expr, Seq) else None
+
+
+def _repetition(expr: Repeat, low: int, high: int | None) -> Expr | None:
+    least, most = span(expr.item)
+    if least != most or least == 0:
+        return None
+    fewest = max(expr.low, -(-low // least))
+    highs = [h for h in (expr.high, None if high is None else high // least) if h is not None]
+    most_items = min(highs, default=None)
+    return (
+        NOTHING if most_items is not None and most_items < fewest else repeat(expr.item, fewest, most_items)
+    )
+
+
+def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
+    spans = [span(x) for x in expr.items]
+    variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
+    if len(variable) != 1:
+        return None
+    i = variable[0]
+    fixed = sum(s[0] for j, s in enumerate(spans) if j != i)
+    part = bounded(expr.items[i], max(low - fixed, 0), None if high is None else high - fixed)
+    if isinstance(part, And):
+        return None
+    return seq(*expr.items[:i], part, *expr.items[i + 1 :])
+
+
+def weight(expr: Expr) -> int:
+    if isinstance(expr, And):
+        return math.prod(map(weight, expr.items))
+    if isinstance(expr, (Seq, Alt, Not)):
+        return sum(map(weight, expr.parts))
+    if isinstance(expr, Repeat):
+        return weight(expr.item) * max(expr.low, expr.high or 1, 1)
+    return expr.modulus if isinstance(expr, Residue) else 1

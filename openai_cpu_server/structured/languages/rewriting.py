@@ -32,7 +32,7 @@ _MOST_UNROLLED = 16
 
 class RuleProduct(ABC, Generic[S]):
     def __init__(self, source: Rules, whole: str, start: S) -> None:
-        """`whole`: rule of all texts, which begin in the state `start`. Raises InvalidGrammar."""
+        """`whole`: rule of all texts, which begin in the state `start`."""
         self._source = source
         self._expansions: dict[tuple[str, S], dict[S, Expr]] = {}
         self._users: dict[tuple[str, S], dict[tuple[str, S], None]] = {}

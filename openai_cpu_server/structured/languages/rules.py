@@ -33,18 +33,14 @@ _PIECE = 600
 """Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
 
-CYCLE_ADVICE = "make the circle of rules that refer to one another shorter"
 _SHOWN = 4
 
 
-class CompileOrder(msgspec.Struct, frozen=True):
-    first: tuple[str, ...] = ()
-    """Rules to compile before the root, in this order."""
-    deepest: tuple[str, ...] = ()
-    """Nested rules that overflow the stack, outermost first, or empty."""
-
-
-def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> CompileOrder:
+def order(
+    rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the rules to compile before the root, and nested rules that overflow the stack, outermost
+    first."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -52,12 +48,13 @@ def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> 
         found = _Visit(rules, most_levels)
         for name in (*first, root):
             found.all_from(name)
-    return CompileOrder(first, found.deepest)
+    return first, found.deepest
 
 
-def described(deepest: Sequence[str]) -> str:
+def too_deep(deepest: Sequence[str]) -> str:
     path = " -> ".join([*deepest[:_SHOWN], "...", deepest[-1]])
-    return f"{len(deepest)} rules lie within one another ({path}), which is too many"
+    advice = "make the circle of rules that refer to one another shorter"
+    return f"{len(deepest)} rules lie within one another ({path}), which is too many; {advice}"
 
 
 class _OpenRule(msgspec.Struct):
@@ -112,10 +109,8 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def takes_long_texts(rules: Rules, most: int) -> bool:
-    """Return True if some part of the rules matches only texts of more than `most` characters.
-
-    A recursive reference counts as length 0, which can only hide a part and needs one pass.
-    """
+    """Return True if some part matches only texts of more than `most` characters. A recursive reference
+    counts as length 0, which can only hide a part."""
     least: dict[Expr, float] = {}
     lengths: dict[str, float] = {}
     # Control tokens count as names, too.
@@ -149,7 +144,6 @@ def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str,
 
 
 def users(rules: Rules) -> dict[str, list[str]]:
-    """Rules that mention each name."""
     found: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in expr.references:
@@ -158,8 +152,7 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """Expressions that match the empty text. Rules are visited only where the answer depends on them, so
-    the work is linear."""
+    """Expressions that match the empty text. Rules are visited only where the answer depends on them."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}

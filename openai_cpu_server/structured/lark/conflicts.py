@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -62,7 +63,6 @@ _Moves = tuple[int, ...]
 """States (as bits) to which an expression may lead from each state."""
 _STAY: _Moves = (1, 2, 4, 8, 16)
 _ONTO_WRONG = 1 << _WRONG
-_ANYWHERE: _Moves = (31, 31, 31, 31, 31)
 
 
 class QuotedStrings:
@@ -105,23 +105,18 @@ class QuotedStrings:
         if isinstance(expr, Chars):
             return _of_chars(expr)
         if isinstance(expr, Alt):
-            moves: _Moves = (0, 0, 0, 0, 0)
-            for item in expr.items:
-                moves = _union(moves, self._moves(item))
-            return moves
+            return functools.reduce(_union, map(self._moves, expr.items), (0, 0, 0, 0, 0))
         if isinstance(expr, Not):
-            return _ANYWHERE
+            return (31, 31, 31, 31, 31)
         if isinstance(expr, And):
-            return functools.reduce(_common, map(self._moves, expr.items))
+            of_items = zip(*map(self._moves, expr.items), strict=True)
+            return tuple(functools.reduce(int.__and__, masks) for masks in of_items)
         if isinstance(expr, Repeat):
             once = self._moves(expr.item)
             return _closure(once) if expr.low == 0 else _then(once, _closure(once))
-        moves = _STAY
         self._work.spend(len(expr.text) if isinstance(expr, Text) else 1)
-        parts = map(_character, expr.text) if isinstance(expr, Text) else map(self._moves, expr.parts)
-        for part in parts:
-            moves = _then(moves, part)
-        return moves
+        parts = map(character, expr.text) if isinstance(expr, Text) else expr.parts
+        return functools.reduce(_then, map(self._moves, parts), _STAY)
 
 
 def _spelt(expr: Expr) -> tuple[Expr, ...]:
@@ -135,11 +130,6 @@ def _spelt(expr: Expr) -> tuple[Expr, ...]:
         else:
             items.append(item)
     return tuple(items)
-
-
-@functools.lru_cache(maxsize=512)
-def _character(char: str) -> _Moves:
-    return _of_chars(Chars(single(ord(char))))
 
 
 def _of_chars(expr: Chars) -> _Moves:
@@ -160,10 +150,6 @@ def _union(first: _Moves, second: _Moves) -> _Moves:
     return tuple(a | b for a, b in zip(first, second, strict=True))
 
 
-def _common(first: _Moves, second: _Moves) -> _Moves:
-    return tuple(a & b for a, b in zip(first, second, strict=True))
-
-
 def _closure(once: _Moves) -> _Moves:
     moves = _STAY
     while (grown := _union(moves, _then(moves, once))) != moves:
@@ -175,35 +161,27 @@ _LARGEST_COUNT = 3
 _DEEPEST = 40
 
 
-class LexemeLoosener:
-    def __init__(self) -> None:
-        self._cache: dict[Expr, Expr] = {}
-
-    def loosened(self, expr: Expr) -> Expr:
-        """Return a superset with a small automaton."""
-        if expr not in self._cache:
-            found = self._compute(expr)
-            if found.depth > _DEEPEST:
-                sets = [x.set for x in every_expression([found]) if isinstance(x, Chars)]
-                found = star(Chars(CharSet.of(*(r for each in sets for r in each.ranges))))
-            self._cache[expr] = found
-        return self._cache[expr]
-
-    def _compute(self, expr: Expr) -> Expr:
-        if isinstance(expr, Text):
-            return literal(expr.text)
-        if isinstance(expr, Repeat):
-            high = expr.high if expr.high is not None and expr.high <= _LARGEST_COUNT else None
-            return repeat(self.loosened(expr.item), min(expr.low, _LARGEST_COUNT), high)
-        if isinstance(expr, Not):
-            return ALL
-        if isinstance(expr, Multiples):
-            return repeat(Chars(CharSet.chars("-") | DIGITS), 1, None)
-        return rebuilt(expr, map(self.loosened, expr.parts))
+def _loosened(expr: Expr, found: Mapping[Expr, Expr]) -> Expr:
+    """Return a superset with a small automaton. `found`: those of the parts."""
+    if isinstance(expr, Text):
+        return literal(expr.text)
+    if isinstance(expr, Not):
+        return ALL
+    if isinstance(expr, Multiples):
+        return repeat(Chars(CharSet.chars("-") | DIGITS), 1, None)
+    if isinstance(expr, Repeat):
+        high = expr.high if expr.high is not None and expr.high <= _LARGEST_COUNT else None
+        loose = repeat(found[expr.item], min(expr.low, _LARGEST_COUNT), high)
+    else:
+        loose = rebuilt(expr, [found[part] for part in expr.parts])
+    if loose.depth <= _DEEPEST:
+        return loose
+    sets = [x.set for x in every_expression([loose]) if isinstance(x, Chars)]
+    return star(Chars(CharSet.of(*(r for each in sets for r in each.ranges))))
 
 
 def _split(expr: Expr) -> tuple[list[str], Expr]:
-    """Return the alternatives that are one word each, and all others."""
+    """Return the alternatives that are one word each, and the others."""
     words = {x: _word(x) for x in (expr.items if isinstance(expr, Alt) else (expr,))}
     return [x for x in words.values() if x is not None], alt(*(x for x in words if words[x] is None))
 
@@ -224,11 +202,8 @@ MOST_WORK = 3_000
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
-    """Return the lexemes to break. Raises InvalidGrammar.
-
-    If some conflict when all are read everywhere, the lexemes of each place are compared, as far as the share
-    of the work goes.
-    """
+    """Return the lexemes to break. If some conflict when all are read everywhere, those of each place are
+    compared, as far as the share of the work goes."""
     leads = FirstBytes()
     first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
     follow = Following(plan.rules, plan.lexemes, first_bytes, work).result()
@@ -249,8 +224,7 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
 
 
 def conflicts_among(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
-    """Return the lexemes to break if all are read together, or None if the search is too large. `follow`:
-    bytes that may follow each."""
+    """Return the lexemes to break if all are read together, or None if the search is too large."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     if not any(follow[name] for name in lexemes):
         return set()
@@ -302,9 +276,11 @@ class _Search:
         self._groups: dict[Expr, _Group] = {}
         self._words: dict[str, list[str]] = {}
         self._step = functools.cache(self._find_step)
-        self._followers = functools.cache(self._find_followers)
+        self._followers: Callable[[State], int] = functools.cache(
+            lambda state: union(self._groups[group].follow for group, rest in state if rest.is_nullable)
+        )
         self._leads = FirstBytes()
-        self._loosener = LexemeLoosener()
+        self._loosened: dict[Expr, Expr] = {}
         self._found: set[str] = set()
         for name, expr in _shortened(lexemes, work).items():
             self._add(name, expr)
@@ -316,7 +292,9 @@ class _Search:
             self._words.setdefault(word, []).append(name)
         self._work.spend(6)
         if rest not in (NOTHING, EMPTY):
-            group = self._groups.setdefault(self._loosener.loosened(rest), _Group())
+            for part in parts_first([rest], self._loosened):
+                self._loosened[part] = _loosened(part, self._loosened)
+            group = self._groups.setdefault(self._loosened[rest], _Group())
             group.follow |= self._follow[name]
             group.members.append(name)
 
@@ -349,9 +327,6 @@ class _Search:
         found = tuple((group, rest) for group, rest in moved if rest != NOTHING)
         self._work.spend(4 + len(state) + 6 * (self._budget.spent("regex_work") - before))
         return found
-
-    def _find_followers(self, state: State) -> int:
-        return union(self._groups[group].follow for group, rest in state if rest.is_nullable)
 
     def _note(self, following: int, state: State) -> None:
         for group, rest in state if following else ():

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from openai_cpu_server.structured.languages.automaton import build_automaton, state_rules, to_expr
+from openai_cpu_server.structured.languages.automaton import (
+    PlainLanguages,
+    build_automaton,
+    state_rules,
+    to_expr,
+)
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ALL,
@@ -29,11 +34,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages
-from openai_cpu_server.structured.languages.rewriting import (
-    RuleProduct,
-    merged_ways,
-)
+from openai_cpu_server.structured.languages.rewriting import RuleProduct, merged_ways
 from openai_cpu_server.structured.lark.plan import Following, Work
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
 from openai_cpu_server.structured.options import Budget, Limits
@@ -43,7 +44,6 @@ _WHOLE = "whole."
 
 
 def lark_rules(text: str) -> Rules:
-    """Return the grammar of the matching texts. Raises InvalidGrammar, SchemaTooLarge."""
     read = read_lark(text)
     terminals = _Terminals(read)
     rules = dict(read.rules)
@@ -110,9 +110,7 @@ class _Terminals:
     def _restricted(self, language: Expr, forbidden: CharSet) -> Expr:
         parts = [negate(seq(Chars(forbidden), ALL))] if forbidden else []
         parts += [repeat(ANY_CHAR, 1, None)] if language.is_nullable else []
-        return self._written(both(language, *parts)) if parts else self._written(language)
-
-    def _written(self, language: Expr) -> Expr:
+        language = both(language, *parts)
         if self._plain.is_empty(language):
             return NOTHING
         simple = self._plain.simplified(language)
@@ -128,7 +126,6 @@ class _GreedyRules(RuleProduct[CharSet]):
     """A state is the set of characters that may not follow, because a terminal would read them."""
 
     def __init__(self, source: Rules, terminals: _Terminals) -> None:
-        """Expand the rules. Raises InvalidGrammar."""
         self._terminals = terminals
         bits = {name: 1 << number for number, name in enumerate(terminals.languages)}
 

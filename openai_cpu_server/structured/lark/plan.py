@@ -61,7 +61,7 @@ class Work:
         return max(self._allowed - self.spent, 0)
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises InvalidGrammar if the sum exceeds the limit."""
+        """Count steps. Raises InvalidGrammar for too many."""
         self.spent += steps
         if self.spent > self._allowed:
             message = f"too large, or too ambiguous: more than {self._allowed} steps to translate"
@@ -78,7 +78,7 @@ class Share(Work):
         self._whole = whole
 
     def spend(self, steps: int) -> None:
-        """Count steps of the share and of the whole. Raises TooMuch, InvalidGrammar."""
+        """Count steps. Raises TooMuch, InvalidGrammar."""
         self._whole.spend(steps)
         self.spent += steps
         if self.spent > self._allowed:
@@ -87,17 +87,15 @@ class Share(Work):
 
 DEEPEST_LEXEME = 300
 _MOST_PUT_IN = 30_000
-"""Nodes that inlining may make. After that, rules stay rules."""
+"""Nodes that inlining may make."""
 
 
 class RegularRules:
-    """`inlined`: rules that may be one lexeme each."""
-
     def __init__(self, rules: dict[str, Expr], work: Work) -> None:
         self._work = work
         self.inlined: dict[str, Expr] = {}
         self.of = functools.cache(self._of)
-        """Return None if it is not regular or too deep. Raises InvalidGrammar."""
+        """Return None if it is not regular or too deep."""
         self._num_put_in = 0
         for name in bottom_up(rules):
             found = None if is_list_item(name) else self.of(rules[name])
@@ -144,12 +142,9 @@ _DEEPEST_RULE = 16
 
 
 class LexemePlan:
-    """`rules` refer to `lexemes` by name."""
-
     def __init__(
         self, rules: dict[str, Expr], regular: RegularRules, whole: Callable[[Expr], bool], work: Work
     ) -> None:
-        """Plan these rules. Raises InvalidGrammar."""
         self._work = work
         self._source = dict(rules)
         self._regular = regular
@@ -158,7 +153,6 @@ class LexemePlan:
         self._cache: dict[Expr, Expr] = {}
         self.lexemes: dict[str, Expr] = {}
         self._parts: dict[str, Expr] = {}
-        """Rules of parts that would nest too deep."""
         self.rules: dict[str, Expr] = {ROOT: self._planned(Ref(ROOT))}
         if self.rules[ROOT] == Ref(ROOT):
             del self.rules[ROOT]
@@ -206,8 +200,7 @@ class LexemePlan:
         return type(expr)(tuple(map(self._planned, expr.items)))
 
     def _written_out(self, expr: Expr) -> Expr:
-        """Only lexemes can have intersections, so write one expression, or a rule for each state. Raises
-        InvalidGrammar."""
+        """Only lexemes can have intersections, so write one expression, or a rule for each state."""
         language = self._regular.of(expr)
         if language is None:
             raise InvalidGrammar(1, 1, "too large: a pattern is beside others in too many places")
@@ -241,7 +234,7 @@ _FACTOR = 4
 
 
 def check_symbols(plan: LexemePlan) -> None:
-    """Count the symbols that llguidance will make, at least. Raises SchemaTooLarge."""
+    """Count the symbols that llguidance will make, at least."""
     num_symbols = len(plan.lexemes) + len(plan.rules)
     for rule in plan.rules.values():
         stack = list(rule.parts if isinstance(rule, Alt) else (rule,))
@@ -299,11 +292,7 @@ def union(masks: Iterable[int]) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def lead_bytes(chars: CharSet) -> int:
-    return union(_of_range(low, high) for low, high in chars.ranges)
-
-
-def _of_range(low: int, high: int) -> int:
-    stretches = ((max(low, first), min(high, last)) for first, last in _LENGTHS)
+    stretches = ((max(low, first), min(high, last)) for low, high in chars.ranges for first, last in _LENGTHS)
     return union((2 << _lead(stop)) - (1 << _lead(start)) for start, stop in stretches if start <= stop)
 
 
@@ -389,16 +378,13 @@ class Following:
         return found
 
     def result(self) -> dict[str, int]:
-        """Return the bits of what may follow each terminal. Raises InvalidGrammar, also if the rules are too
-        ambiguous."""
         for name, expr in self._rules.items():
             self._spread(expr, 0, name)
         self._inherit()
         return {name: self._follow[name] for name in self._terminals}
 
     def _spread(self, expr: Expr, after: int, rule: str | None) -> None:
-        """`rule`: the rule that may end with this, or None if something else comes behind. Parts that are
-        shared are visited once."""
+        """`rule`: the rule that may end with this, or None if something else comes behind."""
         self._work.spend(1)
         if (expr, after, rule) in self._seen:
             return
@@ -499,7 +485,6 @@ class LexemePlaces:
         self._next = functools.cache(lambda number: self._reached([], [number]))
 
     def found(self) -> list[Place]:
-        """Return all places once. Raises InvalidGrammar."""
         start = self._reached(self._mentions.firsts[ROOT], [])
         seen, queue, found = {start}, [start], []
         for state in queue:
@@ -517,7 +502,8 @@ class LexemePlaces:
         place, targets = {}, set()
         for name in by_name:
             numbers = [n for other in self._alike(name, by_name) for n in by_name[other]]
-            target = self._behind(numbers)
+            target = frozenset[int]().union(*map(self._next, numbers))
+            self._work.spend(1 + len(target) // 4)
             place[name] = union(self._masks[self._mentions.names[number]] for number in target)
             targets.add(target)
         return place, targets
@@ -528,11 +514,6 @@ class LexemePlaces:
             others = [x for x in others if not isinstance(self._lexemes[x], Text)]
         self._work.spend(len(list(others)) // 4)
         return [name, *(x for x in others if x != name and self._masks[x] & self._masks[name])]
-
-    def _behind(self, numbers: list[int]) -> frozenset[int]:
-        found = frozenset[int]().union(*map(self._next, numbers))
-        self._work.spend(1 + len(found) // 4)
-        return found
 
     def _reached(self, expected: Iterable[int], read: Iterable[int]) -> frozenset[int]:
         mentions = self._mentions

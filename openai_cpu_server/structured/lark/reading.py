@@ -117,7 +117,6 @@ class LarkGrammar(msgspec.Struct, frozen=True):
 
 
 def read_lark(text: str) -> LarkGrammar:
-    """Parse a grammar. Raises InvalidGrammar."""
     if len(text) > MOST_CHARACTERS:
         raise InvalidGrammar(1, 1, f"more than {MOST_CHARACTERS} characters")
     return _Reader(list(_symbols(text))).grammar()

@@ -28,20 +28,9 @@ from openai_cpu_server.structured.languages.expr import (
     every_expression,
     parts_first,
 )
-from openai_cpu_server.structured.languages.rules import CYCLE_ADVICE, described, order, takes_long_texts
+from openai_cpu_server.structured.languages.rules import order, takes_long_texts, too_deep
+from openai_cpu_server.structured.lark import plan as planning
 from openai_cpu_server.structured.lark.conflicts import conflicting
-from openai_cpu_server.structured.lark.plan import (
-    FirstBytes,
-    LexemePlan,
-    RegularRules,
-    Share,
-    Work,
-    check_symbols,
-    is_character,
-    is_lexeme,
-    lead_of_char,
-    union,
-)
 from openai_cpu_server.structured.options import InvalidGrammar
 
 _SHORT = 12
@@ -143,20 +132,20 @@ def _character(code: int) -> str:
 _HEAD = "%llguidance {}\n\n"
 _HEAD_OF_LONG = '%llguidance {"no_forcing": true}\n\n'
 _LONG = 16_384
-"""Characters that a part of a grammar has at least. llguidance turns all that must come next into tokens each
-time that it looks, which takes seconds for a million characters: such a grammar is read token by token."""
+"""llguidance turns all that must come next into tokens each time that it looks, which takes seconds for a
+million characters. A grammar with such a part is read token by token."""
 _START = "start"
 _NEVER = "NEVER"
 
 
 class _Writer:
-    def __init__(self, plan: LexemePlan, renumbered: Callable[[int], int]) -> None:
+    def __init__(self, plan: planning.LexemePlan, renumbered: Callable[[int], int]) -> None:
         self._renumbered = renumbered
         self._lexemes = plan.lexemes
-        self._names = {name: f"L{name[1:]}" for name in plan.lexemes}
+        self.names = {name: f"L{name[1:]}" for name in plan.lexemes}
         self._taken: set[str] = {_START}
         for name in plan.rules:
-            self._names[name] = _START if name == ROOT else self._fresh(name)
+            self.names[name] = _START if name == ROOT else self._fresh(name)
 
     def _fresh(self, name: str) -> str:
         stem = "r_" + re.sub(r"[^a-z0-9]", "_", name.lower())
@@ -164,15 +153,12 @@ class _Writer:
         self._taken.add(fresh)
         return fresh
 
-    def name(self, rule: str) -> str:
-        return self._names[rule]
-
     def head(self, rule: str) -> str:
-        return self._names[rule] + (f'[{CAPTURE}{rule}"]' if is_list_item(rule) else "")
+        return self.names[rule] + (f'[{CAPTURE}{rule}"]' if is_list_item(rule) else "")
 
     def terminals(self) -> list[tuple[str, Expr]]:
         inline = (Text, Token, Multiples)
-        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
+        return [(self.names[n], x) for n, x in self._lexemes.items() if not isinstance(x, inline)]
 
     def shown(self, expr: Expr) -> str:
         if isinstance(expr, Ref):
@@ -189,41 +175,34 @@ class _Writer:
         return f"({self.shown(expr)})" if isinstance(expr, (Alt, Seq)) else self.shown(expr)
 
     def _reference(self, name: str) -> str:
-        expr = self._lexemes.get(name) if is_lexeme(name) else None
+        expr = self._lexemes.get(name) if planning.is_lexeme(name) else None
         if isinstance(expr, Token):
             return f"<[{self._renumbered(expr.number)}]>"
         if isinstance(expr, Multiples):
             bounds = {"minimum": expr.low, "maximum": expr.high}
             schema = {k: v for k, v in bounds.items() if v is not None}
             return "%json " + json.dumps({"type": "integer", "multipleOf": expr.step, **schema})
-        return json.dumps(expr.text) if isinstance(expr, Text) else self._names[name]
+        return json.dumps(expr.text) if isinstance(expr, Text) else self.names[name]
 
 
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
 _MOST_TO_CONFIRM = 6_000
-"""Beyond that all lexemes count as read everywhere."""
 _MOST_TRIED = 20
 _CHARACTERS_PER_STEP = 6
 
 
 class Translation:
-    """Plan that can be written for any vocabulary."""
-
-    def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
-        """Plan the lexemes. Raises InvalidGrammar, SchemaTooLarge.
-
-        `num_read`: characters that were read for it, which count as work.
-        """
-        work = work or Work()
+    def __init__(self, rules: Rules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
+        """Plan the lexemes. `num_read`: characters that were read for it, which count as work."""
+        work = work or planning.Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
         self.share = work.share
-        check_symbols(self._plan)
-        found = order(self._plan.rules, ROOT)
-        if found.deepest:
-            raise InvalidGrammar(1, 1, f"{described(found.deepest)}; {CYCLE_ADVICE}")
-        self._first = found.first
+        planning.check_symbols(self._plan)
+        self._first, deepest = order(self._plan.rules, ROOT)
+        if deepest:
+            raise InvalidGrammar(1, 1, too_deep(deepest))
         self._head = _HEAD_OF_LONG if takes_long_texts(rules, _LONG) else _HEAD
 
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
@@ -233,7 +212,7 @@ class Translation:
         lines += _Terminals(writer.terminals()).lines()
         if self._first:
             # The root names them in an alternative that no text can take, because they are compiled first.
-            ordered = " ".join(map(writer.name, self._first))
+            ordered = " ".join(writer.names[name] for name in self._first)
             lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
             lines += _Terminals([(_NEVER, Chars(~ANY))]).lines()
         return self._head + "\n".join(lines) + "\n"
@@ -259,23 +238,23 @@ def numbered_from(first: int) -> Callable[[int], int]:
     return lambda token: numbers.setdefault(token, first + len(numbers))
 
 
-def _plan(rules: Rules, work: Work) -> LexemePlan:
+def _plan(rules: Rules, work: planning.Work) -> planning.LexemePlan:
     """Make lexemes as large as possible, and break those that conflict, at last into single characters."""
-    regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
+    regular, share = planning.RegularRules(rules, work), planning.Share(work, _MOST_TO_CONFIRM)
     items = {regular.of(rules[name]) for name in rules if is_list_item(name)}
-    leads = union(map(lead_of_char, "-0123456789"))
-    numbers = {x for x in items if x is not None and FirstBytes().mask(x) & leads}
+    leads = planning.union(map(planning.lead_of_char, "-0123456789"))
+    numbers = {x for x in items if x is not None and planning.FirstBytes().mask(x) & leads}
     """Numbers of lists whose items differ. In parts, each beginning of one would count as an item."""
     broken: set[Expr] = set()
     for number in range(_ROUNDS):
-        plan = LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
+        plan = planning.LexemePlan(rules, regular, lambda x: x not in broken or x in numbers, work)
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
             return plan
         if number >= _GENTLE_ROUNDS:
-            found = [expr for expr in every_expression(found) if not is_character(expr)]
+            found = [expr for expr in every_expression(found) if not planning.is_character(expr)]
         broken.update(found)
-    plan = LexemePlan(rules, regular, lambda x: is_character(x) or x in numbers, work)
+    plan = planning.LexemePlan(rules, regular, lambda x: planning.is_character(x) or x in numbers, work)
     if numbers and conflicting(plan, work, share):
         raise InvalidGrammar(
             1, 1, "too ambiguous: numbers of a list with 'uniqueItems' are beside other numbers"

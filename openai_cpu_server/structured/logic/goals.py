@@ -10,20 +10,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from openai_cpu_server.structured.logic.truths import (
-    STAYS_NEGATED,
-    MarkedObject,
-    MarkReader,
-    PlainTruths,
-    Signed,
-    complement,
-    none_of_all,
-)
+from openai_cpu_server.structured.logic import truths
 from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, Node, NodeTable
+from openai_cpu_server.structured.schema.nodes import TRUE, JsonKind, Node, NodeTable
 
-Goal = tuple[Signed, ...]
+Goal = tuple[truths.Signed, ...]
 Order = tuple[int, ...]
 _DEEP = 24
 _MOST_COMPARED = 60
@@ -63,10 +55,10 @@ class _State(msgspec.Struct):
     queue: list[_Item] = msgspec.field(default_factory=list)
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
-    visits: set[Signed] = msgspec.field(default_factory=set)
-    stated: set[Signed] = msgspec.field(default_factory=set)
+    visits: set[truths.Signed] = msgspec.field(default_factory=set)
+    stated: set[truths.Signed] = msgspec.field(default_factory=set)
     """Nodes that were read, by meaning: the same set where all equal nodes are one."""
-    marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
+    marked: truths.MarkedObject = msgspec.field(default_factory=truths.MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:
         facts, choices = list(self.facts), list(self.choices)
@@ -74,14 +66,10 @@ class _State(msgspec.Struct):
         stated = visits if self.stated is self.visits else set(self.stated)
         return _State(self.kind, self.meaning, list(items), facts, choices, visits, stated, marked)
 
-    def read_item(self, item: _Item) -> None:
-        self.visits.add((item.number, item.is_true))
-        self.stated.add((self.meaning(item.number), item.is_true))
-
     def is_stated(self, number: int, is_true: bool) -> bool:
         return (self.meaning(number), is_true) in self.stated
 
-    def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
+    def next_choice(self, marks: truths.MarkReader) -> list[list[_Item]] | None:
         while self.choices:
             choice = self.choices.pop(0)
             options = choice.options
@@ -91,13 +79,12 @@ class _State(msgspec.Struct):
                 return [o for o in options if not any(self.is_stated(x.number, not x.is_true) for x in o)]
         return None
 
-    def _holds(self, item: _Item, marks: MarkReader) -> bool:
+    def _holds(self, item: _Item, marks: truths.MarkReader) -> bool:
         is_stated = self.is_stated(item.number, item.is_true)
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
 def limits_of(branch: Branch) -> tuple[int, int | None]:
-    """Return the least and the greatest size, or None for no limit."""
     found = [f.node for f in branch if isinstance(f.node, nodes.Size)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
@@ -108,8 +95,7 @@ def join(*goals: Goal) -> Goal:
 
 
 class Goals:
-    """`look_up` returns the node of a reference, `is_possible` returns True if a branch has values, `expand`
-    rewrites an `Unevaluated` with other nodes."""
+    """`look_up` returns the node of a reference, `expand` rewrites an `Unevaluated` with other nodes."""
 
     def __init__(
         self,
@@ -122,8 +108,8 @@ class Goals:
         self._look_up = look_up
         self._budget = budget
         self._report = report
-        self._marks = MarkReader(table, look_up)
-        self._truths = PlainTruths(table, look_up)
+        self._marks = truths.MarkReader(table, look_up)
+        self._truths = truths.PlainTruths(table, look_up)
         self.branches = functools.cache(self._find_branches)
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._possible_anywhere: dict[Goal, bool] = {}
@@ -166,7 +152,7 @@ class Goals:
         return self.table.place(goal[0][0])[0] if goal else ""
 
     def refuse(self, numbers: Iterable[int], reason: str) -> None:
-        """Report nodes that cannot be enforced. Raises UnsupportedSchema."""
+        """Report nodes that cannot be enforced."""
         for number in numbers:
             self._report.refuse(*self.table.place(number), reason)
 
@@ -211,12 +197,12 @@ class Goals:
                 waiting += [(state, option) for option in reversed(choice)]
 
     def _settle(self, state: _State) -> bool:
-        """False on a contradiction."""
         while state.queue:
             item = state.queue.pop(0)
             if (item.number, item.is_true) in state.visits and not item.trail:
                 continue
-            state.read_item(item)
+            state.visits.add((item.number, item.is_true))
+            state.stated.add((state.meaning(item.number), item.is_true))
             if self._step(item, state) is False:
                 return False
         return True
@@ -261,17 +247,19 @@ class Goals:
             state.queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
         with self.table.standing_for(item.number):
-            signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
+            signed = [(x, True) for x in node.items]
+            if not item.is_true:
+                signed = truths.none_of_all(node.items, self.table)
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
         return self._choose(options, state)
 
     def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
         open_options = []
         for option in options:
-            truths = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
-            if all(t is True for t in truths):
+            found = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
+            if all(t is True for t in found):
                 return None
-            if not any(t is False for t in truths):
+            if not any(t is False for t in found):
                 open_options.append(option)
         if not open_options:
             return False
@@ -299,7 +287,6 @@ class Goals:
         return options
 
     def may_meet(self, one: int, other: int, kind: JsonKind) -> bool:
-        """Return False only if plainly no value of the type fits both nodes."""
         if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
         return kind is not JsonKind.OBJECT or not self._marks.tell_apart(one, other)
@@ -317,22 +304,20 @@ class Goals:
         if isinstance(node, nodes.Types):
             state.facts.append((item.order, Fact(nodes.Integer(), item.is_true, item.number)))
             return None
-        if not item.is_true and not isinstance(node, STAYS_NEGATED):
+        if not item.is_true and not isinstance(node, truths.STAYS_NEGATED):
             state.queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
             return None
         state.facts.append((item.order, Fact(node, item.is_true, item.number)))
-        return None if self._fits_marks(node, state.marked) else False
-
-    def _fits_marks(self, node: Node, marked: MarkedObject) -> bool:
+        fits = True
         if isinstance(node, nodes.Required):
-            return marked.require(node.names)
-        if isinstance(node, nodes.Properties):
-            return all(marked.add(mark) for mark in self._marks.said_by(node))
-        return True
+            fits = state.marked.require(node.names)
+        elif isinstance(node, nodes.Properties):
+            fits = all(state.marked.add(mark) for mark in self._marks.said_by(node))
+        return None if fits else False
 
     def _complement(self, number: int, node: Node) -> int:
         with self.table.standing_for(number):
-            found = complement(node, self.table)
+            found = truths.complement(node, self.table)
         if found is None:
             self.refuse([number], "cannot be negated by a grammar")
             return TRUE
@@ -344,4 +329,3 @@ def _tells_names(fact: Fact) -> bool:
 
 
 ANYTHING: Goal = ()
-NOTHING: Goal = ((FALSE, True),)

@@ -110,7 +110,6 @@ STAYS_NEGATED = (nodes.Pattern, nodes.Format, nodes.Integer, nodes.MultipleOf, n
 
 
 def complement(node: Node, table: NodeTable) -> int | None:
-    """Return None if no grammar can express it."""
     if isinstance(node, nodes.Limit):
         return table.add(nodes.Limit(Bound(node.bound.value, not node.bound.is_open), not node.is_upper))
     if isinstance(node, (nodes.Size, nodes.Contains)):
@@ -138,8 +137,7 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
     """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
-    "present, but wrong" become one alternative, "wrong if present", because otherwise every negation would
-    double the alternatives."""
+    "present, but wrong" become one alternative, because every negation would double the alternatives."""
     described = next((x for x in items if isinstance(table[x], nodes.Properties)), None)
     required = next((x for x in items if isinstance(table[x], nodes.Required)), None)
     if described is None or required is None:
@@ -218,12 +216,10 @@ class MarkedObject(msgspec.Struct):
         return MarkedObject(set(self._required), dict(self._marks))
 
     def require(self, names: tuple[str, ...]) -> bool:
-        """False if one of them has no value left."""
         self._required.update(names)
         return all(self._is_possible(n) for n in names)
 
     def add(self, mark: PropertyMark) -> bool:
-        """False if the property is required and has no value left."""
         before = self._marks.get(mark.name)
         if before is not None:
             listed = _common(before.listed, mark.listed)
@@ -258,12 +254,10 @@ class MarkReader:
         return tuple(m for m in marks if m.listed is not None or m.unlisted)
 
     def tell_apart(self, one: int, other: int) -> bool:
-        """Return True only if surely no object fits both nodes."""
         ours, theirs = self._of(one), self._of(other)
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
     def imply(self, marked: MarkedObject, number: int) -> bool:
-        """Return True only if surely every object with these marks fits."""
         node = self._table[number]
         if isinstance(node, nodes.Required):
             return marked.must_have(node.names)

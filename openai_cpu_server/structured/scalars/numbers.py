@@ -18,6 +18,7 @@ from openai_cpu_server.structured.languages.expr import (
     Residue,
     alt,
     both,
+    bounded,
     literal,
     negate,
     optional,
@@ -25,12 +26,11 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
     star,
 )
-from openai_cpu_server.structured.languages.lengths import bounded
 
 _MOST_DIGITS = 20
 """Enough for 64 bits and for doubles. A model may write digits without end, and truncated JSON is invalid."""
 MOST_BOUND_DIGITS = 40
-"""Digits of a bound, before its point or behind it, that are checked one by one."""
+"""Digits of a bound on each side of its point that are checked one by one."""
 DIGIT = Chars(DIGITS)
 NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
@@ -64,8 +64,6 @@ def _naturals(low: int, high: int | None) -> Expr:
 
 
 class Digits(msgspec.Struct, frozen=True):
-    """Characters of each digit, 0 first."""
-
     characters: tuple[CharSet, ...]
 
     def between(self, first: int, last: int) -> Expr:
@@ -73,7 +71,6 @@ class Digits(msgspec.Struct, frozen=True):
         return Chars(CharSet.of(*(each for chars in sets for each in chars.ranges)))
 
     def numbers(self, low: int, high: int, length: int) -> Expr:
-        """Return numbers of so many digits."""
         if length == 0:
             return EMPTY
         unit = len(self.characters) ** (length - 1)
@@ -104,8 +101,6 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Decimals(msgspec.Struct, frozen=True):
-    """Numbers without an exponent, so that bounds can be checked."""
-
     whole_digits: int = _MOST_DIGITS
     fraction_digits: int = _MOST_DIGITS
 

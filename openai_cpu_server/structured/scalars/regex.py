@@ -32,15 +32,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.options import InvalidPattern, Limits
-from openai_cpu_server.structured.scalars.regex_parser import (
-    ASSERTIONS,
-    Ahead,
-    Anchor,
-    Behind,
-    Boundary,
-    RegexParser,
-    RustRegexParser,
-)
+from openai_cpu_server.structured.scalars import regex_parser as syntax
 
 _MOST_COPIES = 12
 """Rounds with look-around that are written out."""
@@ -61,7 +53,7 @@ def plain(tree: Expr) -> Expr:
 
 
 def _is_plain(tree: Expr) -> bool:
-    return not any(isinstance(x, (Anchor, *ASSERTIONS)) for x in every_expression([tree]))
+    return not any(isinstance(x, (syntax.Anchor, *syntax.ASSERTIONS)) for x in every_expression([tree]))
 
 
 def _joined(items: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -82,12 +74,11 @@ class AssertionReader:
         self._num_steps = 0
         self._depth = 0
         parts = every_expression([tree])
-        self._has_assertions = any(isinstance(x, ASSERTIONS) for x in parts)
-        edges = [WORD] if any(isinstance(x, Boundary) for x in parts) else []
-        self._classes = partition([*edges, *(x.set for x in parts if isinstance(x, Behind))])
+        self._has_assertions = any(isinstance(x, syntax.ASSERTIONS) for x in parts)
+        edges = [WORD] if any(isinstance(x, syntax.Boundary) for x in parts) else []
+        self._classes = partition([*edges, *(x.set for x in parts if isinstance(x, syntax.Behind))])
 
     def searched(self) -> Expr:
-        """Return the strings that contain a match. Raises InvalidPattern."""
 
         def follow(before: int) -> Expr:
             return ALL
@@ -105,7 +96,6 @@ class AssertionReader:
         return alt(at_start, *rest)
 
     def matched(self) -> Expr:
-        """Return the strings that match as a whole. Raises InvalidPattern."""
         return self._read(self._tree, _START, lambda before: EMPTY)
 
     def _read(self, tree: Expr, before: int, follow: _Follow) -> Expr:
@@ -120,11 +110,11 @@ class AssertionReader:
         return found
 
     def _dispatched(self, tree: Expr, before: int, follow: _Follow) -> Expr:
-        if isinstance(tree, Anchor):
+        if isinstance(tree, syntax.Anchor):
             if tree.is_start:
                 return follow(before) if before == _START else NOTHING
             return EMPTY if follow(before).is_nullable else NOTHING
-        if isinstance(tree, ASSERTIONS):
+        if isinstance(tree, syntax.ASSERTIONS):
             return both(follow(before), self._asserted(tree, before))
         if isinstance(tree, Chars):
             parts: dict[Expr, list[CharSet]] = {}
@@ -139,11 +129,11 @@ class AssertionReader:
         assert isinstance(tree, Repeat), tree
         return self._plainly(tree, before, follow) if _is_plain(tree) else self._rounds(tree, before, follow)
 
-    def _asserted(self, tree: Boundary | Ahead | Behind, before: int) -> Expr:
-        if isinstance(tree, Ahead):
+    def _asserted(self, tree: syntax.Boundary | syntax.Ahead | syntax.Behind, before: int) -> Expr:
+        if isinstance(tree, syntax.Ahead):
             found = self._read(tree.item, before, lambda _: ALL)
             return found if tree.is_wanted else negate(found)
-        if isinstance(tree, Behind):
+        if isinstance(tree, syntax.Behind):
             return ALL if self._is_in(tree.set, before) == tree.is_wanted else NOTHING
         word_follows = seq(Chars(WORD), ALL)
         wants_word = self._is_in(WORD, before) != tree.is_edge
@@ -165,7 +155,6 @@ class AssertionReader:
         return self._read(items[0], before, rest)
 
     def _plainly(self, tree: Repeat, before: int, follow: _Follow) -> Expr:
-        """Split by the last character if what follows depends on it."""
         language = plain(tree)
         ends: dict[Expr, list[CharSet]] = {}
         for i, chars in enumerate(self._classes):
@@ -204,7 +193,7 @@ def _alternatives(language: Expr) -> KeysView[Expr]:
 def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
     """Return the language of x and the set c of a round `(?!x)c`, or None."""
     match item:
-        case Seq((Ahead(tree, False), Chars(chars))) if _is_plain(tree):
+        case Seq((syntax.Ahead(tree, False), Chars(chars))) if _is_plain(tree):
             unwanted = plain(tree)
             return None if unwanted is NOTHING or unwanted.is_nullable else (unwanted, chars)
     return None
@@ -213,7 +202,7 @@ def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
 @functools.lru_cache(maxsize=32)
 def search_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that contain a match. Raises InvalidPattern."""
-    tree = RegexParser(pattern, limits).parse()
+    tree = syntax.RegexParser(pattern, limits).parse()
     if _is_plain(tree):
         return seq(ALL, plain(tree), ALL)
     return AssertionReader(pattern, tree).searched()
@@ -221,15 +210,14 @@ def search_language(pattern: str, limits: Limits) -> Expr:
 
 def full_language(pattern: str, limits: Limits) -> Expr:
     """Return the strings that match as a whole. Raises InvalidPattern."""
-    return _language_of(pattern, RegexParser(pattern, limits))
+    return _language_of(pattern, syntax.RegexParser(pattern, limits))
 
 
 def rust_language(pattern: str, limits: Limits, flags: str = "") -> Expr:
-    """Return the strings that match as a whole, in Rust's syntax. Raises InvalidPattern."""
-    return _language_of(pattern, RustRegexParser(pattern, limits, flags))
+    return _language_of(pattern, syntax.RustRegexParser(pattern, limits, flags))
 
 
-def _language_of(pattern: str, parser: RegexParser) -> Expr:
+def _language_of(pattern: str, parser: syntax.RegexParser) -> Expr:
     tree = parser.parse()
     return plain(tree) if _is_plain(tree) else AssertionReader(pattern, tree).matched()
 
@@ -322,10 +310,6 @@ _IPV4_NETWORK = (
 _IPV6_NETWORK = rf"(?:{_IPV6}(?:/128)?|(?:{_H16}:){{1,4}}:/64|::/0)"
 
 
-def _uuid(version: int) -> str:
-    return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
-
-
 def _base64(more: str, padding: str = "") -> str:
     """`padding`: "?" where it may be left out, as RFC 4648 allows in URLs."""
     char = rf"[A-Za-z0-9{more}]"
@@ -347,7 +331,10 @@ FORMATS = {
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
     # What pydantic's types call themselves.
-    **{f"uuid{version}": _uuid(version) for version in (1, 3, 4, 5, 6, 7, 8)},
+    **{
+        f"uuid{version}": rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
+        for version in (1, 3, 4, 5, 6, 7, 8)
+    },
     "ipv4interface": _IPV4_INTERFACE,
     "ipv4network": _IPV4_NETWORK,
     "ipv6interface": _IPV6_INTERFACE,

@@ -46,7 +46,7 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 @functools.lru_cache(maxsize=64)
 def unicode_property(name: str) -> CharSet | None:
-    """Return the set of a general category (`L`, `Lu`, `Letter`, `gc=Nd`), or None for scripts and others."""
+    """Return None for scripts and others. General categories are `L`, `Lu`, `Letter` or `gc=Nd`."""
     short = name.split("=")[-1] if name.startswith(("gc=", "General_Category=")) else name
     short = _POSIX_NAMES.get(short.lower(), short)
     if short not in {"L", "M", "N", "P", "S", "Z", "C"} and short not in _categories():
@@ -117,7 +117,6 @@ class RegexParser:
         return True
 
     def parse(self) -> Expr:
-        """Parse the pattern. Raises InvalidPattern."""
         if len(self._pattern) > self._limits.text:
             self._fail("the pattern is too long")
         tree = self._choice()
@@ -360,9 +359,8 @@ _POSIX = {
 
 
 class RustRegexParser(RegexParser):
-    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. `\d` and `\w` are ASCII only, and
-    their negations exclude all that any reader counts among them. Look-around is accepted, although Rust has
-    none."""
+    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. Negations of `\d` and `\w` exclude
+    all that any reader counts among them. Look-around is accepted, although Rust has none."""
 
     _has_empty_class = False
 

@@ -67,7 +67,7 @@ _DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _ROOT_URI = "urn:root"
 
 Scope = tuple[str, ...]
-"""Resources through which references led to a schema, outermost first. Empty without dynamic references."""
+"""Resources through which references led to a schema, outermost first."""
 Target = Union[str, bool]
 
 
@@ -172,14 +172,12 @@ class References:
         return [*found, _Library(self._root, DRAFT4)] if dialect is None and "id" in self._keys else found
 
     def entered(self, scope: Scope, pointer: str) -> Scope:
-        """Return the scope within the schema at a pointer."""
         if not self._is_dynamic:
             return ()
         uri = self._libraries[0].address(self._container(pointer))
         return scope if uri in scope else (*scope, uri)
 
     def find(self, reference: str, at: str) -> Target:
-        """Return the target of a `$ref` at the pointer `at`. Raises UnsupportedSchema."""
         for library in self._libraries:
             # Many documents count from their own root, wherever the reference stands.
             for base in dict.fromkeys((library.address(self._container(at)), library.root)):
@@ -194,7 +192,6 @@ class References:
         raise _dangling(at, "$ref", reference)
 
     def find_dynamic(self, keyword: str, reference: str, at: str, scope: Scope) -> Target:
-        """Return the target of a `$dynamicRef` or `$recursiveRef`. Raises UnsupportedSchema."""
         library = self._libraries[0]
         try:
             resolver = library.resolver(library.address(self._container(at)), scope)
@@ -213,7 +210,6 @@ class References:
         return self._containers.get(id(self.value(pointer)))
 
     def value(self, pointer: str) -> Json:
-        """Look up a pointer. Raises KeyError, IndexError, ValueError or TypeError."""
         value = self._root
         for part in pointer.split("/")[1:]:
             if isinstance(value, list) and part.isascii() and part.isdigit():

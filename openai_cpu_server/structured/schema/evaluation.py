@@ -71,8 +71,7 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
-        """Return the node that makes everything not evaluated fit `rest`. `place`: path and keyword for
-        errors."""
+        """Return the node that makes everything not evaluated fit `rest`."""
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
@@ -92,7 +91,7 @@ class Way(msgspec.Struct, frozen=True):
     seen: Evaluated = NOTHING_SEEN
 
     def join(self, other: Way) -> Way:
-        """Return the way in which both hold. A way that sees nothing needs no guard."""
+        """Return the way in which both hold. One that sees nothing needs no guard."""
         seen = self.seen.union(other.seen)
         return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
 
@@ -101,7 +100,6 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def guarded_ways(number: int, ways: list[Way]) -> list[Way]:
-    """Return the ways of a schema that may not hold, which its node guards."""
     if number == FALSE:
         return []
     guard = Way() if number == TRUE else Way((number,), NOTHING_SEEN)
@@ -127,8 +125,7 @@ def _check(num_ways: int) -> None:
 
 @dataclass(eq=False)
 class Evaluation:
-    """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope,
-    `may_meet` returns True if a value of a type may fit two nodes."""
+    """`reader` reads schemas in a dynamic scope, `of_scope` returns the evaluation of another scope."""
 
     kind: JsonKind
     reader: Normaliser
@@ -148,26 +145,29 @@ class Evaluation:
         objects["dependentSchemas"] = self._dependent
         arrays = {**dict.fromkeys(("items", "prefixItems"), self._items)}
         if self.draft is not Draft.D2019:
-            arrays["contains"] = self._contains
+            arrays["contains"] = lambda schema, path: [
+                Way(seen=Evaluated(matching=(self.reader.at(f"{path}/contains"),)))
+            ]
         dynamic = "$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"
         return {
             **(objects if self.kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
             "anyOf": self._some_of,
-            "oneOf": self._one_of,
+            "oneOf": lambda schema, path: pruned_ways(
+                [way for place in self._places(schema, "oneOf", path) for way in self._guarded(place)]
+            ),
             "if": self._if,
             **{name: partial(self._reference, name) for name in ("$ref", dynamic)},
         }
 
     def beside(self, pointer: str) -> list[Way]:
-        """Return the ways without the schema's own `unevaluated...`. Raises TooManyWays."""
+        """Return the ways without the schema's own `unevaluated...`."""
         self.reader.at(pointer)
         schema = self.reader.references.value(pointer)
         assert isinstance(schema, dict)
         return self._in(schema, pointer)
 
     def ways(self, pointer: str) -> list[Way]:
-        """Return the ways of the schema at a pointer. Raises TooManyWays, Unknown."""
         entered = self.reader.references.entered(self.reader.scope, pointer)
         evaluation = self if entered == self.reader.scope else self.of_scope(entered)
         return evaluation.in_scope(pointer)
@@ -250,9 +250,6 @@ class Evaluation:
             items = schema.get("prefixItems")
         return [Way(seen=Evaluated(prefix=len(items) if isinstance(items, list) else 0))]
 
-    def _contains(self, schema: Schema, path: str) -> list[Way]:
-        return [Way(seen=Evaluated(matching=(self.reader.at(f"{path}/contains"),)))]
-
     # Schemas in place
 
     def _guarded(self, path: str) -> list[Way]:
@@ -268,9 +265,6 @@ class Evaluation:
         for others in [self.ways(place) for place in self._places(schema, "allOf", path)]:
             ways = self._both(ways, others)
         return ways
-
-    def _one_of(self, schema: Schema, path: str) -> list[Way]:
-        return pruned_ways([w for x in self._places(schema, "oneOf", path) for w in self._guarded(x)])
 
     def _if(self, schema: Schema, path: str) -> list[Way]:
         test, tested = self.reader.at(f"{path}/if"), self.ways(f"{path}/if")
@@ -297,7 +291,7 @@ class Evaluation:
 def without_unevaluated(
     of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
 ) -> int:
-    """Return an equivalent node without `Unevaluated`. Raises InvalidSchema, UnsupportedSchema."""
+    """Return an equivalent node without `Unevaluated`."""
     evaluation = of_scope(node.kind, node.scope)
     table, keyword = evaluation.reader.table, KEYWORDS[node.kind]
     place = (node.pointer, keyword)

@@ -89,10 +89,9 @@ class Properties(msgspec.Struct, frozen=True):
     named: tuple[tuple[str, int], ...]
     patterns: tuple[tuple[str, int], ...]
     rest: int
-    """For properties that are neither named nor match a pattern."""
     writes_rest: bool | None = None
-    """False: the schema declares names and does not mention others, so that none are written. True: it
-    allows others explicitly. None: it has no say."""
+    """False: names are declared and others not mentioned, so that none are written. True: others are allowed
+    explicitly."""
 
 
 class Required(msgspec.Struct, frozen=True):
@@ -141,8 +140,6 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Unevaluated(msgspec.Struct, frozen=True):
-    """Unevaluated properties or items fit the `unevaluated...` keyword of the schema at `pointer`."""
-
     pointer: str
     kind: JsonKind
     scope: tuple[str, ...] = ()

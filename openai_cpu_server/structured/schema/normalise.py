@@ -84,7 +84,6 @@ class SchemaReaders:
         self.root = self.of(self.references.entered((), ""))
 
     def at(self, reference: nodes.Reference) -> int:
-        """Return the reference's target. Raises InvalidSchema, UnsupportedSchema."""
         return self.of(reference.scope).at(reference.pointer)
 
 
@@ -132,14 +131,12 @@ class Normaliser:
         }
 
     def at(self, pointer: str) -> int:
-        """Return the node at a JSON pointer. Raises InvalidSchema, UnsupportedSchema."""
         if pointer not in self._by_pointer:
             self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
         return self._by_pointer[pointer]
 
     def needed(self, pointer: str) -> list[str]:
-        """Return the subschemas without which nothing fits a schema that was read before, apart from
-        values of other types."""
+        """Return the subschemas without which nothing fits, apart from values of other types."""
         schema = self.references.value(pointer)
         if not isinstance(schema, dict):
             return []
@@ -196,7 +193,6 @@ class Normaliser:
         return self.table.add(target, path, keyword)
 
     def target(self, keyword: str, address: str, path: str) -> nodes.Reference | bool:
-        """Resolve a reference at this place. Raises UnsupportedSchema."""
         if keyword == "$ref":
             found = self.references.find(address, path)
         else:

@@ -13,18 +13,17 @@ from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, al
 from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import Punctuation
+from openai_cpu_server.structured.writing.notations import Punctuation
 
 
 class Need(msgspec.Struct, frozen=True):
-    """At least `low` and at most `high` items fit `item`. `high` None means no limit."""
+    """Number of items that must fit `item`. `high` None means no limit."""
 
     item: Goal
     without: Goal
     low: int
     high: int | None
     number: int
-    """Node of this need."""
 
 
 class ArrayShape(msgspec.Struct, frozen=True):
@@ -34,7 +33,6 @@ class ArrayShape(msgspec.Struct, frozen=True):
     high: int | None
     needs: tuple[Need, ...]
     unique: tuple[int, ...]
-    """Nodes that require unique items."""
 
     def item(self, index: int) -> Goal:
         return self.prefix[index] if index < len(self.prefix) else self.rest
@@ -142,7 +140,7 @@ class ArrayRules:
     # Items that must be there
 
     def _counted(self, shape: ArrayShape, hint: str) -> Expr:
-        """Make a rule for each place and count of each need. Counting stops where it no longer matters."""
+        """Counting stops where it no longer matters."""
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
         needed = (shape.low, *(need.low for need in shape.needs))
 
@@ -187,8 +185,7 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Write the items as rules by whose names the engine compares them: it forbids what leads to an item
-        that the list has already."""
+        """Write the items as rules by whose names the engine compares them."""
         item = None if shape.prefix or shape.needs else self.distinct(shape.rest, hint)
         if item is None:
             return None
@@ -217,7 +214,7 @@ class ArrayRules:
         return self.grammar.by_moves(f"{hint}-set", 0, moves)
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Make a rule for each value and count, with the values in the order of the list."""
+        """Make a rule for each value and count."""
         is_limited = most < len(values)
         cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough
         row = [EMPTY if count >= low else NOTHING for count in range(cap + 1)]
@@ -231,8 +228,8 @@ class ArrayRules:
 
 
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
-    """New count None: the item may not meet the need. Without an upper limit the count may ignore items,
-    and stops once it is high enough."""
+    """New count None: the item may not meet the need. Without an upper limit the count stops once it is high
+    enough."""
     if is_hit:
         most = need.low if need.high is None else need.high
         return need.item, count + 1 if count < most else None

@@ -28,7 +28,7 @@ from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import TRUE
 from openai_cpu_server.structured.values.scalars import ScalarLexemes, StringLanguages
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import Punctuation, plain_text
+from openai_cpu_server.structured.writing.notations import Punctuation, plain_text
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class ObjectShape(msgspec.Struct, frozen=True):
     low: int
     high: int | None
     is_order_meant: bool
-    """False if a program has sorted the members: by name, while `required` has another order."""
+    """False if a program has sorted the members by name."""
     required: tuple[str, ...]
     witness: tuple[Others, ...] = ()
     """Kinds of which one more property must be present, or ()."""
@@ -66,9 +66,8 @@ class ObjectShape(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, others=declared) if is_enough else self
 
 
-class _Class(msgspec.Struct, frozen=True):
-    names: Expr
-    matched: frozenset[str]
+_Class = tuple[Expr, frozenset[str]]
+"""Language of names, and the patterns that all of them match."""
 
 
 class ObjectShapes:
@@ -150,25 +149,28 @@ class ObjectShapes:
         # A pattern that allows what is allowed anyway does not separate names.
         telling = (p for f in facts for p, v in f.patterns if is_closed or not v == f.rest == TRUE)
         patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
-        classes = [_Class(language, frozenset())]
+        classes: list[_Class] = [(language, frozenset())]
         for pattern in patterns:
-            classes = [part for each in classes for part in self._split(each, pattern, names)]
+            classes = [part for each in classes for part in self._split(*each, pattern, names)]
         found: dict[tuple[Goal, bool], list[Expr]] = {}
-        for each in classes:
-            goal = join(*(_class_value(each, fact) for fact in facts))
+        for own_names, matched in classes:
+            values = [tuple((v, True) for p, v in fact.patterns if p in matched) for fact in facts]
+            goal = join(*(own or ((fact.rest, True),) for own, fact in zip(values, facts, strict=True)))
             if self._goals.satisfiable(goal):
-                is_declared = not is_closed or bool(each.matched)
-                found.setdefault((goal, is_declared), []).append(each.names)
+                is_declared = not is_closed or bool(matched)
+                found.setdefault((goal, is_declared), []).append(own_names)
         return [
             Others(ALL if ALL in languages else alt(*languages), goal, is_declared)
             for (goal, is_declared), languages in found.items()
         ]
 
-    def _split(self, outer: _Class, pattern: str, names: list[str]) -> list[_Class]:
-        language = self._strings.pattern(pattern)
-        inside = _Class(both(outer.names, language), outer.matched | {pattern})
-        outside = _Class(both(outer.names, negate(language)), outer.matched)
-        return [c for c in (inside, outside) if self._has_names(c.names, names)]
+    def _split(
+        self, language: Expr, matched: frozenset[str], pattern: str, listed: list[str]
+    ) -> list[_Class]:
+        inner = self._strings.pattern(pattern)
+        inside, outside = both(language, inner), both(language, negate(inner))
+        classes = [(inside, matched | {pattern}), (outside, matched)]
+        return [each for each in classes if self._has_names(each[0], listed)]
 
     def _has_names(self, language: Expr, listed: list[str]) -> bool:
         beside = both(language, negate(any_of(listed))) if 0 < len(listed) < 8 else language
@@ -203,11 +205,6 @@ class ObjectShapes:
         return both(*(negate(k) for k in languages))
 
 
-def _class_value(name_class: _Class, fact: nodes.Properties) -> Goal:
-    matched = tuple((v, True) for p, v in fact.patterns if p in name_class.matched)
-    return matched or ((fact.rest, True),)
-
-
 _FREELY_ORDERED = 5
 """Most properties in any order, because each subset of them is a rule."""
 
@@ -227,8 +224,6 @@ class ObjectRules:
         return seq(self.marks.open_object, content, self.marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
-        """Add the order of `required` if an author did not choose the order of the schema, or any order is
-        allowed."""
         if self.order is PropertyOrder.SCHEMA and shape.is_order_meant:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
@@ -339,11 +334,8 @@ class _Body:
         return first if missing else alt(EMPTY, first)
 
     def _more(self, low: int, high: int | None) -> Expr:
-        return (
-            repeat(seq(self._objects.marks.comma, self._other), low, high)
-            if self._other != NOTHING
-            else EMPTY
-        )
+        others = seq(self._objects.marks.comma, self._other)
+        return EMPTY if self._other == NOTHING else repeat(others, low, high)
 
     def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
         """The witness is last, because the last of equal names counts."""
@@ -362,7 +354,6 @@ class _Body:
     # In any order
 
     def in_any_order(self) -> Expr:
-        """Make a rule for each set of members written so far."""
         texts = [text for _, text in self._members] + [self._other]
         later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.marks.comma, t)) for t in texts]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-from openai_cpu_server.structured.languages.automaton import Deriver
+from openai_cpu_server.structured.languages.automaton import Deriver, PlainLanguages
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     NOTHING,
@@ -22,26 +22,20 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     any_of,
     both,
+    bounded,
     every_expression,
     literal,
     negate,
     optional,
     seq,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages, bounded
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
-from openai_cpu_server.structured.scalars import numbers
-from openai_cpu_server.structured.scalars.regex import (
-    FORMATS,
-    FORMATS_BESIDE_PATTERNS,
-    full_language,
-    search_language,
-)
+from openai_cpu_server.structured.scalars import numbers, regex
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import JsonKind, Node
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
-from openai_cpu_server.structured.writing.json_text import JsonText, plain_text
+from openai_cpu_server.structured.writing.notations import JsonText, plain_text
 
 _MOST_LOOKED_AT = 8
 """Excluded names considered when checking if a language has any others."""
@@ -52,7 +46,7 @@ class StringLanguages:
         self._goals = goals
         self._report = report
         self._budget = budget
-        self.pattern = functools.cache(lambda pattern: search_language(pattern, budget.limits))
+        self.pattern = functools.cache(lambda pattern: regex.search_language(pattern, budget.limits))
         self.plain = PlainLanguages(budget)
         self._deriver = Deriver(budget)
 
@@ -73,7 +67,8 @@ class StringLanguages:
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
         low, high = limits_of(branch)
         parts = self._parts(branch)
-        return [x for x in common if self._fits(x, parts, low, high)]
+        sized = [x for x in common if len(x) >= low and (high is None or len(x) <= high)]
+        return [x for x in sized if all(self.matches(part, x) for part in parts)]
 
     def _without_clashes(self, branch: Branch) -> Branch:
         """Formats give way to other facts, because a format is an annotation in the standard."""
@@ -90,32 +85,24 @@ class StringLanguages:
         return others
 
     def _parts(self, branch: Branch) -> list[Expr]:
-        skipped = [
-            f
-            for f in branch
-            if isinstance(f.node, nodes.Size) or (isinstance(f.node, nodes.Scalars) and f.is_true)
-        ]
         has_pattern = any(isinstance(f.node, nodes.Pattern) for f in branch)
-        formats = FORMATS_BESIDE_PATTERNS if has_pattern else FORMATS
-        return [self._part(f.node, f.is_true, formats) for f in branch if f not in skipped]
-
-    def _part(self, node: object, is_true: bool, formats: Mapping[str, str]) -> Expr:
-        if isinstance(node, nodes.Pattern):
-            found = self.pattern(node.pattern)
-        elif isinstance(node, nodes.Format):
-            found = _format_language(formats[node.name])
-        else:
-            assert isinstance(node, nodes.Scalars), node
-            found = any_of(node.strings)
-        return found if is_true else negate(found)
-
-    def _fits(self, text: str, parts: list[Expr], low: int, high: int | None) -> bool:
-        if len(text) < low or (high is not None and len(text) > high):
-            return False
-        return all(self.matches(part, text) for part in parts)
+        formats = regex.FORMATS_BESIDE_PATTERNS if has_pattern else regex.FORMATS
+        found = []
+        for fact in branch:
+            match fact.node:
+                case nodes.Pattern(pattern):
+                    language = self.pattern(pattern)
+                case nodes.Format(name):
+                    language = _format_language(formats[name])
+                case nodes.Scalars(strings=strings) if not fact.is_true:
+                    language = any_of(strings)
+                case _:
+                    assert isinstance(fact.node, (nodes.Size, nodes.Scalars)), fact.node
+                    continue
+            found.append(language if fact.is_true else negate(language))
+        return found
 
     def listed_of(self, goal: Goal) -> list[str] | None:
-        """Return None if they are not listed."""
         branches = self._goals.branches(goal, JsonKind.STRING)
         if not all(any(isinstance(f.node, nodes.Scalars) and f.is_true for f in b) for b in branches):
             return None
@@ -129,14 +116,13 @@ class StringLanguages:
         return ALL if ALL in languages else alt(*languages)
 
 
-@functools.lru_cache(maxsize=len(FORMATS))
+@functools.lru_cache(maxsize=len(regex.FORMATS))
 def _format_language(pattern: str) -> Expr:
-    return full_language(pattern, Limits())
+    return regex.full_language(pattern, Limits())
 
 
 class ScalarLexemes:
     def __init__(self, grammar: GrammarBuilder, strings: StringLanguages, texts: JsonText) -> None:
-        """`texts`: spelling of strings, or of names."""
         self.grammar = grammar
         self.text = texts
         self._strings = strings
@@ -169,7 +155,6 @@ _MANY_TEXTS = 8
 
 
 def _without_texts(language: Expr) -> tuple[Expr, list[str]]:
-    """Split off many texts that are excluded one by one."""
     rest: list[Expr] = []
     excluded: list[str] = []
     for item in language.items if isinstance(language, And) else (language,):
@@ -191,8 +176,7 @@ _MOST_REMAINDERS = 4_096
 """Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
 _LEAST_BOUND = _LEAST_INT + 1024
-"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits; then the
-greatest integer is exact."""
+"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits."""
 _MOST_DISTANT = 10**18
 """llguidance takes no range that begins farther from zero."""
 _NOT_NEGATIVE = nodes.Limit(numbers.Bound(Decimal(0), is_open=False), is_upper=False)
@@ -204,8 +188,7 @@ class NumberLanguages:
         self._goals = goals
 
     def language(self, branch: Branch) -> Expr:
-        """Return the texts of the numbers that fit. Where facts are checked digit by digit, only small
-        numbers have an exponent."""
+        """Only small numbers have an exponent where facts are checked digit by digit."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
@@ -223,12 +206,13 @@ class NumberLanguages:
             return alt(*(literal(str(x)) for x in listed))
         decimals = _decimals(near)
         plain = [self._part(f, decimals) for f in near if not isinstance(f.node, nodes.Integer)]
-        if not near or not _is_range(near):
+        is_range = all(isinstance(f.node, nodes.Limit) for f in near)
+        if not near or not is_range:
             plain.append(_base(near, *_widths(plain, decimals)))
-        return alt(both(*plain), _small(near))
+        return alt(both(*plain), _small(near) if is_range else NOTHING)
 
     def _within_digits(self, branch: Branch) -> Branch:
-        """Return the facts without bounds that no written number reaches. Refuse those that none fits."""
+        """Leave out bounds that no written number reaches. Refuse those that none fits."""
         most = numbers.MOST_BOUND_DIGITS
         far = [f for f in branch if isinstance(f.node, nodes.Limit) and f.node.bound.value.adjusted() >= most]
         near = tuple(f for f in branch if f not in far)
@@ -302,8 +286,8 @@ class NumberLanguages:
 
 
 def _exact_bound(greatest: int, step: int) -> int:
-    """Return a bound of the multiples up to `greatest` that is exact as a double, or the greatest integer.
-    Some multiples may be above it."""
+    """Return a bound of the multiples up to `greatest` that is exact as a double. Some multiples may be above
+    it."""
     bound = greatest + step - 1
     if bound >= _GREATEST_INT:
         return _GREATEST_INT
@@ -353,13 +337,7 @@ def _decimals(branch: Branch) -> numbers.Decimals:
     return numbers.Decimals(max(whole, least.whole_digits), max(fraction, least.fraction_digits))
 
 
-def _is_range(branch: Branch) -> bool:
-    return all(isinstance(f.node, nodes.Limit) for f in branch)
-
-
 def _small(branch: Branch) -> Expr:
-    if not _is_range(branch):
-        return NOTHING
     lows, highs = _bounds(branch)
     low = max((bound.value for bound in lows), default=Decimal(-1))
     high = min((bound.value for bound in highs), default=Decimal(1))
@@ -426,21 +404,18 @@ def _widths(parts: list[Expr], decimals: numbers.Decimals) -> tuple[Expr, Expr]:
 
 
 def _holds(fact: Fact, value: Decimal) -> bool:
-    return _is_so(fact, value) == fact.is_true
-
-
-def _is_so(fact: Fact, value: Decimal) -> bool:
     node = fact.node
     if isinstance(node, nodes.Limit):
-        if value == node.bound.value:
-            return not node.bound.is_open
-        return (value < node.bound.value) == node.is_upper
-    if isinstance(node, nodes.MultipleOf):
-        return Fraction(value) % Fraction(node.step) == 0
-    if isinstance(node, nodes.Scalars):
-        return value in node.numbers
-    assert isinstance(node, nodes.Integer), node
-    return value == value.to_integral_value()
+        bound = node.bound
+        fits = not bound.is_open if value == bound.value else (value < bound.value) == node.is_upper
+    elif isinstance(node, nodes.MultipleOf):
+        fits = Fraction(value) % Fraction(node.step) == 0
+    elif isinstance(node, nodes.Scalars):
+        fits = value in node.numbers
+    else:
+        assert isinstance(node, nodes.Integer), node
+        fits = value == value.to_integral_value()
+    return fits == fact.is_true
 
 
 def spelled(value: Decimal) -> Expr:

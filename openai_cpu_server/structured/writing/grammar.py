@@ -15,7 +15,7 @@ import msgspec
 
 from openai_cpu_server.contract.grammar import FIRST_ITEM, OTHER_ITEM, is_list_item
 from openai_cpu_server.structured.gbnf.parser import MOST_TIMES, parse_gbnf
-from openai_cpu_server.structured.languages.automaton import Automaton, state_rules
+from openai_cpu_server.structured.languages.automaton import Automaton, PlainLanguages, state_rules
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -40,7 +40,6 @@ from openai_cpu_server.structured.languages.expr import (
     rewritten,
     seq,
 )
-from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.languages.rules import order, users
 from openai_cpu_server.structured.options import Budget, InvalidSchema, Limits, SchemaTooLarge
 from openai_cpu_server.structured.scalars.numbers import multiples_between
@@ -90,7 +89,6 @@ class GrammarBuilder:
         return Ref(names[0])
 
     def by_language(self, language: Expr, hint: str, plain: PlainLanguages) -> Expr:
-        """Return a rule of one expression, or of states if that would be too long."""
         simple = plain.simplified(language)
         if simple is not None:
             return self.define(hint, simple)
@@ -126,15 +124,16 @@ class GrammarBuilder:
         return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
-        `path_of`: place of a rule in the schema."""
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches. `path_of`:
+        place of a rule in the schema."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
             raise InvalidSchema("", "no value can satisfy this schema")
         rules = _reachable(_merged(rules))
         most = self._budget.limits.levels
-        paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
+        _, deepest = order(rules, ROOT, most)
+        paths = [path for rule in deepest if (path := path_of(rule)) is not None]
         if paths:
             raise SchemaTooLarge("levels", most, paths[-1])
         found = _with_literals(rules)
@@ -171,7 +170,6 @@ def _joined(items: Iterable[Expr]) -> Iterator[Expr]:
 
 
 def text_length(rules: Rules) -> int:
-    """Return about how many characters the rules have as text."""
     lengths: dict[Expr, int] = {}
     for expr in parts_first(rules.values()):
         own = 3
@@ -289,8 +287,8 @@ _NO_RULE: RuleKey = ("", "")
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
-    """Return a grammar with the root `root`, GBNF that names the roots of parts by their keys, perhaps
-    with further rules on more lines. Raises InvalidGrammar, SchemaTooLarge."""
+    """Return a grammar with the root `root`: GBNF, perhaps of more lines, that names the roots of parts by
+    their keys. Raises InvalidGrammar, SchemaTooLarge."""
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", defined_names=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
@@ -325,12 +323,11 @@ def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
 
 
 _Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
-"""Name of the class, numbers of the parts, which stand before it, and the other fields."""
+"""Class, numbers of the parts, which stand before it, and other fields."""
 _decoder = msgspec.msgpack.Decoder(tuple[list[_Node], dict[str, int]])
 
 
 def packed_rules(rules: Rules) -> bytes:
-    """Return a grammar as bytes, for grammars of tool calls that contain the parameters of functions."""
     numbers: dict[Expr, int] = {}
     found: list[_Node] = []
     for expr in parts_first(rules.values()):
@@ -357,7 +354,7 @@ _MADE_OF: dict[str, Callable[..., Expr]] = {
     "Multiples": multiples_between,
     **{each.__name__: each for each in (Text, Ref, Token, Repeat, Not)},
 }
-"""Makers of expressions from their parts and other fields, by the name of the class."""
+"""Makers of expressions from their parts and other fields."""
 
 
 def unpacked_rules(data: bytes) -> Rules:
