@@ -4,21 +4,23 @@ into error paths, from which `parse` removes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Annotated, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     JsonValue,
     PlainValidator,
     Tag,
     ValidationInfo,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
 from openai_cpu_server.api.generation.sampling import Samplers
@@ -48,13 +50,77 @@ def _or_no_limit(value: object, info: ValidationInfo) -> object:
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
-def by_value(error: str, message: str, **kinds: type) -> Discriminator:
-    """Choose by the type of the value: with `text=str` a string has the tag `<text>`."""
+class _Choice:
+    """Annotation of a union. The member is chosen whose `names` include the `name` of the value. Without an
+    `error` for others the last one takes them."""
 
-    def tag(value: object) -> str | None:
-        return next((f"<{name}>" for name, kind in kinds.items() if isinstance(value, kind)), None)
+    def __init__(
+        self,
+        names: Callable[[Any], Iterable[object]],
+        name: Callable[[Any], object],
+        error: str | None,
+        message: str | None,
+    ) -> None:
+        self._names, self._name = names, name
+        self._error, self._message = error, message
 
-    return Discriminator(tag, custom_error_type=error, custom_error_message=message)
+    def __get_pydantic_core_schema__(self, union: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices: dict[Any, CoreSchema] = {}
+        for member in get_args(union):
+            for name in self._names(member):
+                choices.setdefault(f"<{name}>", handler.generate_schema(member))
+        other = next(reversed(choices)) if self._error is None else None
+        return core_schema.tagged_union_schema(
+            choices,
+            lambda value: tag if (tag := f"<{self._name(value)}>") in choices else other,
+            custom_error_type=self._error,
+            custom_error_message=self._message,
+        )
+
+
+def by_value(error: str | None = None, message: str | None = None) -> _Choice:
+    """Choose between a text, a list, an object and so on."""
+
+    def names(member: Any) -> list[str]:
+        while get_origin(member) is Annotated:
+            member, *_ = get_args(member)
+        kind = get_origin(member) or member
+        if kind is not Literal and issubclass(kind, BaseModel):
+            kind = dict
+        return ["str" if kind is Literal else kind.__name__]
+
+    return _Choice(names, lambda value: type(value).__name__, error, message)
+
+
+def _type_of(value: object) -> str | None:
+    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return name if name is None or isinstance(name, str) else ""
+
+
+def _literals(kind: object) -> Iterator[object]:
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif kind is type(None):
+        yield None
+    for part in get_args(kind):
+        yield from _literals(part)
+
+
+def by_type(
+    error: str | None = None, message: str | None = None, name: Callable[[Any], str | None] = _type_of
+) -> _Choice:
+    """Choose by the field `type`, for which each member has its literals."""
+
+    def names(member: type[BaseModel]) -> list[object]:
+        return [*_literals(member.model_fields["type"].annotation)] or [member.__name__]
+
+    return _Choice(names, name, error, message)
+
+
+TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array")
+TextOrList = Annotated[Union[str, T], TEXT_OR_LIST]
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 
 
 def _prompt_kind(value: object) -> str | None:
@@ -65,25 +131,6 @@ def _prompt_kind(value: object) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-def by_type(
-    *types: str, tag: str | None = None, error: str | None = None, message: str | None = None
-) -> Discriminator:
-    """Choose by the field `type`. Other types have the tag `<other>`, unless there is an `error` for them."""
-
-    def kind(value: object) -> str | None:
-        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if name in types:
-            return f"<{tag or name}>"
-        return "<other>" if error is None else None
-
-    return Discriminator(kind, custom_error_type=error, custom_error_message=message)
-
-
-TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array", text=str, list=list)
-TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
-ListOf = Annotated[list[T], Field(fail_fast=True)]
-NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
-
 PROMPT_KIND = Discriminator(
     _prompt_kind,
     custom_error_type="prompt_kind",
@@ -91,20 +138,13 @@ PROMPT_KIND = Discriminator(
     "or a list of lists of token ids",
 )
 
-DOCUMENT_KIND = by_value(
-    "text_or_object", "Input should be a string, or an object with 'text'", text=str, object=dict
-)
 NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = NonEmptyList[int]
 
 MAX_STOPS = 64
 """Four times the usual limit, because editors that complete code send more than 16."""
 Stop = Annotated[
-    Union[
-        Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
+    Union[NonEmpty, Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True)]], TEXT_OR_LIST
 ]
 
 Prompt = Annotated[
@@ -297,10 +337,8 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 SchemaOrText = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[JsonObject, Tag("<object>")]],
-    by_value(
-        "text_or_object", "Input should be a JSON Schema, as an object or as text", text=str, object=dict
-    ),
+    Union[str, JsonObject],
+    by_value("text_or_object", "Input should be a JSON Schema, as an object or as text"),
 ]
 Choices = NonEmptyList[str]
 
@@ -311,12 +349,7 @@ class OpenBody(Body):
     is_open: ClassVar[bool] = True
 
 
-CUSTOM_FORMAT = by_type(
-    "grammar",
-    "text",
-    error="custom_format",
-    message="Input should be an object with the type 'grammar' or 'text'",
-)
+CUSTOM_FORMAT = by_type("custom_format", "Input should be an object with the type 'grammar' or 'text'")
 
 
 class AnyText(OpenBody):

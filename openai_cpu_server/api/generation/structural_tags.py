@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import FormParam
@@ -82,35 +82,12 @@ class _SeparatedTags(_Tags):
     separator: str
 
 
-_KINDS = (
-    "const_string",
-    "json_schema",
-    "any_text",
-    "grammar",
-    "regex",
-    "sequence",
-    "or",
-    "tag",
-    "triggered_tags",
-    "tags_with_separator",
-)
 _Format = Annotated[
-    Union[
-        Annotated[_ConstString, Tag("<const_string>")],
-        Annotated[_Schema, Tag("<json_schema>")],
-        Annotated[_AnyText, Tag("<any_text>")],
-        Annotated[_Grammar, Tag("<grammar>")],
-        Annotated[_Regex, Tag("<regex>")],
-        Annotated[_Several, Tag("<sequence>")],
-        Annotated[_Several, Tag("<or>")],
-        Annotated[_Tag, Tag("<tag>")],
-        Annotated[_TriggeredTags, Tag("<triggered_tags>")],
-        Annotated[_SeparatedTags, Tag("<tags_with_separator>")],
-    ],
+    Union[_ConstString, _Schema, _AnyText, _Grammar, _Regex, _Several, _Tag, _TriggeredTags, _SeparatedTags],
     shared.by_type(
-        *_KINDS,
-        error="tag_format",
-        message=f"Input should be an object whose 'type' is one of {', '.join(_KINDS)}",
+        "tag_format",
+        "Input should be an object whose 'type' is one of const_string, json_schema, any_text, grammar, "
+        "regex, sequence, or, tag, triggered_tags, tags_with_separator",
     ),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.contract.request import COUNT
@@ -68,12 +68,7 @@ class OllamaOptions(shared.OpenBody):
     logit_bias: dict[str, shared.Bias] | None = None
 
 
-Think = Annotated[
-    Union[
-        Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<word>")]
-    ],
-    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
-]
+Think = Annotated[Union[bool, Literal["low", "medium", "high", "max"]], shared.by_value()]
 KeepAlive = Union[str, int, float]
 TokenId = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 

@@ -117,7 +117,8 @@ class TextDocument(shared.OpenBody):
 
 
 Document = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], shared.DOCUMENT_KIND
+    Union[str, TextDocument],
+    shared.by_value("text_or_object", "Input should be a string, or an object with 'text'"),
 ]
 
 
@@ -150,10 +151,7 @@ class RerankBody(PoolingBody):
         return not self.raw_scores if self.use_activation is None else self.use_activation
 
 
-TextOrTexts = Annotated[
-    Union[Annotated[shared.NonEmpty, Tag("<text>")], Annotated[list[shared.NonEmpty], _SOME, Tag("<list>")]],
-    shared.TEXT_OR_LIST,
-]
+TextOrTexts = Annotated[Union[shared.NonEmpty, Annotated[list[shared.NonEmpty], _SOME]], shared.TEXT_OR_LIST]
 
 
 class ScoreBody(PoolingBody):
@@ -183,10 +181,7 @@ class OllamaEmbedBody(PoolingBody):
     hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
 
     input: Annotated[
-        Union[
-            Annotated[str, Tag("<text>")],
-            Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
-        ],
+        Union[str, Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True)]],
         shared.TEXT_OR_LIST,
     ]
     """An empty text or list has no vector, as in Ollama."""
