@@ -6,8 +6,9 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 from pydantic.json_schema import models_json_schema
@@ -184,19 +185,11 @@ def _answer(row: ApiRoute) -> JsonSchema:
     if row.status == 204:
         return {"description": "Done."}
     schema: JsonSchema = {"type": "object"} if row.media == "application/json" else {"type": "string"}
-    if row.answer is not None:
-        one: JsonSchema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.answer.__name__)}
-        forms: list[JsonSchema] = [
-            {"type": "array", "items": one} if is_list else one for is_list in row.lists
-        ]
-        forms += [{"$ref": _SCHEMAS + _ANSWER_NAME.format(name=other.__name__)} for other in row.also]
-        if row.or_list_of is not None:
-            name = _ANSWER_NAME.format(name=row.or_list_of.__name__)
-            forms.append({"type": "array", "items": {"$ref": _SCHEMAS + name}})
+    if row.answers:
+        forms, _ = _described(row.answers)
         schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     if row.events:
-        names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
-        schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]
+        schema["x-events"], _ = _described(row.events)
     content: JsonSchema = {row.media: {"schema": schema}}
     if row.streams:
         content[row.stream_media] = {"schema": {"type": "string", "description": row.stream_form}}
@@ -237,7 +230,7 @@ def _error(status: int, row: ApiRoute) -> JsonSchema:
     ]
     if status in HTTP_CODES:
         lines.append(f"`{HTTP_CODES[status]}`: The route does not exist.")
-    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.error.__name__)}
+    (schema,), _ = _described([row.error])
     return {"description": "\n".join(lines), "content": {"application/json": {"schema": schema}}}
 
 
@@ -253,11 +246,11 @@ def _body_schemas(rows: Sequence[ApiRoute], *, lenient: bool) -> Mapping[str, ob
 
 
 def _answer_schemas(rows: Sequence[ApiRoute]) -> Mapping[str, object]:
-    structs = dict.fromkeys(
-        struct
-        for row in rows
-        for struct in (row.error, row.answer, *row.also, row.or_list_of, *row.events)
-        if struct is not None
-    )
-    _, schemas = msgspec.json.schema_components(tuple(structs), ref_template=_SCHEMAS + _ANSWER_NAME)
+    kinds = dict.fromkeys(kind for row in rows for kind in (row.error, *row.answers, *row.events))
+    _, schemas = _described(kinds)
     return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}
+
+
+def _described(kinds: Iterable[Any]) -> tuple[tuple[JsonSchema, ...], dict[str, JsonSchema]]:
+    """Return the kinds' schemas, and those that they refer to."""
+    return msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + _ANSWER_NAME)

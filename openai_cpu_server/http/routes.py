@@ -45,12 +45,8 @@ class ApiRoute:
     body_media: str = "application/json"
     form: JsonSchema | None = None
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
-    answer: type[msgspec.Struct] | None = None
-    also: tuple[type[msgspec.Struct], ...] = ()
-    lists: tuple[bool, ...] = (False,)
-    """True for a list of answers; both if it depends on the request."""
-    or_list_of: type[msgspec.Struct] | None = None
-    """Element of a list that is another possible answer."""
+    answer: Any = None
+    """A struct, or a list of them. A tuple if it depends on the request."""
     media: str = "application/json"
     status: int = 200
     streams: bool = False
@@ -71,6 +67,12 @@ class ApiRoute:
             *(replace(self, handler=handler, aliases=(), path=path, batched=None) for path in self.aliases),
         ]
         return handler
+
+    @property
+    def answers(self) -> tuple[Any, ...]:
+        if isinstance(self.answer, tuple):
+            return self.answer
+        return () if self.answer is None else (self.answer,)
 
     @property
     def summary(self) -> str:

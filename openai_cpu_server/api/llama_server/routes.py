@@ -97,8 +97,7 @@ _generation = partial(
     access=CALLS,
     tag="llama-server",
     error=NumberedErrorObject,
-    answer=LlamaCompletion,
-    lists=(False, True),
+    answer=(LlamaCompletion, list[LlamaCompletion]),
     streams=True,
     stream_form=_STREAM,
     errors=GENERATION_ERRORS,
@@ -152,7 +151,7 @@ class LlamaServerRoutes:
         )
         return json_response(props)
 
-    @_fact("/slots", query={**_MODEL, "fail_on_no_slot": {"type": "string"}}, answer=Slot, lists=(True,))
+    @_fact("/slots", query={**_MODEL, "fail_on_no_slot": {"type": "string"}}, answer=list[Slot])
     async def slots(self, request: Request) -> Response:
         """List the slots of a model. With `fail_on_no_slot`, answer 503 if none is free."""
         chosen = await chosen_model(self._models, request, request.query_params.get("model"))

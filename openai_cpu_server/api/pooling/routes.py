@@ -163,8 +163,7 @@ class PoolingRoutes:
         "/v1/rerank",
         aliases=("/v2/rerank", "/rerank", "/reranking", "/v1/reranking"),  # of Cohere, Jina, llama-server
         body=schema.RerankBody,
-        answer=render.Reranked,
-        or_list_of=render.RankedText,
+        answer=(render.Reranked, list[render.RankedText]),
         batched=lambda at: at.reranking.answer,
     )
     async def rerank(self, request: Request) -> Response:
@@ -187,8 +186,7 @@ class PoolingRoutes:
         aliases=("/embeddings",),
         body=schema.LlamaEmbedBody,
         error=NumberedErrorObject,
-        answer=render.LlamaVector,
-        lists=(True,),
+        answer=list[render.LlamaVector],
     )
     async def embed_as_llama_server(self, request: Request) -> Response:
         """Embed texts, in llama-server's format."""
