@@ -218,7 +218,7 @@ class Caller(msgspec.Struct, frozen=True):
         return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """Return the priority, at most the key's best. Our `field` overrides OpenAI's `tier`. Raises
+        """Return the priority, at most the key's best. Our `field` goes before OpenAI's `tier`. Raises
         InvalidRequest, also for a value that is overridden."""
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
@@ -319,9 +319,8 @@ async def served(
     *,
     has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
-    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
-    stored, and a cancellation propagates. `end` is called once, after the reservation has ended. `has_left`:
-    True if the client has left, which is not a failure."""
+    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is stored.
+    `end` is called once, after the reservation has ended. `has_left`: True if the client has left."""
     reservations = AsyncExitStack()
     request = ServedRequest(reservations)
     try:

@@ -167,9 +167,8 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
 
 
 def is_near(address: str, host: str) -> bool:
-    """Return True for an address that an operator's own host may have: a public one, or one of a private
-    network. Only a host that says so may be this machine. Link-local addresses include those at which clouds
-    tell secrets."""
+    """Return True for an address that an operator's own host may have: public, or of a private network.
+    Link-local ones are neither: clouds tell secrets there."""
     if is_public(address):
         return True
     one = ipaddress.ip_address(address.partition("%")[0])

@@ -93,8 +93,7 @@ def host_name(host: str) -> str | None:
 
 
 def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
-    """Return True if the server was called by an allowed name or by an address, which is never a page's
-    name. A client without `Host` is not a browser."""
+    """Return True for an allowed name, or an address, which is never a page's. No browser omits `Host`."""
     if ANY in allowed:
         return True
     hosts = Headers(scope=scope).getlist("host")
@@ -111,8 +110,7 @@ def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
-    """Reject pages of other origins. Raises OriginRefused. Browsers send some POSTs and open any WebSocket
-    without a preflight."""
+    """Reject pages of other origins, which need no preflight for a WebSocket. Raises OriginRefused."""
     headers = Headers(scope=scope)
     text = headers.get("origin")
     if text is None or (scope["type"] == "http" and scope["method"] in _READING):

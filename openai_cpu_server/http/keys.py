@@ -1,5 +1,4 @@
-"""Callers of requests: API keys and the access that a route requires, addresses, and the clients among which
-the scheduler takes turns."""
+"""Callers of requests: API keys, the access that a route requires, addresses, and clients to be fair to."""
 
 from __future__ import annotations
 
@@ -369,8 +368,7 @@ def key_of(label: str) -> str:
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """Return the caller's address, or its /64 of IPv6, or None as on a Unix socket. Headers are believed
-    from the right up to the first untrusted hop."""
+    """Return the address, or its /64 of IPv6, or None. Headers are believed up to the first untrusted hop."""
     client = scope.get("client")
     hop = _address(client[0]) if client else None
     if hop is None:
@@ -388,8 +386,7 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
 
 
 def is_local(scope: AsgiScope) -> bool:
-    """Return True if the peer and all hops in proxy headers are on this machine. The headers need no
-    trust, because they can only make it False."""
+    """Return True if the peer and all hops are on this machine. Headers can only make it False."""
     client = scope.get("client")
     if client is None:
         return True

@@ -1,6 +1,5 @@
 """Limits of keys for requests and tokens over time and for calls at once. A call's prompt and `max_tokens`
-must fit. The prompt is counted when the call begins, the real output when it ends. Without `max_tokens` no
-room is reserved. A call that is rejected later gets its tokens back."""
+must fit. The prompt is counted when the call begins, the real output when it ends."""
 
 from __future__ import annotations
 
@@ -28,10 +27,9 @@ class Window(msgspec.Struct, frozen=True):
     period_s: float
     previous: int = 0
     previous_left_s: float = 0.0
-    """Time until the previous window is no longer covered."""
     current: int = 0
     current_left_s: float = 0.0
-    """Time until the current window is no longer covered, which is its rest and one period."""
+    """Time until the current window is no longer covered: its rest and one period."""
 
     def remaining(self, limit: int) -> int:
         return max(0, limit - math.floor(self._used))

@@ -187,8 +187,8 @@ def is_lenient(info: ValidationInfo) -> bool:
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """Return the body and its ignored fields. `lenient`: unknown fields are ignored too, and some fields
-    accept more values. Raises InvalidRequest, TooManyValues."""
+    """Return the body and its ignored fields. `lenient`: unknown fields are ignored. Raises
+    InvalidRequest."""
     check_json_size(data, most_numbers=schema.most_numbers)
     validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
     return _checked(validated, partial(from_json, data), lenient=lenient)
@@ -211,8 +211,8 @@ _JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null",
 
 
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate a form's fields; an empty one is absent, and numbers, objects and booleans are JSON text, also
-    as Python and JavaScript write them. Raises InvalidRequest."""
+    """Validate a form's fields. An empty one is absent, and values are JSON text, also as Python and
+    JavaScript write them. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
@@ -264,7 +264,7 @@ def _checked(
 
 def path_of(location: Sequence[int | str], content: object, *, is_missing: bool = False) -> str | None:
     """Return `messages[0].type` for `("messages", 0, "<choice>", "type")`. Parts that the body lacks are
-    pydantic's own and left out. `is_missing`: the last part may be lacking."""
+    pydantic's own. `is_missing`: the last part may be lacking."""
     path, last = "", len(location) - 1 if is_missing else None
     for at, part in enumerate(location):
         if isinstance(part, int):

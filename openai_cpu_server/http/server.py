@@ -31,8 +31,7 @@ _RESERVE = 128
 
 
 def room_for_connections(wanted: int) -> int:
-    """Return the possible number of connections, and raise the soft limit of open files. Beyond that limit
-    a connection cannot even be rejected."""
+    """Return the possible number of connections, and raise the soft limit of open files."""
     files = _raised(wanted + _RESERVE)
     possible = max(1, files - _RESERVE)
     if possible >= wanted:
@@ -62,8 +61,7 @@ def _raised(needed: int) -> int:
 _MOST_PENDING = 1024
 """Connections that the kernel holds until they are accepted."""
 ACCEPTED_AT_ONCE = 8
-"""Connections accepted in one turn of the event loop. Each may bring a request, and running streams wait for
-all of a turn."""
+"""Connections accepted in one turn of the event loop, for all of which running streams wait."""
 
 
 class Listener(uvicorn.Server):
@@ -87,9 +85,9 @@ class Engines(Protocol):
 
 
 class WebServer(Listener):
-    """uvicorn with other meanings of signals. The first drains: no new requests are accepted, running ones
-    get `drain_s`, and `checkpoint` is called. The second ends them at once, the third skips the delivery
-    of last bytes. Signals are not raised again, so the process exits with 0."""
+    """uvicorn with other meanings of signals: the first drains for `drain_s` and calls `checkpoint`, the
+    second ends running requests at once, the third skips the delivery of last bytes. The process exits with
+    0."""
 
     def __init__(
         self,
@@ -173,8 +171,7 @@ class Complaints:
 
 
 class Hangup:
-    """SIGHUP handler, created in the main thread early so that no signal is lost. Masking the signal would
-    not reach threads that libraries have started."""
+    """SIGHUP handler, created in the main thread early so that no signal is lost."""
 
     def __init__(self) -> None:
         self._has_come = False

@@ -37,8 +37,7 @@ class SocketCancel(msgspec.Struct, frozen=True):
 
 
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
-    """Parse a message. Anything but an object is a `SocketRequest`, rejected like all bodies. Raises
-    InvalidRequest, TooManyValues."""
+    """Parse a message. Anything but an object is a `SocketRequest`. Raises InvalidRequest, TooManyValues."""
     check_json_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

@@ -1,5 +1,4 @@
-"""Bodies and routes of `/generate`, `/v1/generate` and `/v1/generate/batch`, and conversion to a
-`GenerationParams`."""
+"""Bodies, routes and conversion of `/generate`, `/v1/generate` and `/v1/generate/batch`."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def generate_params(body: GenerateBody) -> GenerationParams:
 
 
 _AT_ONCE = 64
-"""Requests of a batch that are served at once, as of a WebSocket, so that one client does not fill the
-queue."""
+"""Requests of a batch that are served at once, so that one client does not fill the queue."""
 _ITEM_PATH = "/v1/generate"
 
 
@@ -111,8 +109,7 @@ class PromptBatch(NamedTuple):
 
 @dataclass
 class _RunningBatch:
-    """Live batch, cancelled with all its requests when its client leaves. Each request has its own limits
-    and its own end."""
+    """Live batch, cancelled when its client leaves. Each request has its own limits and its own end."""
 
     state: AppState
     outer: RequestContext

@@ -78,8 +78,6 @@ class _BudgetUsed(InvalidRequest):
 
 
 class _Page(AttachmentSource, frozen=True, kw_only=True):
-    """Page of a document that is a picture."""
-
     data: bytes
     digest: bytes
     number: int
@@ -92,7 +90,6 @@ class _Document(NamedTuple):
     digest: bytes
 
     def written(self, attachment: Attachment, *, sees: bool) -> tuple[str, list[Attachment]]:
-        """Return the text, and its pages that are pictures."""
         blocks, pages = list[str](), list[Attachment]()
         for part in self.parts:
             if isinstance(part, str):
@@ -244,8 +241,7 @@ class AttachmentFinder:
     async def _with_documents(
         self, params: GenerationParams, model: ServedModel, owner: str, *, sees: bool
     ) -> GenerationParams:
-        """Insert the text of files, or words in place of earlier ones. Pages that are pictures become
-        attachments. Raises InvalidRequest for files of the question."""
+        """Insert the text of files, or words in place of earlier ones. Raises InvalidRequest."""
         files = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
         if not files:
             return params
@@ -418,8 +414,7 @@ def _blaming(attachment: Attachment) -> Iterator[None]:
 def without_unsupported(
     params: GenerationParams, *, sees: bool = False, hears: bool = False
 ) -> GenerationParams:
-    """Reject unsupported media in the latest message, and replace earlier ones by text. Raises
-    InvalidRequest."""
+    """Reject unsupported media in the latest message; replace earlier ones by text. Raises InvalidRequest."""
     is_supported = {AttachmentKind.PICTURE: sees, AttachmentKind.SOUND: hears}
     supported = tuple(one for one in _media(params) if is_supported[one.source.kind])
     others = [one for one in _media(params) if not is_supported[one.source.kind]]
@@ -443,7 +438,7 @@ def _with_texts(
     *,
     attached: tuple[Attachment, ...] = (),
 ) -> GenerationParams:
-    """Replace marks by texts. `names`: attachments to report as ignored."""
+    """`names`: attachments to report as ignored."""
     assert isinstance(params.prompt, ConversationParam), "other prompts show nothing"
     prompt = msgspec.structs.replace(params.prompt, messages=_replaced(params.prompt.messages, texts))
     ignored = Ignored((*params.ignored.names, *names))

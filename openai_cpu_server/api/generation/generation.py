@@ -147,8 +147,7 @@ class GenerationService:
     async def begin(
         self, params: GenerationParams, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
-        """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
-        models and limits."""
+        """Submit a call, which the caller must enter. Raises errors of requests, models and limits."""
         return await _GenerationPipeline(self, params, context, context.request_log).run(attempt)
 
 
@@ -156,7 +155,6 @@ _PRESET_PATH = "model"
 
 
 def _with_defaults(params: GenerationParams, chosen: ChosenModel) -> GenerationParams:
-    """Fill in what the client has left to the model and to its derived name."""
     preset = chosen.preset or Preset(base=chosen.name)
     limit = LimitParam(preset.max_tokens, _PRESET_PATH, is_ceiling=True) if preset.max_tokens else None
     return msgspec.structs.replace(

@@ -182,8 +182,7 @@ def _own_text(schema: JsonObject) -> _Text | None:
 
 
 _MOST_SHARES = 3.0
-"""Limit of all schemas, in limits of one: two or three seconds. 128 functions with four `format`s each
-cost 2.2."""
+"""Limit of all schemas, in limits of one: two or three seconds."""
 _MOST_SETS = 512
 """Parameters come in any order up to this number of sets of written ones, over all functions."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
@@ -195,7 +194,6 @@ class PlannedOutput(msgspec.Struct, frozen=True):
     path: str | None = None
     """Field that brought the constraint's grammar."""
     unenforced: tuple[str, ...] = ()
-    """Paths of the schemas' keywords that are not enforced."""
     tool_calls: ToolCallStyle | None = None
     takes_stop: bool = True
     """False if a stop string could cut JSON or a demanded call."""
@@ -378,8 +376,7 @@ def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
 # -- reasoning ---------------------------------------------------------------------------------------------
 
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
-"""Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number, its neighbours a
-quarter and four times that."""
+"""Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
 """Text at the end of the budget. Without it many models go on reasoning in the answer."""

@@ -36,8 +36,7 @@ class LimitParam(msgspec.Struct, frozen=True):
     is_ceiling: bool = False
     """True if a smaller rest of the context is acceptable. Otherwise all tokens must fit."""
     is_ours: bool = False
-    """True if the client has named none, or all that the context leaves. Nothing is then reserved from its
-    key's limits."""
+    """True if the client has named none, or all of the context. Nothing is then reserved from its key."""
 
     @classmethod
     def of_context(cls, path: str) -> LimitParam:
@@ -173,7 +172,7 @@ class AttachmentSource(msgspec.Struct, frozen=True, dict=True):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Attachment from the client. In the text of its message `mark` stands for it."""
+    """In the text of its message `mark` stands for it."""
 
     source: AttachmentSource
     at: str
@@ -185,7 +184,6 @@ class Attachment(msgspec.Struct, frozen=True):
     refusal: str | None = None
     """Error message for such a model, or None to replace the attachment by text."""
     refused_at: str = ""
-    """Path that this error names."""
 
     def __post_init__(self) -> None:
         _ = self.mark  # computed by the thread that reads the body, not by the event loop
@@ -196,8 +194,7 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class RecordingParam(msgspec.Struct, frozen=True):
-    """Audio from the body, cut into pieces that are answered separately. `mark` stands for it in the
-    prompt."""
+    """Audio that is cut into pieces, which are answered separately. In the prompt `mark` stands for it."""
 
     mark: str
     data: bytes
@@ -231,9 +228,7 @@ class DetailsParam(msgspec.Struct, frozen=True, kw_only=True):
 class ConversationParam(msgspec.Struct, frozen=True):
     messages: Sequence[MessageParam]
     path: str
-    """Field that errors name if the prompt cannot be made or is too long."""
     may_forget: bool = False
-    """True to drop the oldest messages if it is too long."""
     before: tuple[int, ...] = ()
     """Tokens of an earlier prompt with its answer, which the conversation continues."""
     template: str = ""
@@ -252,8 +247,6 @@ class FileParam(msgspec.Struct, frozen=True):
 
 
 class PromptsParam(msgspec.Struct, frozen=True):
-    """Prompts as texts, token ids, or a mix."""
-
     prompts: Sequence[Union[str, Sequence[Union[int, str]]]]
     path: str = "prompt"
     suffix: str | None = None

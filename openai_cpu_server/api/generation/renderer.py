@@ -1,5 +1,4 @@
-"""Rendering of answers for any transport, texts and numbers that several families show, and what OpenAI's
-chat and text completions share, which differ in their choices only."""
+"""Rendering of answers for any transport: what families share, and what chat and text completions share."""
 
 from __future__ import annotations
 

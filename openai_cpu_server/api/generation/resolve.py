@@ -1,5 +1,4 @@
-"""Resolution of a `GenerationParams` into a `ResolvedRequest` with its requests, for one model. Pure, runs
-in any thread."""
+"""Resolution of a `GenerationParams` for one model. Pure, runs in any thread."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ _TOO_LONG = "context_length_exceeded"
 
 
 def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
-    """Resolve a request, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong,
-    DeadlyInput."""
+    """Resolve, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong, DeadlyInput."""
     assert not params.attached, "attachments are resolved earlier"
     assert params.recording is None, "likewise"
     try:
@@ -465,8 +463,7 @@ _STRIDE = 8
 def shortened(
     conversation: ConversationParam, fits: Callable[[Sequence[MessageParam]], bool]
 ) -> Sequence[MessageParam] | None:
-    """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
-    question and the model's last step stay."""
+    """Drop the oldest exchanges until the rest fits, or return None. The last question and step stay."""
     messages = list(conversation.messages)
     head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
     exchanges = _split(messages[len(head) :], "user")
@@ -510,8 +507,7 @@ Text = Union[str, Sequence[Union[int, str]]]
 
 
 def text_prompts(texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
-    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises PromptFarTooLong,
-    InvalidRequest."""
+    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises InvalidRequest."""
     fills = texts.suffix or texts.files is not None or tokenizer.fim is not None
     if texts.suffix is None or not fills:
         return [_plain(prompt, tokenizer, most_tokens, echo=texts.echo) for prompt in texts.prompts]

@@ -1,5 +1,4 @@
-"""Event streams that go on for a while without their clients, for clients that name a conversation.
-Responses in the background have the same kind of log."""
+"""Event streams that go on for a while without their clients. Background responses have the same log."""
 
 from __future__ import annotations
 

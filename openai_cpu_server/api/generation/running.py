@@ -103,7 +103,6 @@ class CachedAnswer(NamedTuple):
     call: ResolvedRequest
     held: ReplayedGeneration | None = None
     keep: Callable[[Sequence[TokenEvent]], None] | None = None
-    """Callback that stores a new answer, or None to store nothing."""
 
     @property
     def recorder(self) -> AnswerRecorder | None:
@@ -185,8 +184,7 @@ _MOST_ENDED = 1000
 
 
 class RunningCalls:
-    """Live calls by call id and request id. Of two with one name the first one is found, because a call of
-    several generations begins before them."""
+    """Live calls by id. Of two with one name the first is found, as it contains the other."""
 
     def __init__(self) -> None:
         self._running: dict[str, OpenCall] = {}
@@ -302,7 +300,6 @@ class RunningCall:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of a whole answer."""
         more = {ENDED_BY: REPETITION} if self._tally.has_loop else {}
         return {**self.call.headers, **more}
 

@@ -79,8 +79,7 @@ def sampling_sent(body: Body) -> frozenset[str]:
 
 
 def with_defaults(params: GenerationParams, model: ModelDefaults, preset: SamplingValues) -> Sampling:
-    """Fill in fields that the client has not sent. Greedy requests get no penalties but those of a derived
-    name (`preset`), because they would change the output."""
+    """Fill in unsent fields. Greedy requests get no penalties but the `preset`'s, which it wants."""
     usual = model.over(params.defaults)
     if "temperature" in params.sent and params.sampling.temperature == 0:
         usual = {name: value for name, value in usual.items() if not name.endswith("_penalty")}
@@ -149,8 +148,8 @@ class OutputBudget(NamedTuple):
 def output_budget(
     params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions, usual: int | None
 ) -> OutputBudget:
-    """Return the limit of a choice. `usual`: limit for requests that name none, or None for the rest of the
-    context. Raises InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
+    """Return the limit of a choice. `usual`: limit for requests that name none, or None. Raises
+    InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.output_token_cap
     limit, path = params.max_tokens, params.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
@@ -258,7 +257,6 @@ Samplers = Annotated[
 
 
 def ignored_samplers(names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return names without a sampler here."""
     return tuple(f"samplers ({name})" for name in names or () if name not in CHAIN)
 
 

@@ -98,8 +98,7 @@ def settings(
     *,
     most_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of an answer under llama-server's names. Unsupported ones have the value for
-    off. `most_tokens`: limit of requests that name none, or None for the rest of the context."""
+    """Return settings by llama-server's names, unsupported ones as off. `most_tokens`: the usual limit."""
     dry = sampling.dry or DryPenalty(multiplier=0.0)
     if request is not None:
         most_tokens = request.max_tokens

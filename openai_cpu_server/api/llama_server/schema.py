@@ -28,8 +28,7 @@ class Biases(NamedTuple):
 
 
 def _biases(value: object) -> Biases:
-    """Read `{token: bias}` or `[[token, bias]]`, where a text means each of its tokens and `false` forbids
-    it."""
+    """Read `{token: bias}` or `[[token, bias]]`. A text means each of its tokens, and `false` forbids it."""
     if not isinstance(value, (list, Mapping)):
         raise _wrong_bias()
     ids: dict[int, float] = {}

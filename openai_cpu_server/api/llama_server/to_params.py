@@ -14,12 +14,10 @@ from openai_cpu_server.http.parse import Ignored
 
 
 def llama_completion_params(body: schema.LlamaCompletionBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest."""
     return llama_server_params(body, PromptsParam(body.prompt, echo=True))
 
 
 def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest."""
     files = [FileParam(file.filename or "tmp", file.text) for file in body.input_extra or ()]
     limit = body.limit
     prompt = PromptsParam(
@@ -35,7 +33,6 @@ def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
 
 
 def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
-    """Convert the shared fields. Raises InvalidRequest."""
     biases = body.logit_bias
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
     seed = None if body.seed == schema.ANY_SEED else body.seed

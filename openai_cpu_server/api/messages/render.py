@@ -69,8 +69,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def _body(sent: errors.ErrorObject, status: int) -> MessagesErrorBody:
-    """Begin with Anthropic's words for a prompt that is too long, because Claude Code then shortens the
-    conversation."""
+    """Begin as Anthropic does for a prompt that is too long, because Claude Code then shortens it."""
     error, message = sent.error, sent.error.message
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"

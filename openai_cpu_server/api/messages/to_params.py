@@ -1,5 +1,4 @@
-"""Pure conversion of Anthropic's conversations to a `GenerationParams`, with the same messages, tools and
-options as chat's."""
+"""Conversion of Anthropic's conversations to the same `GenerationParams` as chat's. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.prompt.template import joined_texts, to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
-"""First line of Claude Code's system prompt. Its value changes with each request, which would prevent
-shared prefixes."""
+"""Line of Claude Code's system prompt that changes with each request, so that no prefix would be shared."""
 _USES = {
     "auto": params.ToolUse.AUTO,
     "any": params.ToolUse.REQUIRED,
@@ -59,8 +57,7 @@ class PlacedBlock(NamedTuple):
 
 
 def messages_params(body: MessagesBody) -> params.GenerationParams:
-    """Convert a body. The limit is a ceiling, because clients name the maximum of any model. Raises
-    InvalidRequest."""
+    """Convert a body. The limit is a ceiling, because clients name the maximum of any model."""
     return msgspec.structs.replace(
         count_params(body),
         stream=bool(body.stream),

@@ -20,8 +20,7 @@ _NO_MIROSTAT = "this sampler is not implemented"
 
 
 OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's values for fields that neither a request nor the model has. Its `repeat_penalty` is 1 by now
-(docs/modelfile)."""
+"""Ollama's values for fields that neither a request nor the model has (docs/modelfile)."""
 
 
 class OllamaOptions(shared.OpenBody):

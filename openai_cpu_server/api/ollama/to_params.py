@@ -40,7 +40,6 @@ _SOUND = re.compile(
 
 
 def ollama_chat_params(body: schema.OllamaChatBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest."""
     messages = body.messages or []
     media = [
         item
@@ -65,7 +64,6 @@ def ollama_chat_params(body: schema.OllamaChatBody) -> GenerationParams:
 
 
 def ollama_generate_params(body: schema.OllamaGenerateBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
     prompt = body.prompt or ""
     if body.raw and body.system:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is the whole prompt.", "system")
@@ -149,8 +147,7 @@ def _form(body: schema.OllamaBody) -> FormParam | None:
 
 
 def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[MessageParam]:
-    """Match results to calls in order, because Ollama's calls need no ids and results only name a
-    function."""
+    """Match results to calls in order: Ollama's calls need no ids, and results only name a function."""
     open_calls: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         content = _with_marks(message.content, message.images)
@@ -212,7 +209,6 @@ def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -
 
 
 def preset_of(body: schema.OllamaCreateBody) -> Preset:
-    """Convert the body to a preset. Raises InvalidRequest."""
     if body.base is None:
         raise missing("from")
     options = body.parameters or schema.OllamaOptions()

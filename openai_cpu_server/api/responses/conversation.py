@@ -211,8 +211,8 @@ def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
 
 
 def summed_up(items: Sequence[ItemWithSource], summary: ItemWithSource) -> list[ItemWithSource]:
-    """Return the items for the next answer: system messages, the summary, and unanswered items, which are
-    those after the assistant's last one, and the calls that belong to results of tools."""
+    """Return the items for the next answer: system messages, the summary, and unanswered items with the calls
+    that their results belong to."""
     first = len(items)
     while first and not _is_assistants(items[first - 1].item):
         first -= 1

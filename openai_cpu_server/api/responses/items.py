@@ -167,7 +167,6 @@ class McpCallItem(_EndedItem, frozen=True, kw_only=True, tag="mcp_call"):
     server_label: str
     name: str
     arguments: str
-    """JSON text."""
     output: Union[str, None] = None
     error: Union[str, None] = None
     approval_request_id: Union[str, None] = None
@@ -211,7 +210,6 @@ PREFIXES: dict[type, str] = {
     ApprovalItem: "mcpa_",
 }
 BY_TYPE: Mapping[object, type[Item]] = {kind.__struct_config__.tag: kind for kind in get_args(Item)}
-"""Kinds of items by their `type`."""
 IN_NAMESPACE = "."
 """Separates a namespace or MCP server from the tool in names for models. No other tool's name contains it."""
 _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)

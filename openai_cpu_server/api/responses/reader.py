@@ -142,8 +142,7 @@ class ResponseReader:
         stores_by_default: bool = True,
         is_compacting: bool = False,
     ) -> ResponseParams:
-        """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
-        StorageFull and DiskFull."""
+        """Return the response to make. Raises InvalidRequest, StorageFull, DiskFull."""
         reading = partial(parse, ResponsesBody, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:

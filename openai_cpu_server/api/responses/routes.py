@@ -237,8 +237,8 @@ class ResponsesRoutes:
         return await listed_items(items, has_more=has_more)
 
     async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
-        """The response outlives this request, except while approved calls are made: a client that leaves
-        then does not know its id. The server's limit of time does not apply."""
+        """Let the response outlive this request, except while approved calls are made: a client that leaves
+        then does not know its id."""
         context = replace(context_of(request.scope).inner(RequestOrigin.BACKGROUND), timeout_s=None)
         disconnect_guard = partial(while_connected, request.receive)
         running = await self._maker.begin(

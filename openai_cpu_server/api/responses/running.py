@@ -1,5 +1,4 @@
-"""Responses under way: submitted, streamed with signs of life, and stored at their end. One in the background
-runs and records its events until its end, with or without a listener."""
+"""Responses under way, with a client or in the background, which are stored at their end."""
 
 from __future__ import annotations
 
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 _FIRST_KEEPALIVE_S = 1.0
 """Longest time until a waiting response reports that it waits."""
 _BYTES_PER_TOKEN = 4
-"""Approximate bytes of a token in a response."""
 _MAX_SUMMARY_TOKENS = 2048
 """Tokens of the longest summary, thoughts included."""
 _FULL = 0.75
@@ -60,7 +58,7 @@ _CLOSE_S = 5.0
 
 
 class RunningResponse:
-    """Submitted response. The owner must enter `running`."""
+    """Submitted response. The owner must enter `call`."""
 
     def __init__(
         self,
@@ -166,8 +164,7 @@ class RunningResponse:
         return conversations.turn(conversation_id, items)
 
     async def _with_keepalives(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
-        """Add signs of life while no items come. Keep-alive comments cannot replace them, because the signs
-        are numbered events."""
+        """Add signs of life, which are numbered events, while no items come."""
         wait_s = min(_FIRST_KEEPALIVE_S, self._keep_alive_s) or None
         async with aclosing(items):
             while self.stream.is_silent:
@@ -261,7 +258,6 @@ class ResponseMaker:
         )
 
     async def open_tools(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
-        """Return the tools, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         return None if self.mcp is None else await open_tools(self.mcp, body, identity)
 
     async def _begin_loop(
@@ -298,8 +294,7 @@ class ResponseMaker:
         attempt: CascadeAttempt,
         offered: Sequence[FunctionParam] = (),
     ) -> ResponseParams:
-        """Sum up a conversation that is too long. One without an answer has nothing that can be left out,
-        and an empty summary is ignored."""
+        """Sum up a conversation that is too long, unless it has no answer. An empty summary is ignored."""
         management, body = params.body.context_management, params.body
         if not management or not is_answered([*params.earlier, *params.items]):
             return params
@@ -430,8 +425,7 @@ class Background:
         raise AssertionError("a call ends with an event")
 
     async def _renew(self, live: LiveResponse) -> None:
-        """The lease shows other servers that the response is live. A failed renewal means that one of them
-        has cancelled it."""
+        """Show other servers that the response is live. A failure means that one of them has cancelled it."""
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(JobsUnavailable):

@@ -372,7 +372,6 @@ class TurnFields(Body):
     enable_thinking: bool | None = None
     thinking_budget: shared.Budget | None = None
     chat_template: str | None = None
-    """Name of one of the model's templates, such as `tool_use`."""
     chat_template_kwargs: Annotated[shared.JsonObject, Field(max_length=64)] | None = None
 
     @property

@@ -126,8 +126,6 @@ class _OpenItem(ABC):
 
 @dataclass
 class _OpenMessage(_OpenItem):
-    """Message with one part."""
-
     text_event: ClassVar[str] = "response.output_text"
     scores: list[TokenEntry] = field(default_factory=list, init=False)
 
@@ -275,7 +273,6 @@ class OutputWriter:
     new_call_id: NewId
     new_id: NewItemId
     offered: Mapping[str, OfferedTool]
-    """MCP tools by the names that the model sees."""
     is_compacting: bool
     """True to drop thoughts."""
 

@@ -202,8 +202,7 @@ class ToolLoop:
         return await self.running.gather()
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield the events of all rounds. Raises errors of generations, DeadlineExceeded,
-        RequestCancelled."""
+        """Yield the events of all rounds. Raises errors of generations, and those of its own end."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
