@@ -8,18 +8,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    REPETITION,
-    ChunkStream,
-    Completion,
-    EndedBy,
-    GatheredCall,
-    completion,
-    ended_by,
-    finish_reason,
-    json_text,
-)
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import PieceTexts, finite_logprob
@@ -108,15 +98,15 @@ class TextChoice(msgspec.Struct, frozen=True):
     index: int
     logprobs: LegacyLogprobs | None
     finish_reason: str
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
 
 
-class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
+class TextCompletion(renderer.Completion[TextChoice], frozen=True, kw_only=True):
     object: str = "text_completion"
 
 
 class CompletionRenderer:
-    def whole(self, gathered: GatheredCall) -> bytes:
+    def whole(self, gathered: renderer.GatheredCall) -> bytes:
         (call, pieces, _, _), choices = gathered, []
         for position, (request_index, answer) in enumerate(gathered.shown):
             prompt, logprobs = call.prompt_of(request_index), None
@@ -125,17 +115,17 @@ class CompletionRenderer:
                 logprobs = LegacyWriter(pieces, len(echo)).write(answer.logprobs)
                 if prompt.echo is not None:
                     logprobs = prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + logprobs
-            text, reason = echo + answer.text, finish_reason(answer.ended)
-            choices.append(TextChoice(text, position, logprobs, reason, ended_by(answer.ended)))
-        return completion(TextCompletion, gathered, choices)
+            text, reason = echo + answer.text, renderer.finish_reason(answer.ended)
+            choices.append(TextChoice(text, position, logprobs, reason, renderer.ended_by(answer.ended)))
+        return renderer.completion(TextCompletion, gathered, choices)
 
-    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> renderer.ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
         choices = {
             request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
             for index, request in enumerate(call.requests)
         }
-        return ChunkStream(call, "text_completion", choices, empty=_EMPTY)
+        return renderer.ChunkStream(call, "text_completion", choices, empty=_EMPTY)
 
 
 class _EchoingChoice:
@@ -162,12 +152,12 @@ class _EchoingChoice:
         if event.text or event.logprobs:
             parts.append(self._part(event.text, logprobs))
         if event.finish is not None:
-            last = self._part("", None, finish_reason(event.finish))
+            last = self._part("", None, renderer.finish_reason(event.finish))
             if event.finish.is_loop:
-                last = b'%b,"ended_by":"%b"}' % (last[:-1], REPETITION.encode())
+                last = b'%b,"ended_by":"%b"}' % (last[:-1], renderer.REPETITION.encode())
             parts.append(last)
         return parts
 
     def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:
         numbers = msgspec.json.encode(logprobs) + b',"finish_reason":' + msgspec.json.encode(reason)
-        return self._begin + json_text(text) + b',"logprobs":' + numbers + b"}"
+        return self._begin + renderer.json_text(text) + b',"logprobs":' + numbers + b"}"
