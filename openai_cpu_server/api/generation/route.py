@@ -105,7 +105,7 @@ def event_source(
     """`ping`: keepalive of idle streams. `grace_s`: time to go on at shutdown."""
     return EventSourceResponse(
         encoded_events,
-        headers=headers,
+        headers={**NO_STORE_HEADERS, **headers},
         sep="\n",
         ping=keep_alive_s,
         ping_message_factory=ping,
@@ -129,7 +129,7 @@ class EventStream:
         stream = AnswerStream(items, self.renderer, request_log_of(scope))
         response = event_source(
             self._encoded(stream),
-            {**NO_STORE_HEADERS, **self.running.call.headers},
+            self.running.call.headers,
             keep_alive_s=self.keep_alive_s,
             ping=self._ping,
             grace_s=_SHUTDOWN_GRACE_S,
@@ -189,8 +189,7 @@ def not_in_batches(param: str) -> InvalidRequest:
 def resumable_response(
     streams: ResumableStreams, stream: ResumableStream, events: AsyncIterator[bytes], *, keep_alive_s: float
 ) -> ASGIApp:
-    headers = {**NO_STORE_HEADERS, **stream.headers}
-    source = event_source(events, headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
+    source = event_source(events, stream.headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         with streams.reading(stream):

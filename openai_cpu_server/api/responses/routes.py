@@ -19,7 +19,6 @@ from openai_cpu_server import errors
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.renderer import ENDED_BY, events
 from openai_cpu_server.api.generation.route import (
-    NO_STORE_HEADERS,
     EventStream,
     InputTokens,
     event_source,
@@ -252,7 +251,7 @@ class ResponsesRoutes:
         return Response(first, media_type="application/json", headers=headers)
 
     def _logged_stream(self, stored: AsyncIterator[bytes], headers: Mapping[str, str]) -> ASGIApp:
-        return event_source(stored, {**NO_STORE_HEADERS, **headers}, keep_alive_s=self._options.keep_alive_s)
+        return event_source(stored, headers, keep_alive_s=self._options.keep_alive_s)
 
     def _require_repository(self) -> ResponseRepository:
         if self._repository is None:
