@@ -7,12 +7,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, from_json
+from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
 
 from openai_cpu_server.errors import InvalidRequest, missing
 from openai_cpu_server.http.ignored_params import (
@@ -134,6 +141,73 @@ class Body(BaseModel):
         return reference
 
 
+class _Choice:
+    """Annotation of a union. The member is chosen whose `names` include the `name` of the value. Without an
+    `error` for others the last one takes them. `path_of` leaves out tags in angle brackets."""
+
+    def __init__(
+        self,
+        names: Callable[[Any], Iterable[object]],
+        name: Callable[[Any], object],
+        error: str | None,
+        message: str | None,
+    ) -> None:
+        self._names, self._name = names, name
+        self._error, self._message = error, message
+
+    def __get_pydantic_core_schema__(self, union: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices: dict[Any, CoreSchema] = {}
+        for member in get_args(union):
+            for name in self._names(member):
+                choices.setdefault(f"<{name}>", handler.generate_schema(member))
+        other = next(reversed(choices)) if self._error is None else None
+        return core_schema.tagged_union_schema(
+            choices,
+            lambda value: tag if (tag := f"<{self._name(value)}>") in choices else other,
+            custom_error_type=self._error,
+            custom_error_message=self._message,
+        )
+
+
+def by_value(error: str | None = None, message: str | None = None) -> _Choice:
+    """Choose between a text, a list, an object and so on."""
+
+    def names(member: Any) -> list[str]:
+        while get_origin(member) is Annotated:
+            member, *_ = get_args(member)
+        kind = get_origin(member) or member
+        if kind is not Literal and issubclass(kind, BaseModel):
+            kind = dict
+        return ["str" if kind is Literal else kind.__name__]
+
+    return _Choice(names, lambda value: type(value).__name__, error, message)
+
+
+def _type_of(value: object) -> str | None:
+    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return name if name is None or isinstance(name, str) else ""
+
+
+def _literals(kind: object) -> Iterator[object]:
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif kind is type(None):
+        yield None
+    for part in get_args(kind):
+        yield from _literals(part)
+
+
+def by_type(
+    error: str | None = None, message: str | None = None, name: Callable[[Any], str | None] = _type_of
+) -> _Choice:
+    """Choose by the field `type`, for which each member has its literals."""
+
+    def names(member: type[BaseModel]) -> list[object]:
+        return [*_literals(member.model_fields["type"].annotation)] or [member.__name__]
+
+    return _Choice(names, name, error, message)
+
+
 class IgnoredField(NamedTuple):
     path: str
     """`messages[3].colour`."""
@@ -205,8 +279,6 @@ def parse_fields(
 
 _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 """`name`, `name[]` of a list, or `name[key]` of an object."""
-
-
 _JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "undefined": "null"}
 
 

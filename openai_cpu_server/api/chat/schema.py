@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, by_type, by_value
 
 
 def _refuse_choice(kind: object) -> object:
@@ -50,7 +50,7 @@ class ChatTextTool(shared.OpenBody):
     custom: Custom
 
 
-AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], shared.by_type()]
+AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
 """Tool of a chat. Types that are not supported here are left out."""
 
 
@@ -70,7 +70,7 @@ class NamedCustom(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: shared.NonEmptyList[Annotated[Union[NamedTool, NamedCustom, shared.ForeignKind], shared.by_type()]]
+    tools: shared.NonEmptyList[Annotated[Union[NamedTool, NamedCustom, shared.ForeignKind], by_type()]]
 
 
 class AllowedChoice(Body):
@@ -99,11 +99,9 @@ ToolChoice = Annotated[
         custom_error_message="Input should be 'none', 'auto', 'required' or an object",
     ),
 ]
-
-
 FunctionCall = Annotated[
     Union[Literal["none", "auto"], FunctionName],
-    shared.by_value("function_call", "Input should be 'none', 'auto' or an object with a 'name'"),
+    by_value("function_call", "Input should be 'none', 'auto' or an object with a 'name'"),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[LegacyFunction], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
@@ -124,7 +122,7 @@ class TextPart(shared.OpenBody):
 
 REASONING_TYPES = ("thinking", "reasoning")
 """Types of parts with reasoning, from Mistral and LangChain."""
-Part = Annotated[Union[TextPart, shared.ForeignKind], shared.by_type()]
+Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
 Content = shared.TextOrList[shared.ListOf[Part]]
 
 

@@ -1,26 +1,23 @@
-"""Fields that bodies of several families share. Tags stand in angle brackets because pydantic puts them
-into error paths, from which `parse` removes them."""
+"""Fields that bodies of several families share."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
-    GetCoreSchemaHandler,
     JsonValue,
     PlainValidator,
     Tag,
     ValidationInfo,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
 from openai_cpu_server.api.generation.sampling import Samplers
@@ -39,7 +36,7 @@ from openai_cpu_server.contract.request import (
     USAGE_PENALTY,
 )
 from openai_cpu_server.http import ignored_params
-from openai_cpu_server.http.parse import Body, header_safe, is_lenient
+from openai_cpu_server.http.parse import Body, by_type, by_value, header_safe, is_lenient
 from openai_cpu_server.prompt.template import to_json
 
 T = TypeVar("T")
@@ -48,73 +45,6 @@ T = TypeVar("T")
 def _or_no_limit(value: object, info: ValidationInfo) -> object:
     """Accept -1 for no limit in lenient mode, as clients of LM Studio and llama-server send it."""
     return None if type(value) is int and value == -1 and is_lenient(info) else value
-
-
-class _Choice:
-    """Annotation of a union. The member is chosen whose `names` include the `name` of the value. Without an
-    `error` for others the last one takes them."""
-
-    def __init__(
-        self,
-        names: Callable[[Any], Iterable[object]],
-        name: Callable[[Any], object],
-        error: str | None,
-        message: str | None,
-    ) -> None:
-        self._names, self._name = names, name
-        self._error, self._message = error, message
-
-    def __get_pydantic_core_schema__(self, union: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices: dict[Any, CoreSchema] = {}
-        for member in get_args(union):
-            for name in self._names(member):
-                choices.setdefault(f"<{name}>", handler.generate_schema(member))
-        other = next(reversed(choices)) if self._error is None else None
-        return core_schema.tagged_union_schema(
-            choices,
-            lambda value: tag if (tag := f"<{self._name(value)}>") in choices else other,
-            custom_error_type=self._error,
-            custom_error_message=self._message,
-        )
-
-
-def by_value(error: str | None = None, message: str | None = None) -> _Choice:
-    """Choose between a text, a list, an object and so on."""
-
-    def names(member: Any) -> list[str]:
-        while get_origin(member) is Annotated:
-            member, *_ = get_args(member)
-        kind = get_origin(member) or member
-        if kind is not Literal and issubclass(kind, BaseModel):
-            kind = dict
-        return ["str" if kind is Literal else kind.__name__]
-
-    return _Choice(names, lambda value: type(value).__name__, error, message)
-
-
-def _type_of(value: object) -> str | None:
-    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return name if name is None or isinstance(name, str) else ""
-
-
-def _literals(kind: object) -> Iterator[object]:
-    if get_origin(kind) is Literal:
-        yield from get_args(kind)
-    elif kind is type(None):
-        yield None
-    for part in get_args(kind):
-        yield from _literals(part)
-
-
-def by_type(
-    error: str | None = None, message: str | None = None, name: Callable[[Any], str | None] = _type_of
-) -> _Choice:
-    """Choose by the field `type`, for which each member has its literals."""
-
-    def names(member: type[BaseModel]) -> list[object]:
-        return [*_literals(member.model_fields["type"].annotation)] or [member.__name__]
-
-    return _Choice(names, name, error, message)
 
 
 TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array")
@@ -283,7 +213,9 @@ Probability = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValida
 _BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 TypicalP = Annotated[
-    float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(lambda number: max(number, TYPICAL_P.least))
+    float,
+    Field(gt=0, le=TYPICAL_P.most),
+    AfterValidator(lambda number: max(number, TYPICAL_P.least)),
 ]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
@@ -294,7 +226,9 @@ TopK = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Number of tokens, or 0 or -1 for all."""
 Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
 LastN = Annotated[
-    int, Field(ge=-1, le=COUNT.most), AfterValidator(lambda number: COUNT.most if number < 0 else number)
+    int,
+    Field(ge=-1, le=COUNT.most),
+    AfterValidator(lambda number: COUNT.most if number < 0 else number),
 ]
 """Number of tokens, or -1 for the whole context."""
 PositiveCount = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
@@ -334,8 +268,6 @@ def _without_nulls(schema: object) -> object:
 
 ToolSchema = Annotated[JsonObject, BeforeValidator(_without_nulls)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
 SchemaOrText = Annotated[
     Union[str, JsonObject],
     by_value("text_or_object", "Input should be a JSON Schema, as an object or as text"),
@@ -398,8 +330,6 @@ class StructuredOutputs(Body):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Levels of all families. `max` means `xhigh`."""
-
-
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]

@@ -12,7 +12,7 @@ from pydantic import Field
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import FormParam
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.parse import Body, parse_fields
+from openai_cpu_server.http.parse import Body, by_type, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.tool_formats.patterns import quoted
 
@@ -84,7 +84,7 @@ class _SeparatedTags(_Tags):
 
 _Format = Annotated[
     Union[_ConstString, _Schema, _AnyText, _Grammar, _Regex, _Several, _Tag, _TriggeredTags, _SeparatedTags],
-    shared.by_type(
+    by_type(
         "tag_format",
         "Input should be an object whose 'type' is one of const_string, json_schema, any_text, grammar, "
         "regex, sequence, or, tag, triggered_tags, tags_with_separator",

@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.http.parse import by_type
 
 MAX_TOOLS = 512
 """Above OpenAI's 128, because agents with many tool servers have more."""
@@ -77,9 +78,9 @@ class ToolResultBlock(Cacheable):
 
 Block = Annotated[
     Union[TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock, shared.ForeignKind],
-    shared.by_type(),
+    by_type(),
 ]
-OnlyText = Annotated[Union[TextBlock, shared.ForeignKind], shared.by_type()]
+OnlyText = Annotated[Union[TextBlock, shared.ForeignKind], by_type()]
 ResultContent = shared.TextOrList[shared.ListOf[OnlyText]]
 Content = shared.TextOrList[shared.ListOf[Block]]
 
@@ -99,7 +100,7 @@ class CustomTool(Cacheable):
     """Ignored, because arguments are always streamed as they come."""
 
 
-AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], shared.by_type()]
+AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
 """Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
 
 

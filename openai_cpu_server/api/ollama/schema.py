@@ -10,6 +10,7 @@ from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.http.parse import by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
@@ -17,8 +18,6 @@ MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's options set it for all requests")
 _NO_MIROSTAT = "this sampler is not implemented"
-
-
 OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's values for fields that neither a request nor the model has (docs/modelfile)."""
 
@@ -67,7 +66,7 @@ class OllamaOptions(shared.OpenBody):
     logit_bias: dict[str, shared.Bias] | None = None
 
 
-Think = Annotated[Union[bool, Literal["low", "medium", "high", "max"]], shared.by_value()]
+Think = Annotated[Union[bool, Literal["low", "medium", "high", "max"]], by_value()]
 KeepAlive = Union[str, int, float]
 TokenId = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 

@@ -19,7 +19,7 @@ from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError, wrong
 from openai_cpu_server.http import ignored_params
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_INPUTS = 2048
@@ -118,7 +118,7 @@ class TextDocument(shared.OpenBody):
 
 Document = Annotated[
     Union[str, TextDocument],
-    shared.by_value("text_or_object", "Input should be a string, or an object with 'text'"),
+    by_value("text_or_object", "Input should be a string, or an object with 'text'"),
 ]
 
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.responses.items import OWN_SUMMARY
 from openai_cpu_server.http import ignored_params
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, by_type, by_value
 
 MAX_ITEMS = 10_000
 
@@ -33,7 +33,7 @@ class RefusalPart(EchoedBody):
     refusal: str
 
 
-SentPart = Annotated[Union[ItemTextPart, RefusalPart, shared.ForeignKind], shared.by_type()]
+SentPart = Annotated[Union[ItemTextPart, RefusalPart, shared.ForeignKind], by_type()]
 Content = shared.TextOrList[shared.ListOf[SentPart]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 """NUL is excluded, because some databases cannot store it."""
@@ -171,7 +171,7 @@ InputItem = Annotated[
         SentApproval,
         shared.ForeignKind,
     ],
-    shared.by_type(name=_item_type),
+    by_type(name=_item_type),
 ]
 Input = shared.TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
 
@@ -195,7 +195,7 @@ class TextTool(EchoedBody):
     format: Annotated[Union[GrammarFormat, shared.AnyText], shared.CUSTOM_FORMAT] | None = None
 
 
-InNamespace = Annotated[Union[FunctionTool, TextTool, shared.ForeignKind], shared.by_type()]
+InNamespace = Annotated[Union[FunctionTool, TextTool, shared.ForeignKind], by_type()]
 
 
 class NamespaceTool(EchoedBody):
@@ -217,8 +217,8 @@ class ApprovalRule(EchoedBody):
     never: ToolFilter | None = None
 
 
-AllowedMcpTools = Annotated[Union[shared.ListOf[ToolName], ToolFilter], shared.by_value()]
-RequiredApproval = Annotated[Union[Literal["always", "never"], ApprovalRule], shared.by_value()]
+AllowedMcpTools = Annotated[Union[shared.ListOf[ToolName], ToolFilter], by_value()]
+RequiredApproval = Annotated[Union[Literal["always", "never"], ApprovalRule], by_value()]
 
 
 class McpServerTool(EchoedBody):
@@ -241,9 +241,7 @@ class McpServerTool(EchoedBody):
     allowed_callers: shared.ListOf[str] | None = None
 
 
-Tool = Annotated[
-    Union[FunctionTool, TextTool, NamespaceTool, McpServerTool, shared.ForeignKind], shared.by_type()
-]
+Tool = Annotated[Union[FunctionTool, TextTool, NamespaceTool, McpServerTool, shared.ForeignKind], by_type()]
 """Tools that OpenAI runs itself and unknown forms are left out."""
 
 
@@ -343,7 +341,7 @@ class ConversationName(Body):
 
 NamedConversation = Annotated[
     Union[shared.NonEmpty, ConversationName],
-    shared.by_value("text_or_object", "Input should be the id of a conversation, or an object with 'id'"),
+    by_value("text_or_object", "Input should be the id of a conversation, or an object with 'id'"),
 ]
 
 
