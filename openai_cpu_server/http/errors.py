@@ -173,7 +173,12 @@ _NUMBERED_TYPES = {
     404: "not_found_error",
     503: "unavailable_error",
 }
-_STATUSES = {failure.code or failure.type: failure.status for failure in TABLE.values()}
+_STATUSES = {failure.code: failure.status for failure in TABLE.values() if failure.code is not None}
+
+
+def status_of(body: ErrorBody) -> int:
+    """Return the status of an error in a stream, which has none."""
+    return _STATUSES.get(body.code or "", 400 if body.type == "invalid_request_error" else 500)
 
 
 def numbered(
@@ -181,7 +186,7 @@ def numbered(
 ) -> NumberedErrorObject:
     """`status`: None to derive it from the object's code."""
     body = sent.error
-    status = status or _STATUSES.get(body.code or body.type, 400)
+    status = status or status_of(body)
     is_too_long = body.code == "context_length_exceeded"
     numbered_error = NumberedError(
         code=status,

@@ -134,9 +134,8 @@ def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
 logger = logging.getLogger(__name__)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SOCKET_REFUSED = 403
-"""Sent by the web server for a WebSocket that is closed before it opens, because it has no route."""
-_SWITCHING_PROTOCOLS = 101
+_SOCKET_STATUSES = {"websocket.accept": 101, "websocket.close": 403}
+"""Statuses of handshakes, the second of one that is refused because it has no route."""
 
 
 class ErrorMiddleware:
@@ -155,7 +154,7 @@ class ErrorMiddleware:
         shape = shape_at(request_log.path, self._shapes)
 
         async def tagged(message: Message) -> None:
-            status = _opening_status(message)
+            status = _SOCKET_STATUSES.get(message["type"], message.get("status"))
             if request_log.status is None and status is not None:
                 message.setdefault("headers", [])
                 headers = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, request_log.id)}
@@ -209,18 +208,6 @@ class HostGate:
             await self._refusing(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-def _opening_status(message: Message) -> int | None:
-    match message["type"]:
-        case "http.response.start" | "websocket.http.response.start":
-            status: int = message["status"]
-            return status
-        case "websocket.accept":
-            return _SWITCHING_PROTOCOLS
-        case "websocket.close":
-            return _SOCKET_REFUSED
-    return None
 
 
 _SPOOLED_BYTES = 1024 * 1024

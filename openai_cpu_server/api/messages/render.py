@@ -35,7 +35,6 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
 }
 """Anthropic's error types by HTTP status. Others are invalid requests."""
-_STATUSES = {failure.code: failure.status for failure in errors.TABLE.values() if failure.code is not None}
 
 
 class ThreadErrorDetails(msgspec.Struct, frozen=True):
@@ -76,8 +75,6 @@ def _response(error: Exception, request_id: str) -> Response:
 
 SHAPE = errors.ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
 """Errors and headers. Anthropic's SDKs read only `request-id`."""
-
-
 _UNSIGNED = "unsigned"
 """Placeholder for Anthropic's signature of reasoning, which clients send back. It is not checked here."""
 _PING = (renderer.Chunk(b'{"type":"ping"}', "ping"),)
@@ -273,9 +270,7 @@ class MessageStream(renderer.Renderer):
         return (delta, renderer.Chunk(b'{"type":"message_stop"}', "message_stop"))
 
     def error(self, error: errors.ErrorObject) -> Sequence[renderer.Chunk]:
-        # A stream has no status, so that of the error's code counts.
-        otherwise = 400 if error.error.type == "invalid_request_error" else 500
-        body = _body(error, _STATUSES.get(error.error.code or "", otherwise))
+        body = _body(error, errors.status_of(error.error))
         return (renderer.Chunk(msgspec.json.encode(MessagesError(type="error", error=body)), "error"),)
 
     def _part(self, part: Part) -> Iterator[renderer.Chunk]:
