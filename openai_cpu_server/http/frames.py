@@ -15,8 +15,6 @@ from openai_cpu_server.http.server import ConnectionLimits, Timer
 
 _MAX_FRAGMENTS = 4096
 _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
-
 _READ_BYTES = 16 * 1024
 """Bytes read in one turn of the event loop: at most 2,700 frames, which take about 20 ms."""
 

@@ -32,10 +32,15 @@ _RESERVE = 128
 
 def room_for_connections(wanted: int) -> int:
     """Return the possible number of connections, and raise the soft limit of open files."""
-    files = _raised(wanted + _RESERVE)
-    possible = max(1, files - _RESERVE)
-    if possible >= wanted:
+    needed, (files, hard) = wanted + _RESERVE, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit below the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            files = raised
+    if files == resource.RLIM_INFINITY or files >= needed:
         return wanted
+    possible = max(1, files - _RESERVE)
     logger.warning(
         "at most %d connections instead of the %d of --max-connections: the system limits this process "
         "to %d open files (see ulimit -Hn)",
@@ -44,18 +49,6 @@ def room_for_connections(wanted: int) -> int:
         files,
     )
     return possible
-
-
-def _raised(needed: int) -> int:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return needed
-    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    except (OSError, ValueError):  # macOS has a limit below the hard one
-        return soft
-    return raised
 
 
 _MOST_PENDING = 1024

@@ -272,7 +272,7 @@ class AttachmentFinder:
     ) -> _Document:
         source = attachment.source
         data = await self._bytes(source, owner)
-        charset = _charset_of(source.url)
+        charset = match[1].lower() if (match := _CHARSET.match(source.url)) else ""
         digest = await in_thread(partial(_digest, data), is_slow=True)
         key = digest + charset.encode(errors="replace")
         parts = self._texts.get(key)
@@ -499,13 +499,6 @@ def _of_base64(source: str, first: int = 0) -> bytes:
 
 
 _CHARSET = re.compile(r"data:[^,]{0,200}?;\s*charset\s*=\s*\"?([^;,\"\s]{1,40})", re.IGNORECASE)
-
-
-def _charset_of(url: str) -> str:
-    match = _CHARSET.match(url)
-    return "" if match is None else match[1].lower()
-
-
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
 """Characters that encoders escape in base64. `unquote` takes 1.1 GB for 15 MB of escapes."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")

@@ -330,8 +330,6 @@ AUTO_DETAIL = "auto"
 _MARK_KEY = secrets.token_bytes(32)
 """Secret key, so that clients cannot forge marks."""
 MARK = re.compile(rf"{MEDIA_MARK.pattern}|document[0-9a-f]{{30}}")
-
-
 CHARS_AT_ONCE = 64 * 1024
 """Encoding or decoding 20 MB at once would hold the interpreter's lock for tens of milliseconds."""
 

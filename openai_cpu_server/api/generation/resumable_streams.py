@@ -159,11 +159,6 @@ class StreamState(msgspec.Struct, frozen=True):
     completed_at: int
     """Unix time, or 0 while the stream runs."""
 
-    @classmethod
-    def of(cls, stream: ResumableStream) -> StreamState:
-        log = stream.log
-        return cls(stream.conversation, log.has_ended, log.total_bytes, stream.started_at, stream.ended_at)
-
 
 _MOST_BYTES = 4 * 1024 * 1024
 """Limit of one stream as in llama-server, about 15,000 tokens of a chat."""
@@ -221,7 +216,9 @@ class ResumableStreams:
         """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""
         streams = self._of(stream_owner(identity))
         return [
-            StreamState.of(one)
+            StreamState(
+                one.conversation, one.log.has_ended, one.log.total_bytes, one.started_at, one.ended_at
+            )
             for name in names
             for one in streams
             if one.conversation == name or one.conversation.startswith(f"{name}::")

@@ -198,9 +198,12 @@ def resumable_response(
     return respond
 
 
-class BodyReader(msgspec.Struct, Generic[B], frozen=True):
+class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
+    """Distinguishing parts of a family: body to `GenerationParams`, events to bytes."""
+
     schema: type[B]
     to_params: Callable[[B], GenerationParams]
+    renderer: AnswerRenderer
 
     def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
         """Parse a body in any thread. Raises InvalidRequest, TooManyValues."""
@@ -211,12 +214,6 @@ class BodyReader(msgspec.Struct, Generic[B], frozen=True):
         params = self.to_params(body)
         all_ignored = Ignored((*ignored.names, *params.ignored.names))
         return msgspec.structs.replace(params, num_bytes=num_bytes, ignored=all_ignored)
-
-
-class ApiAdapter(BodyReader[B], frozen=True):
-    """Distinguishing parts of a family: body to `GenerationParams`, events to bytes."""
-
-    renderer: AnswerRenderer
 
 
 def conversation_of(headers: Mapping[str, str]) -> str | None:
@@ -309,16 +306,16 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 async def count_tokens(
     request: Request,
-    reader: BodyReader[Any],
+    family: ApiAdapter[Any],
     service: GenerationService,
     answer: Callable[..., msgspec.Struct] = InputTokens,
 ) -> Response:
     """Count a prompt's tokens, without an engine."""
     data = await streamed_body(request)
-    params = await off_loop(len(data), partial(reader.read, data, lenient=service.options.lenient))
+    params = await off_loop(len(data), partial(family.read, data, lenient=service.options.lenient))
     context = context_of(request.scope)
     allowed = context.identity.allowed_models
     await ensure_served(service.models, params.model, allowed)
     chosen = choose_able(service.models, params.model, allowed, Ability.GENERATE)
-    counted = await service.prompt_tokens(params, chosen, context)
-    return json_response(answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+    num_tokens, ignored = await service.prompt_tokens(params, chosen, context)
+    return json_response(answer(input_tokens=num_tokens), headers=ignored.headers)

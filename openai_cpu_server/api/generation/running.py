@@ -214,6 +214,7 @@ class RunningCalls:
         return running
 
 
+_DEAR_S = 1.0
 _REFUSALS_BYTES = 2**20
 """Room for some 1,500 grammars."""
 
@@ -227,8 +228,7 @@ class _GrammarRefusal(NamedTuple):
 class GrammarRefusals:
     """Grammars that took more than a second to fail, by client. They are refused at once from then on."""
 
-    def __init__(self, *, dear_s: float = 1.0) -> None:
-        self._dear_s = dear_s
+    def __init__(self) -> None:
         self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
 
     def check(self, call: ResolvedRequest, model: str) -> None:
@@ -242,7 +242,7 @@ class GrammarRefusals:
     def add(
         self, call: ResolvedRequest, model: str, message: str, *, num_tokens: int, elapsed_s: float
     ) -> None:
-        if call.grammar_path is not None and elapsed_s > self._dear_s:
+        if call.grammar_path is not None and elapsed_s > _DEAR_S:
             refusal = _GrammarRefusal(message, min(num_tokens, _most_tokens(call)))
             self._refusals.put(_grammar_digest(call, model), refusal, len(message))
 

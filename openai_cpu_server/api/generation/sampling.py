@@ -20,8 +20,6 @@ from openai_cpu_server.http.parse import Body
 from openai_cpu_server.models.defaults import ModelDefaults, SamplingValues, with_values
 
 _SEEDS = 2**63
-
-
 _AS_SENT = (
     "temperature",
     "top_p",

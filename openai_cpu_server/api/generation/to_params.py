@@ -255,8 +255,6 @@ _OURS = frozenset(
 )
 """Template variables that a request cannot set."""
 T = TypeVar("T")
-
-
 Sent = tuple[str, T]
 """Path and value of a field that the client has sent."""
 

@@ -68,8 +68,6 @@ _NonEmptyStops = BeforeValidator(
 )
 """llama-server ignores empty stop strings."""
 WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
-
-
 ANY_SEED = 2**32 - 1
 """Placeholder for any seed. Reported seeds are below it, so that any client can send them again."""
 DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

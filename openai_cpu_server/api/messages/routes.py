@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.output import check_no_choice
-from openai_cpu_server.api.generation.route import ApiAdapter, BodyReader, GenerationRoute, count_tokens
+from openai_cpu_server.api.generation.route import ApiAdapter, GenerationRoute, count_tokens
 from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import (
@@ -284,8 +284,9 @@ def _form(body: CountBody) -> params.FormParam | None:
 # -- routes -----------------------------------------------------------------------------------------------
 
 
-MESSAGES_API = ApiAdapter(MessagesBody, messages_params, render.MessagesRenderer())
-COUNTED = BodyReader(CountBody, count_params)
+_RENDERER = render.MessagesRenderer()
+MESSAGES_API = ApiAdapter(MessagesBody, messages_params, _RENDERER)
+COUNTED = ApiAdapter(CountBody, count_params, _RENDERER)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
     " and so on; the last one is `message_stop`."

@@ -81,8 +81,6 @@ _CHAT = render.OllamaRenderer(is_chat=True)
 _GENERATE = render.OllamaRenderer(is_chat=False)
 OLLAMA_CHAT = ApiAdapter(schema.OllamaChatBody, to_params.ollama_chat_params, _CHAT)
 OLLAMA_GENERATE = ApiAdapter(schema.OllamaGenerateBody, to_params.ollama_generate_params, _GENERATE)
-
-
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=render.OllamaError)
 _generation = partial(
     _route,
@@ -94,8 +92,6 @@ _generation = partial(
     stream_media=render.NDJSON,
     errors=GENERATION_ERRORS,
 )
-
-
 _admin_route = partial(_route, access=ADMIN)
 _streamed = partial(
     _admin_route,

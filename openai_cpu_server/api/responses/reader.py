@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from msgspec import UNSET
 
 from openai_cpu_server.api.generation.params import (
     Attachment,
@@ -30,7 +29,7 @@ from openai_cpu_server.api.responses.conversation import (
     with_instructions,
 )
 from openai_cpu_server.api.responses.items import Item, ItemWithSource, decoded_item
-from openai_cpu_server.api.responses.objects import ConversationRef, WrittenSummary
+from openai_cpu_server.api.responses.objects import WrittenSummary
 from openai_cpu_server.api.responses.schema import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.to_params import (
     check_supported,
@@ -114,10 +113,6 @@ class LastResponse(msgspec.Struct, frozen=True):
 
     id: str
     items: tuple[ItemWithSource, ...]
-
-
-class _StoredConversation(msgspec.Struct, frozen=True):
-    conversation: ConversationRef | msgspec.UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -254,7 +249,7 @@ class ResponseReader:
             raise _no_previous(
                 f"The response '{previous_id}' cannot be continued: it is {last.status.value}."
             )
-        if msgspec.json.decode(last.response, type=_StoredConversation).conversation is not UNSET:
+        if "conversation" in msgspec.json.decode(last.response, type=dict[str, msgspec.Raw]):
             raise _no_previous(
                 f"The response '{previous_id}' belongs to a conversation: continue it with 'conversation'."
             )

@@ -164,8 +164,8 @@ class ResponsesRoutes:
         if tools is not None:
             await tools.close()
         generation = params.generation(tools.functions if tools is not None else ())
-        counted = await self._service.prompt_tokens(generation, chosen, context)
-        return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+        num_tokens, ignored = await self._service.prompt_tokens(generation, chosen, context)
+        return json_response(InputTokens(input_tokens=num_tokens), headers=ignored.headers)
 
     @_route(
         "GET",

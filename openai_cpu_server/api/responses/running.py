@@ -302,8 +302,8 @@ class ResponseMaker:
         await ensure_served(self.service.models, body.model, allowed)
         chosen = choose_able(self.service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         limit = management[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
-        counted = await self.service.prompt_tokens(params.generation(offered), chosen, context)
-        if counted.num_tokens <= limit:
+        num_tokens, _ = await self.service.prompt_tokens(params.generation(offered), chosen, context)
+        if num_tokens <= limit:
             return params
         inner = context.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
         compacting = params.compacting()
