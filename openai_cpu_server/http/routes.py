@@ -7,14 +7,14 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
-from openai_cpu_server.http.keys import Access
+from openai_cpu_server.http.keys import CALLS, Access
 from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
@@ -24,8 +24,6 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 P = TypeVar("P")
 
 WEBSOCKET = "WEBSOCKET"
-GENERATION_ERRORS = (404, 408, 429, CLIENT_GONE, 500, 503)
-"""Statuses of calls to a model, beside those of any request."""
 _CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
 _ROUTES = "api_routes"
 
@@ -86,6 +84,12 @@ class ApiRoute:
     @property
     def name(self) -> str:
         return f"{self.method} {self.shown_path}"
+
+
+model_route = partial(
+    ApiRoute, "POST", access=CALLS, streams=True, errors=(404, 408, 429, CLIENT_GONE, 500, 503)
+)
+"""Route of calls to a model."""
 
 
 def routes_of(router: Callable[..., Any]) -> tuple[ApiRoute, ...]:

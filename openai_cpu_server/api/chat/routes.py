@@ -30,8 +30,8 @@ from openai_cpu_server.api.generation.sampling import ignored_samplers
 from openai_cpu_server.api.generation.schema import LACKS, ForeignKind, words_in
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
-from openai_cpu_server.http.keys import CALLS, INFERENCE, SUBPROTOCOL, WORK
-from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
+from openai_cpu_server.http.keys import INFERENCE, SUBPROTOCOL, WORK
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, model_route
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.prompt.template import to_json
 
@@ -306,16 +306,12 @@ class ChatRoutes:
         exchange = partial(ChatExchange, self.route)
         self._socket = SocketServer(exchange, state.sockets, subprotocol=SUBPROTOCOL)
 
-    @ApiRoute(
-        "POST",
+    @model_route(
         "/v1/chat/completions",
-        CALLS,
-        "Generation",
+        tag="Generation",
         aliases=("/chat/completions",),  # of llama-server
         body=schema.ChatBody,
         answer=ChatCompletion,
-        streams=True,
-        errors=GENERATION_ERRORS,
         batched=lambda at: at.route.answer,
     )
     async def create(self, request: Request) -> ASGIApp:

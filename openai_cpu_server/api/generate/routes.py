@@ -26,10 +26,10 @@ from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
 from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
-from openai_cpu_server.http.keys import CALLS, INFERENCE
+from openai_cpu_server.http.keys import INFERENCE
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, model_route
 
 MAX_ITEMS = 1024
 """Default limit of sequences in one call of another family."""
@@ -183,18 +183,14 @@ class GenerateRoutes:
         self.route = route.GenerationRoute(GENERATE, state.generation)
         self._state = state
 
-    @ApiRoute(
-        "POST",
+    @model_route(
         "/generate",
-        CALLS,
-        "Compatibility",
+        tag="Compatibility",
         aliases=("/v1/generate",),
         body=GenerateBody,
         answer=render.Generated,
-        streams=True,
         stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the "
         "`metrics`.",
-        errors=GENERATION_ERRORS,
     )
     async def create(self, request: Request) -> ASGIApp:
         """Answer a prompt, in the format of an older server."""

@@ -28,9 +28,9 @@ from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, json_response, numbered_at
-from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES, Client, Identity
+from openai_cpu_server.http.keys import INFERENCE, PROBES, Client, Identity
 from openai_cpu_server.http.parse import Ignored
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter, JsonSchema
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema, model_route
 from openai_cpu_server.models.defaults import with_values
 from openai_cpu_server.models.registry import Preset
 
@@ -159,15 +159,11 @@ _COMPLETION = ApiAdapter(schema.LlamaCompletionBody, llama_completion_params, _R
 _INFILL = ApiAdapter(schema.LlamaInfillBody, llama_infill_params, _RENDERER)
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
-    ApiRoute,
-    "POST",
-    access=CALLS,
+    model_route,
     tag="llama-server",
     error=NumberedErrorObject,
     answer=(LlamaCompletion, list[LlamaCompletion]),
-    streams=True,
     stream_form=_STREAM,
-    errors=GENERATION_ERRORS,
 )
 _MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
 _fact = partial(

@@ -38,8 +38,8 @@ from openai_cpu_server.api.messages.schema import (
 )
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.keys import CALLS, WORK
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.keys import WORK
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, model_route
 from openai_cpu_server.prompt.template import joined_texts, to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
@@ -301,17 +301,13 @@ class MessagesRoutes:
     def __init__(self, state: AppState) -> None:
         self._route = GenerationRoute(MESSAGES_API, state.generation)
 
-    @ApiRoute(
-        "POST",
+    @model_route(
         render.MESSAGES,
-        CALLS,
-        "Generation",
+        tag="Generation",
         body=MessagesBody,
         answer=render.AnswerMessage,
-        streams=True,
         stream_form=_EVENTS,
         error=render.MessagesError,
-        errors=GENERATION_ERRORS,
     )
     async def create(self, request: Request) -> ASGIApp:
         """Answer a conversation in Anthropic's format, whole or as server-sent events."""

@@ -22,8 +22,8 @@ from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
 from openai_cpu_server.http.body import in_thread, off_loop
 from openai_cpu_server.http.context import RequestLog, context_of, request_log_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.keys import ADMIN, INFERENCE, Scope
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, model_route
 from openai_cpu_server.models.registry import Preset, available_models
 
 B = TypeVar("B", bound=schema.OllamaBody)
@@ -83,14 +83,12 @@ OLLAMA_CHAT = ApiAdapter(schema.OllamaChatBody, to_params.ollama_chat_params, _C
 OLLAMA_GENERATE = ApiAdapter(schema.OllamaGenerateBody, to_params.ollama_generate_params, _GENERATE)
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=render.OllamaError)
 _generation = partial(
-    _route,
-    "POST",
-    access=CALLS,
+    model_route,
+    tag="Ollama",
+    error=render.OllamaError,
     answer=render.OllamaLine,
-    streams=True,
     stream_form="Unless `stream` is false: an object on each line; the last one has `done` and the counts.",
     stream_media=render.NDJSON,
-    errors=GENERATION_ERRORS,
 )
 _admin_route = partial(_route, access=ADMIN)
 _streamed = partial(

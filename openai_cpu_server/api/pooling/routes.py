@@ -25,9 +25,8 @@ from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerE
 from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
-from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.routes import ApiRouter, model_route
 from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, ensure_served
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
@@ -122,7 +121,7 @@ async def _written(call: schema.PoolingCall, rows: schema.Rows, figures: Figures
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-_route = partial(ApiRoute, "POST", access=CALLS, tag="Embeddings", errors=GENERATION_ERRORS)
+_route = partial(model_route, tag="Embeddings", streams=False)
 
 
 class OllamaEmbedError(msgspec.Struct, frozen=True):

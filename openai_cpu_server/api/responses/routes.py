@@ -43,8 +43,8 @@ from openai_cpu_server.http.errors import (
     json_response,
     page_of,
 )
-from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
+from openai_cpu_server.http.keys import INFERENCE, REQUESTS, WORK
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, model_route
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs import records
 from openai_cpu_server.jobs.responses import ResponseRepository
@@ -73,15 +73,12 @@ class ResponsesRoutes:
         )
         self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), state.sockets)
 
-    @_route(
-        "POST",
+    @model_route(
         "/v1/responses",
-        access=CALLS,
+        tag="Responses",
         aliases=("/responses",),  # of llama-server
         body=ResponsesBody,
         answer=objects.ResponseObject,
-        streams=True,
-        errors=GENERATION_ERRORS,
         batched=lambda at: at.answer,
     )
     async def create(self, request: Request) -> ASGIApp:
@@ -108,13 +105,12 @@ class ResponsesRoutes:
         """Serve OpenAI's WebSocket mode: `response.create` in, the events of a stream out."""
         await self._socket.serve(websocket)
 
-    @_route(
-        "POST",
+    @model_route(
         "/v1/responses/compact",
-        access=CALLS,
+        tag="Responses",
         body=ResponsesBody,
         answer=objects.CompactedResponse,
-        errors=GENERATION_ERRORS,
+        streams=False,
     )
     async def compact(self, request: Request) -> Response:
         """Compact a conversation: keep the user's messages, and summarize all else."""
