@@ -24,7 +24,7 @@ from starlette.types import Lifespan
 from openai_cpu_server import __version__
 from openai_cpu_server.http import gate
 from openai_cpu_server.http.context import RequestHistory, request_log_of
-from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape, shape_at
+from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape
 from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.options import ApiOptions
@@ -97,7 +97,7 @@ async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: 
     named = HTTPException(error.status_code, detail, error.headers)
     request_log = request_log_of(request.scope)
     request_log.failed(named)
-    return shape_at(request_log.path, shapes).response(named, request_log.id)
+    return gate.shape_at(request_log.path, shapes).response(named, request_log.id)
 
 
 _BODY_NAME = "request.{model}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Union
 
 import msgspec
@@ -138,9 +138,6 @@ class ErrorShape(msgspec.Struct, frozen=True):
     response: Callable[[Exception, str], Response]
     id_headers: tuple[str, ...] = ("x-request-id",)
 
-    def is_at(self, path: str) -> bool:
-        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
-
 
 def _openai_response(error: Exception, request_id: str) -> Response:
     content = error_object(error, request_id=request_id)
@@ -209,10 +206,6 @@ def _numbered_response(error: Exception, request_id: str) -> Response:
 
 def numbered_at(*prefixes: str) -> ErrorShape:
     return ErrorShape(prefixes, _numbered_response)
-
-
-def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
-    return next((shape for shape in shapes if shape.is_at(path)), OPENAI)
 
 
 _CLOSE = {"connection": "close"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import ip_address
 from types import MethodType
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from openai_cpu_server.http.context import (
     put_context,
     request_log_of,
 )
-from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
+from openai_cpu_server.http.errors import OPENAI, ErrorShape, is_ours
 from openai_cpu_server.http.keys import (
     INFERENCE,
     Access,
@@ -136,6 +136,11 @@ logger = logging.getLogger(__name__)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SOCKET_STATUSES = {"websocket.accept": 101, "websocket.close": 403}
 """Statuses of handshakes, the second of one that is refused because it has no route."""
+
+
+def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
+    places = ((f"{prefix}/", shape) for shape in shapes for prefix in shape.prefixes)
+    return next((shape for place, shape in places if f"{path}/".startswith(place)), OPENAI)
 
 
 class ErrorMiddleware:
