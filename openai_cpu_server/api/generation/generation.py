@@ -151,7 +151,7 @@ _PRESET_PATH = "model"
 
 def _with_defaults(params: GenerationParams, chosen: ChosenModel) -> GenerationParams:
     preset = chosen.preset or Preset(base=chosen.name)
-    limit = LimitParam(preset.max_tokens, _PRESET_PATH, is_ceiling=True) if preset.max_tokens else None
+    limit = LimitParam.ceiling(preset.max_tokens, _PRESET_PATH) if preset.max_tokens else None
     return msgspec.structs.replace(
         params,
         sampling=with_defaults(params, chosen.model.defaults, preset.parameters),

@@ -39,9 +39,9 @@ class LimitParam(msgspec.Struct, frozen=True):
     """True if the client has named none, or all of the context. Nothing is then reserved from its key."""
 
     @classmethod
-    def of_context(cls, path: str) -> LimitParam:
-        """Return the limit of a client that wants all that the context leaves."""
-        return cls(COUNT.most, path, is_ceiling=True, is_ours=True)
+    def ceiling(cls, tokens: int, path: str) -> LimitParam:
+        """`tokens`: negative for a client that wants all that the context leaves."""
+        return cls(COUNT.most if tokens < 0 else tokens, path, is_ceiling=True, is_ours=tokens < 0)
 
 
 class FormParam(msgspec.Struct, frozen=True):

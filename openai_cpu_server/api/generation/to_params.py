@@ -226,12 +226,7 @@ def generation_params(
 
 
 def prediction_limit(body: PredictionBody) -> LimitParam | None:
-    limit = body.n_predict
-    if limit is None:
-        return None
-    return (
-        LimitParam.of_context("n_predict") if limit < 0 else LimitParam(limit, "n_predict", is_ceiling=True)
-    )
+    return None if body.n_predict is None else LimitParam.ceiling(body.n_predict, "n_predict")
 
 
 def details_param(body: PredictionBody) -> DetailsParam:

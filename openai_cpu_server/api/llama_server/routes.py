@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server import __version__
 from openai_cpu_server.api.generation import to_params
-from openai_cpu_server.api.generation.params import FileParam, GenerationParams, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.params import FileParam, GenerationParams, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, GenerationRoute
 from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent
 from openai_cpu_server.api.llama_server import schema
@@ -48,7 +48,7 @@ def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
         suffix=body.input_suffix,
         suffix_path="input_suffix",
         files=tuple(files),
-        answer_room=256 if limit is None or limit[1] < 0 else limit[1],
+        answer_room=256 if limit is None or limit.is_ours else limit.tokens,
         echo=True,
     )
     return llama_server_params(body, prompt)
@@ -71,10 +71,6 @@ def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> G
     sampling = params.sampling
     if not params.is_seeded:
         sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(schema.ANY_SEED))
-    limit = body.limit
-    max_tokens = None if limit is None else LimitParam(limit[1], limit[0], is_ceiling=True)
-    if limit is not None and limit[1] < 0:
-        max_tokens = LimitParam.of_context(limit[0])
     return msgspec.structs.replace(
         params,
         sampling=sampling,
@@ -85,7 +81,7 @@ def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> G
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        max_tokens=max_tokens,
+        max_tokens=body.limit,
         logprobs=body.n_probs or None,
         details=msgspec.structs.replace(
             to_params.details_param(body),

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.api.generation.params import LogitBiasParam
+from openai_cpu_server.api.generation.params import LimitParam, LogitBiasParam
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http import ignored_params
 from openai_cpu_server.json_size import MOST_TOKENS
@@ -111,11 +111,10 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
     """Only fields of the answer, where `a/b` is the field `b` of `a`."""
 
     @property
-    def limit(self) -> tuple[str, int] | None:
-        """Field name and value of the client's token limit, negative for the rest of the context, or None."""
+    def limit(self) -> LimitParam | None:
         names = ("n_predict", "max_completion_tokens", "max_tokens")
-        limits = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
-        return limits[0] if limits else None
+        sent = ((getattr(self, name), name) for name in names)
+        return next((LimitParam.ceiling(tokens, name) for tokens, name in sent if tokens is not None), None)
 
 
 class LlamaCompletionBody(LlamaServerBody):

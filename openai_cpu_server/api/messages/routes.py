@@ -69,7 +69,7 @@ def messages_params(body: MessagesBody) -> params.GenerationParams:
     return msgspec.structs.replace(
         count_params(body),
         stream=bool(body.stream),
-        max_tokens=params.LimitParam(body.max_tokens, "max_tokens", is_ceiling=True),
+        max_tokens=params.LimitParam.ceiling(body.max_tokens, "max_tokens"),
         stop=tuple(body.stop_sequences or ()),
         user=body.metadata.user_id if body.metadata else None,
         cache=body.cache,

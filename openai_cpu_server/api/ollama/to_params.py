@@ -94,12 +94,7 @@ def _params(
     messages = prompt.messages if isinstance(prompt, params.ConversationParam) else ()
     stop, limit, max_tokens = options.stop or (), options.num_predict, None
     if limit is not None:
-        path = "options.num_predict"
-        max_tokens = (
-            params.LimitParam(limit, path, is_ceiling=True)
-            if limit > 0
-            else params.LimitParam.of_context(path)
-        )
+        max_tokens = params.LimitParam.ceiling(limit or -1, "options.num_predict")
     match body.think:
         case None:
             thinking = params.ReasoningParam()

@@ -307,7 +307,7 @@ class ResponseMaker:
             return params
         inner = context.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
         compacting = params.compacting()
-        max_tokens = LimitParam(_MAX_SUMMARY_TOKENS, "context_management", is_ceiling=True)
+        max_tokens = LimitParam.ceiling(_MAX_SUMMARY_TOKENS, "context_management")
         generation = msgspec.structs.replace(compacting.generation(offered), max_tokens=max_tokens)
         async with served(inner.request_log, self.history.end) as request:
             running = await self.service.begin(generation, inner)

@@ -312,7 +312,7 @@ class ToolLoop:
             prompt=msgspec.structs.replace(params.prompt, messages=messages),
             attached=(*params.attached, *round_attachments(items)),
             num_bytes=params.num_bytes + sum(len(message.text) for message in new),
-            max_tokens=limit and left and LimitParam(left, limit.path, is_ceiling=True),
+            max_tokens=limit and left and LimitParam.ceiling(left, limit.path),
             tools=self._tools(),
         )
 
