@@ -1,5 +1,5 @@
-"""Fields that the server does not implement. A field that would not change the answer is ignored and named
-in the response; others are rejected, except with values that ask for nothing."""
+"""Fields that the server does not implement. One that would not change the answer is ignored and named in the
+response; others are rejected, except with values that ask for nothing."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Body(BaseModel):
 
 
 class _Choice:
-    """Annotation of a union. The member is chosen whose `names` include the `name` of the value. Without an
+    """Annotation of a union. The member is chosen whose `names` include the `name` of the value; without an
     `error` for others the last one takes them. `path_of` leaves out tags in angle brackets."""
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Web server: graceful shutdown, and connections with limits of number, size and pace. Look here first when
-uvicorn's protocol changes, because `LimitedConnection` overrides its internals."""
+"""Web server: graceful shutdown, and connections with limits of number, size and pace. `LimitedConnection`
+overrides uvicorn's internals: look here first when these change."""
 
 from __future__ import annotations
 

@@ -168,9 +168,8 @@ class AttachmentFinder:
         take: Callable[[Attachment], Awaitable[_T]],
         noun: str,
     ) -> tuple[dict[str, _T], dict[str, str]]:
-        """Return what `take` makes of attachments, and texts in place of earlier ones that cannot be had or
-        are too many, both by mark. Pages go before earlier attachments. Raises InvalidRequest for those of
-        the question."""
+        """Return what `take` makes of attachments, and texts in place of earlier ones that are missing or too
+        many, by mark. Pages go before earlier ones. Raises InvalidRequest for those of the question."""
         most = self._options.max_items
         latest = [one for one in attached if one.is_latest]
         of_documents = [one for one in attached if isinstance(one.source, _Page)]

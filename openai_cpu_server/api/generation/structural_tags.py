@@ -1,5 +1,4 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar for `to_params`.
-Formats that cannot be enforced are rejected by their path."""
+"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def listed_servers(items: Iterable[ItemWithSource]) -> frozenset[str]:
 
 
 def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
-    """Convert MCP calls to function calls with outputs. A call that was not approved gets an output with the
-    reason, and an approved one is represented by the call that followed."""
+    """Convert MCP calls to function calls with outputs. A call that was not approved gets the reason as its
+    output, and an approved one is represented by the call that followed."""
     everything = list(items)
     answers = {
         one.item.approval_request_id
