@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -141,31 +142,27 @@ class Body(BaseModel):
         return reference
 
 
+@dataclass(frozen=True)
 class _Choice:
     """Annotation of a union. The member is chosen whose `names` include the `name` of the value; without an
     `error` for others the last one takes them. `path_of` leaves out tags in angle brackets."""
 
-    def __init__(
-        self,
-        names: Callable[[Any], Iterable[object]],
-        name: Callable[[Any], object],
-        error: str | None,
-        message: str | None,
-    ) -> None:
-        self._names, self._name = names, name
-        self._error, self._message = error, message
+    names: Callable[[Any], Iterable[object]]
+    name: Callable[[Any], object]
+    error: str | None
+    message: str | None
 
     def __get_pydantic_core_schema__(self, union: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices: dict[Any, CoreSchema] = {}
         for member in get_args(union):
-            for name in self._names(member):
+            for name in self.names(member):
                 choices.setdefault(f"<{name}>", handler.generate_schema(member))
-        other = next(reversed(choices)) if self._error is None else None
+        other = next(reversed(choices)) if self.error is None else None
         return core_schema.tagged_union_schema(
             choices,
-            lambda value: tag if (tag := f"<{self._name(value)}>") in choices else other,
-            custom_error_type=self._error,
-            custom_error_message=self._message,
+            lambda value: tag if (tag := f"<{self.name(value)}>") in choices else other,
+            custom_error_type=self.error,
+            custom_error_message=self.message,
         )
 
 

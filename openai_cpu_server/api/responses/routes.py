@@ -69,7 +69,7 @@ class ResponsesRoutes:
             state.at_end.append(self._background.close)
         self._reader = ResponseReader(repository, self._options, has_mcp=state.mcp is not None)
         self._maker = ResponseMaker(
-            state.generation, self._options, repository, state.history, state.mcp, state.telemetry.metrics
+            state.generation, repository, state.history, state.mcp, state.telemetry.metrics
         )
         self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), state.sockets)
 

@@ -34,7 +34,6 @@ from openai_cpu_server.http.context import RequestContext, RequestHistory, Reque
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Reservation
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import (
     ConversationItem,
     ConversationTurn,
@@ -221,7 +220,6 @@ DisconnectGuard = Callable[[CallingTools], Awaitable[list[AnsweredCall]]]
 @dataclass
 class ResponseMaker:
     service: GenerationService
-    options: ApiOptions
     repository: ResponseRepository | None
     history: RequestHistory
     mcp: McpServers | None
@@ -253,7 +251,7 @@ class ResponseMaker:
             status,
             self.repository,
             tools=tools,
-            keep_alive_s=self.options.keep_alive_s,
+            keep_alive_s=self.service.options.keep_alive_s,
             request_id=context.request_log.id,
         )
 
