@@ -113,7 +113,7 @@ def thread_lane(kind: ThreadKind) -> ThreadLane:
 
 
 def _contained(work: Callable[[], T]) -> T:
-    """A panic of Rust code (llguidance, pydantic) arrives as a BaseException, which would end the server."""
+    """A panic of Rust code arrives as a BaseException, which would end the server."""
     try:
         return work()
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -123,7 +123,7 @@ def _contained(work: Callable[[], T]) -> T:
 
 
 FREE_BYTES = 64 * 1024
-"""Uncharged bytes of each body, so that slow senders of large bodies do not block ordinary requests."""
+"""Slow senders of large bodies then do not block ordinary requests."""
 MOST_SMALL_BYTES = 64 * 1024
 BYTES_PER_S = 1024
 """A body, or a message of a WebSocket, gets one more second per this many bytes."""
@@ -185,7 +185,7 @@ async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> Non
 
 
 async def _drain(receive: Receive) -> None:
-    """A client that still sends when the connection closes sees a reset instead of the response."""
+    """A client that still sends would see a reset instead of the response."""
     with anyio.move_on_after(_DRAIN_S):
         while (await receive()).get("more_body", False):
             pass

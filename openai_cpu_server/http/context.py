@@ -32,7 +32,7 @@ _MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.request_log"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD = OTHER_ROUTE = "other"
-"""Label of unknown methods and paths, because clients can invent any number."""
+"""Clients can invent any number of methods and paths."""
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _named(label: str | None, param: str) -> Priority | None:
 
 @dataclass
 class RequestContext:
-    """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
+    """State of a request from the gate to its end, also of a message or a row of a batch."""
 
     request_log: RequestLog
     caller: Caller

@@ -1,5 +1,5 @@
 """Checks before any handler: host name, key, origin of pages, and limits. A page can point its own name at
-this machine (DNS rebinding), and only the `Host` reveals this. Other pages send a foreign `Origin`."""
+this machine (DNS rebinding), which only the `Host` reveals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Origin | None:
-        """Return None for text that is not an origin, such as `null`, which many pages share."""
+        """Return None for other text, such as `null`, which many pages share."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -81,13 +81,13 @@ class Origin(NamedTuple):
 
 
 def canonical_origin(text: str) -> str:
-    """Return the origin as browsers write it. Other text, such as `*` and `null`, stays as it is."""
+    """Return the origin as browsers write it. Other text stays as it is."""
     origin = Origin.of(text)
     return text if origin is None else str(origin)
 
 
 def host_name(host: str) -> str | None:
-    """Return the name in a `Host` header without its port, or None if it is malformed."""
+    """Return the name in a `Host` header, or None if it is malformed."""
     match = _HOST.fullmatch(host)
     return match["name"].lower().rstrip(".") if match else None
 

@@ -289,7 +289,7 @@ Address = Union[IPv4Address, IPv6Address]
 Network = Union[IPv4Network, IPv6Network]
 
 _SITE_BITS = 64
-"""A household or machine has a whole /64 of IPv6, and may change its address within it."""
+"""A household has a whole /64 of IPv6, within which its address may change."""
 _PORT = re.compile(r"^(?:\[([^\]]*)\](?::\d+)?|([^:]*):\d+)$")
 """`[2001:db8::1]`, with or without a port, and `192.0.2.1:80`."""
 _FOR = re.compile(r'\bfor="?([^";,\s]+)', re.IGNORECASE)
@@ -350,7 +350,7 @@ class Client(msgspec.Struct, frozen=True):
 
 
 def account_of(identity: Identity) -> str:
-    """Return the key or address to blame for crashes of an engine, or "". A body's `user` is not trusted."""
+    """Return the key or address to blame for crashes, or "". A body's `user` is not trusted."""
     if identity.key is not None and identity.key.digest:
         return f"key:{identity.key.digest.hex()[:_DIGEST_CHARS]}"
     return f"address:{identity.address}" if identity.address else ""

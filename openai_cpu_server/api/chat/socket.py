@@ -1,5 +1,4 @@
-"""WebSocket of `/v1/chat/completions`: many requests at once, each handled like a POST. A message is one
-JSON object about one request."""
+"""WebSocket of `/v1/chat/completions`: many requests at once, each handled like a POST."""
 
 from __future__ import annotations
 

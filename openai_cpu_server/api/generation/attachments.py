@@ -1,4 +1,4 @@
-"""Fetching and measuring of attached images and audio, which readers decode, and reading of files."""
+"""Attached images and audio, which readers decode, and files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _MOST_SIDES = {"low": 512}
 _AS_THEY_ARE = ("auto", "high", "original")
 _MOST_CACHED_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
-"""Number of conversations with the most media that may be in memory at a time."""
+"""Conversations with the most media that may be in memory at a time."""
 _AGAIN_S = 5
 
 _T = TypeVar("_T")
@@ -212,7 +212,7 @@ class AttachmentFinder:
             raise wrong(message, latest[0].at)
 
     def _num_left_out(self, excess: int, num_earlier: int) -> int:
-        """Leave out several at once, so that the next turns have the same beginning, which is cached."""
+        """Leave out several at once, so that the next turns share a cached beginning."""
         step = max(1, self._options.max_items // 4)
         return min(num_earlier, -(-max(0, excess) // step) * step)
 
@@ -364,7 +364,7 @@ class AttachmentFinder:
         return tuple(pieces)
 
     def _shared(self, item: _Item) -> _Item:
-        """Return the item that other requests hold, or this one, so that each counts once and exists once."""
+        """Return the item that other requests hold, or this one, so that each exists once."""
         return cast("_Item", self._held.setdefault(item.digest, item))
 
     def _require_memory(self) -> None:
@@ -499,7 +499,7 @@ def _of_base64(source: str, first: int = 0) -> bytes:
 
 _CHARSET = re.compile(r"data:[^,]{0,200}?;\s*charset\s*=\s*\"?([^;,\"\s]{1,40})", re.IGNORECASE)
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
-"""Characters that encoders escape in base64. `unquote` takes 1.1 GB for 15 MB of escapes."""
+"""Escapes in base64. `unquote` takes 1.1 GB for 15 MB of them."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
 """Translation of the URL-safe alphabet, without line ends and padding."""
 

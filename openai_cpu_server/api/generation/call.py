@@ -49,7 +49,7 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     reason: str
     is_legacy: bool = False
     at_start: bool = False
-    """True if calls can only begin the output, so that content may contain their marker."""
+    """True if calls can only begin the output, whose content may then contain their marker."""
 
     functions: Mapping[str, Mapping[str, frozenset[str]]] = {}
     """Parameters that stand in the output as raw text, by callable function."""
@@ -130,9 +130,9 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int = 0
     """Limit of all sequences together, or 0 if the client has named none."""
     default_limit: int | None = None
-    """Limit for a client that has named none, or None for its own or for the rest of the context."""
+    """Limit for a client that has named none, or None."""
     context_ends_it: bool = False
-    """True if the context leaves fewer output tokens than client and server allow."""
+    """True if the context leaves fewer tokens than client and server allow."""
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     grammar_path: str | None = None

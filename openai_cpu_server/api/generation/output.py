@@ -57,7 +57,7 @@ def check_no_choice(choice: object, *, without: str, path: str) -> None:
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
 _NAMING = {"$defs", "definitions", "$anchor", "$dynamicAnchor"}
 _SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProperties", "$ref", "allOf"}
-"""Keywords of an object's schema that keep their meaning if properties are handled one by one."""
+"""Keywords of an object's schema that hold if properties are handled one by one."""
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
 _SCALARS = ("null", "boolean", "number", "integer")
@@ -70,7 +70,7 @@ _MOST_JOINED = 64
 
 @dataclass
 class JoinedSchema:
-    """Properties of a tool's schema and of those that it refers to at its root, by their JSON pointers."""
+    """Properties of a tool's schema and of those that its root refers to, by JSON pointer."""
 
     function: FunctionParam
     root: JsonObject
@@ -138,7 +138,7 @@ class _Text(msgspec.Struct, frozen=True):
 
 
 def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
-    """Return None if the schema is not a text, or if a choice may look like another scalar."""
+    """Return None if the schema is not a text, or a choice may look like another scalar."""
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return None
     keywords = schema.keys() - _NOTES
@@ -184,7 +184,7 @@ def _own_text(schema: JsonObject) -> _Text | None:
 _MOST_SHARES = 3.0
 """Limit of all schemas, in limits of one: two or three seconds."""
 _MOST_SETS = 512
-"""Parameters come in any order up to this number of sets of written ones, over all functions."""
+"""Parameters come in any order up to this number of sets of written ones."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
 _BLANKS = r"[ \t\n\r]{0,40}"
 
@@ -379,7 +379,7 @@ EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
 """Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
-"""Text at the end of the budget. Without it many models go on reasoning in the answer."""
+"""Without it many models go on reasoning in the answer."""
 
 
 class ThinkingPlan(msgspec.Struct, frozen=True):
@@ -443,7 +443,7 @@ class ThinkingOutputs:
     def plan(
         self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
     ) -> PlannedOutput:
-        """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""
+        """Return the output behind this prompt. Form and stop strings apply to the answer alone."""
         form, stage = self.form, prompt.stage
         if stage is ThinkingStage.BEHIND and not (form.answer_end or form.answer_alone):
             return output

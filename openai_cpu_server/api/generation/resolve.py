@@ -56,7 +56,7 @@ from openai_cpu_server.prompt.template import fim_tokens
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
 _ANSWER_ROOM = 1024
-"""Tokens to leave for an answer without a limit if the prompt may be shortened."""
+"""Tokens for an answer without a limit if the prompt may be shortened."""
 _MOST_CONTEXT = 2**20
 _TOO_LONG = "context_length_exceeded"
 
@@ -87,7 +87,7 @@ def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
 
 
 def served_tier(requested_tier: str, priority: Priority) -> str:
-    """Return the tier that applies. A key's best priority, or the header, may have lowered it."""
+    """A key's best priority, or the header, may have lowered the tier."""
     is_lowered = priority is Priority.BATCH and requested_tier in ("priority", "fast")
     return "flex" if is_lowered else requested_tier
 
@@ -164,7 +164,6 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
 def _request(
     params: GenerationParams, context: ResolveContext, output: PlannedOutput, *, top_logprobs: int | None
 ) -> GenerationRequest:
-    """Return the common fields of all requests of a call."""
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
@@ -278,7 +277,7 @@ def _of_conversation(
 def _written(
     params: GenerationParams, conversation: ConversationParam, model: ServedModel, context_limit: int
 ) -> PromptsParam:
-    """Write the prompt with a template of Ollama, which shows neither tools nor media."""
+    """Templates of Ollama show neither tools nor media."""
     if params.tools is not None and params.tools.use is not None:
         raise wrong(
             "Templates in Ollama's language do not render tools here: use the model's own.", params.tools.path
@@ -332,7 +331,7 @@ def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _
 
 @dataclass
 class PromptMaker:
-    """Renderer of a conversation, whole or in part, for one call. Its creation raises InvalidRequest."""
+    """Renderer of a conversation, whole or in part. Its creation raises InvalidRequest."""
 
     params: GenerationParams
     conversation: ConversationParam
@@ -390,7 +389,7 @@ class PromptMaker:
 
 
 def _earlier_answers(messages: Sequence[MessageParam], info: ModelInfo) -> Written:
-    """Return the earlier answers of this very model. Adapters change none of its tokens."""
+    """Return those of this very model. Adapters change none of its tokens."""
     vocabulary = fingerprint(info) if any(message.own for message in messages) else ""
     return {
         index: message.own.tokens
@@ -457,7 +456,7 @@ def _prompt_room(params: GenerationParams, context: ResolveContext) -> int:
 
 
 _STRIDE = 8
-"""Step of dropping exchanges from long conversations, so that next turns share a computed prefix."""
+"""Exchanges to drop at a time, so that next turns share a computed prefix."""
 
 
 def shortened(
@@ -486,7 +485,7 @@ def _split(messages: Sequence[MessageParam], role: str) -> list[list[MessagePara
 
 
 _BLANK = "..."
-"""Placeholder of a turn. Templates may treat an empty one differently."""
+"""Placeholder of a turn, because templates may treat an empty one differently."""
 
 
 def last_turn(

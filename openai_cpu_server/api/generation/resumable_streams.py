@@ -28,7 +28,7 @@ LAST_EVENT_HEADER = "Last-Event-ID"
 
 
 class EventLog:
-    """Events of one stream, numbered from 0. With a limit the oldest are dropped."""
+    """Events numbered from 0. With a limit the oldest are dropped."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self.events: deque[bytes] = deque()
@@ -71,7 +71,7 @@ class EventLog:
             await self._news.wait()
 
     async def read(self, number: int) -> AsyncIterator[bytes]:
-        """Yield all events from this number to the last, or until one that was dropped."""
+        """Yield the events from this number to the last, or until one that was dropped."""
         while True:
             while self.first <= number < self.end_number:
                 yield self.events[number - self.first]
@@ -101,7 +101,7 @@ class EventLog:
 
 @dataclass(eq=False)
 class ResumableStream:
-    """Stream of one call, which owns the call's log entry and reservation."""
+    """Owner of its call's log entry and reservation."""
 
     conversation: str
     owner: str
@@ -168,7 +168,7 @@ _CLOSE_S = 5.0
 
 
 class ResumableStreams:
-    """Streams by owner and conversation. Call `close` when the engines have ended."""
+    """Call `close` when the engines have ended."""
 
     def __init__(self, history: RequestHistory, *, keep_s: float) -> None:
         """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""
@@ -213,7 +213,7 @@ class ResumableStreams:
         return StreamAmounts(len(logs) - num_ended, num_ended, sum(log.held_bytes for log in logs))
 
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
-        """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""
+        """Return these conversations' streams, also with a model behind (`NAME::MODEL`)."""
         streams = self._of(stream_owner(identity))
         return [
             StreamState(

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """Run the work until the client leaves; its body must have been read. Raises ClientDisconnect."""
+    """Run the work until the client leaves, behind its body. Raises ClientDisconnect."""
     results: list[T] = []
     failures: list[Exception] = []  # carried out by hand: a task group would wrap them
 
@@ -247,7 +247,7 @@ class GenerationRoute:
         return Response(body, media_type="application/json", headers=dict(running.headers))
 
     async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
-        """Begin a stream that outlives this request, with a log entry of its own."""
+        """Begin a stream that outlives this request, with its own log entry."""
         streams, identity = self.service.streams, outer.identity
         streams.check(conversation, identity)
         context = outer.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)

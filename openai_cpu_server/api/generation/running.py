@@ -31,7 +31,7 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
 def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s: float | None) -> None:
-    """Apply the shortest limit of client and server, counted from the call's arrival."""
+    """Apply the shortest limit, counted from the call's arrival."""
     timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
     if timeout_s is not None:
         elapsed_s = time.monotonic() - request_log.started_s
@@ -39,7 +39,7 @@ def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s:
 
 
 _AT_ONCE = 32
-"""Number of events after which other tasks of the event loop run."""
+"""Events after which other tasks of the event loop run."""
 
 
 class TimedEvent(NamedTuple):
@@ -72,7 +72,7 @@ class ReplayedGeneration:
 
 
 _MOST_FACTS = 131_072
-"""Events and log-probabilities of the longest recorded answer, some 20 MB during the call."""
+"""Events and log-probabilities of the longest recorded answer, some 20 MB."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class CachedAnswer(NamedTuple):
 
 NEWS_INTERVAL_S = 1.0
 SETTLING_S = 0.25
-"""Delay of the first queue place, because even on an idle server a request waits for a step."""
+"""Even on an idle server a request waits for a step."""
 _UNFINISHED = "unfinished"
 
 StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
@@ -123,7 +123,7 @@ def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
 
 @dataclass
 class AnswerStream:
-    """Items of one streamed answer, with its done marker or its error as the last. Transports encode them."""
+    """The last item is the done marker or the error. Transports encode them."""
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer
@@ -226,7 +226,7 @@ class _GrammarRefusal(NamedTuple):
 
 
 class GrammarRefusals:
-    """Grammars that took more than a second to fail, by client. They are refused at once from then on."""
+    """Grammars that took more than a second to fail are refused at once from then on."""
 
     def __init__(self) -> None:
         self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
@@ -258,7 +258,7 @@ def _grammar_digest(call: ResolvedRequest, model: str) -> bytes:
 
 @dataclass(eq=False)
 class RunningCall:
-    """Submitted call as a context manager. Leaving it cancels what still runs, and counts the output."""
+    """Submitted call. Leaving it cancels what still runs, and counts the output."""
 
     call: ResolvedRequest
     generation: Generation
@@ -409,7 +409,7 @@ class RunningCall:
 
 class QueueNews:
     def __init__(self, clock: Callable[[], float], *, every_time: bool = False) -> None:
-        """`every_time`: also send an unchanged place, because its expected time changes."""
+        """`every_time`: also send an unchanged place, whose expected time changes."""
         self._clock = clock
         self._every_time = every_time
         self._sent_s = clock() + SETTLING_S - NEWS_INTERVAL_S
@@ -417,7 +417,7 @@ class QueueNews:
         self.is_over = False
 
     def is_due(self, news: QueuePlace | ModelLoading) -> bool:
-        """Return True if this is to be sent now, and count it as sent. Loading of a model always is."""
+        """Return True if this is to be sent now, and count it as sent."""
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
@@ -495,7 +495,7 @@ class Tally:
         return self._released[request_id] if finish is None else finish.output_tokens
 
     def _cached_tokens(self) -> int:
-        """Count the least of a prompt's choices, because later ones share what the first has computed."""
+        """Count the least of a prompt's choices, because later ones share what the first computed."""
         least: dict[int, int] = {}
         for index, request in enumerate(self._call.requests):
             if (finish := self._finishes.get(request.id)) is not None:

@@ -34,7 +34,7 @@ _AS_SENT = (
     "min_tokens",
     "ignore_eos",
 )
-"""Fields with one name in bodies and contract. The contract's default stands for absent ones."""
+"""Fields with one name in bodies and contract, whose default stands for absent ones."""
 _OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
 _DRY = {
     "multiplier": "multiplier",
@@ -118,7 +118,7 @@ def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Tokenize each word as at the beginning of a text and, if that takes as many tokens, behind a blank."""
+    """Tokenize each word at the beginning of a text and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
     encoded = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
     rows: list[tuple[int, ...]] = []
@@ -210,7 +210,7 @@ def choices_of(params: GenerationParams, options: ApiOptions) -> NumChoices:
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """Samplers in the only order of application, which is llama-server's own."""
 _GONE = ("infill", "tfs_z", "adaptive_p")
-"""Names from clients without a sampler here, ignored and named in a header."""
+"""Names from clients without a sampler here, named in a header."""
 _BY_LETTER = dict(zip("edskypmxtia", (*CHAIN, "infill", "adaptive_p"), strict=True))
 _SPELLINGS = {
     "typical": "typ_p",
@@ -259,7 +259,7 @@ def ignored_samplers(names: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling:
-    """Switch off samplers that are not named. Raises InvalidRequest for an order that changes the result."""
+    """Switch off others. Raises InvalidRequest for an order that changes the result."""
     if names is None:
         return sampling
     on = {

@@ -72,7 +72,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = NonEmptyList[int]
 
 MAX_STOPS = 64
-"""Four times the usual limit, because editors that complete code send more than 16."""
+"""Editors that complete code send more than the usual 16."""
 Stop = Annotated[
     Union[NonEmpty, Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True)]], TEXT_OR_LIST
 ]
@@ -149,7 +149,7 @@ class ForeignKind(Body):
 
     @property
     def emptiness(self) -> str | None:
-        """Return what a part of a supported kind lacks, or None if it has content or is of another kind."""
+        """Return what a part of a supported kind lacks, or None."""
         is_whole = self.attachment is not None or self.is_attached or words_in(self.fields) != ""
         return None if is_whole else _EMPTY.get(self.type)
 
@@ -168,8 +168,7 @@ class ForeignKind(Body):
         return has_text or any(self.attached("", is_latest=False))
 
     def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Iterator[Attachment]:
-        """Yield the attachment, or those in its content. `refusal`: error for a model that cannot see or
-        hear."""
+        """Yield the attachment, or those in its content. `refusal`: error for a model without the sense."""
         if (source := self.attachment) is not None:
             yield Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
             return
@@ -196,7 +195,7 @@ class ForeignKind(Body):
 
 
 _LONGEST_S = 1e9
-"""About thirty years. Clients send such numbers for no limit, and timers accept them."""
+"""Clients send such numbers for no limit, and timers accept them."""
 _TOO_MANY = COUNT.most + 1
 
 
@@ -250,7 +249,7 @@ _VALUES = ("default", "const")
 
 
 def _without_nulls(schema: object) -> object:
-    """Leave out keywords that are null, as clients in Go write empty lists and maps."""
+    """Clients in Go write empty lists and maps as null."""
     if isinstance(schema, list):
         return [_without_nulls(each) for each in schema]
     if not isinstance(schema, dict):

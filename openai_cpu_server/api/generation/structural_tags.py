@@ -172,7 +172,7 @@ class _Writer:
         return self._grammars.of_parts("\n".join([root, *self._rules, ""]), self._parts, self._param)
 
     def written(self, wanted: Any, at: str, ends: tuple[str, ...]) -> str:
-        """`ends`: strings that trailing free text must not contain, because they end the tag around it."""
+        """`ends`: strings that trailing free text must not contain: they end the tag around it."""
         self._num_formats += 1
         if self._num_formats > _MOST_FORMATS:
             raise wrong(f"More than {_MOST_FORMATS} formats.", at)

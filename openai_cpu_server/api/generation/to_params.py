@@ -178,7 +178,7 @@ def _parsed(text: str, path: str) -> JsonObject:
 
 
 def adapted_names(names: Sequence[str], messages: Sequence[MessageParam]) -> Ignored:
-    """Name what was dropped or replaced by text, and results without a call, for a header."""
+    """Name for a header what was dropped or replaced, and results without a call."""
     placed = with_bound_results([message.fields for message in messages])
     strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
     all_names = [*names, *strays]

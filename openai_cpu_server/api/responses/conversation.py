@@ -65,7 +65,7 @@ _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 
 
 def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
-    """Return the messages. Consecutive reasoning, text and calls of the assistant form one message."""
+    """Consecutive reasoning, text and calls of the assistant form one message."""
     turns: list[MessageParam | _AssistantTurn] = []
     for sourced in _as_functions(items):
         if not _is_assistants(sourced.item):
@@ -196,8 +196,8 @@ def round_attachments(items: Sequence[OutputItem]) -> Iterator[Attachment]:
 
 
 def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
-    """Return the items to show to the model, without those that the last summary replaces. If an answer
-    follows the summary, the items that it answers stay. Otherwise the words of users stay."""
+    """Leave out items that the last summary replaces. If an answer follows it, the items that this answers
+    stay, else the words of users."""
     summaries = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
     if not summaries:
         return items

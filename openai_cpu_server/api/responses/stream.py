@@ -468,7 +468,7 @@ class ResponseStream(Renderer):
         return [created, self._about("response.queued")]
 
     def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
-        """The stream reports the queue once. Later reports are signs of life, except in the background."""
+        """Report the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED
@@ -483,7 +483,7 @@ class ResponseStream(Renderer):
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def keepalive(self) -> Sequence[Chunk]:
-        """Some clients give up streams that are silent while the response waits or is prefilled."""
+        """Some clients give up streams that are silent."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS

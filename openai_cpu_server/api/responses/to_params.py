@@ -263,8 +263,8 @@ def references(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
 
 
 def _foreign(sent: ForeignKind) -> list[items.Item]:
-    """A call of another tool becomes a function call, a call that a service made itself becomes text.
-    Other items are dropped."""
+    """Calls of other tools become function calls, those that a service made become text, others are
+    dropped."""
     fields, kind = sent.fields, sent.type
     call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
     if kind.endswith(_OUTPUT) and isinstance(call_id, str):
