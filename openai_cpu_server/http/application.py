@@ -19,7 +19,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Lifespan
 
 from openai_cpu_server import __version__
 from openai_cpu_server.http import gate
@@ -42,7 +41,6 @@ def application(
     history: RequestHistory,
     options: ApiOptions,
     headers: Sequence[str],
-    lifespan: Lifespan[Starlette] | None,
 ) -> Starlette:
     described = [*(route.row for route in served if not route.is_hidden), DOCUMENT]
     document = ServedRoute(DOCUMENT, OpenApiRoute(described, lenient=options.lenient))
@@ -55,7 +53,6 @@ def application(
             Middleware(gate.ErrorMiddleware, history=history, shapes=shapes),
         ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
-        lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.router.default = gate.guarded_nowhere(app.router.not_found, guard)

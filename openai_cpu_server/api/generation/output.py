@@ -181,7 +181,7 @@ def _own_text(schema: JsonObject) -> _Text | None:
     return _Text(choices, frozenset({"null"} if has_null else ())) if is_plain else None
 
 
-_MOST_SHARES = 3.0
+MOST_SHARES = 3.0
 """Limit of all schemas, in limits of one: two or three seconds."""
 _MOST_SETS = 512
 """Parameters come in any order up to this number of sets of written ones."""
@@ -208,7 +208,7 @@ def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOut
     """Compile the answer's grammar. Raises InvalidRequest."""
     if form is None:
         return PlannedOutput()
-    grammar = form.make(grammars, form.path)
+    grammar = form.make(grammars)
     constraint = Constraint(grammar=grammar.lark)
     return PlannedOutput(constraint, form.path, grammar.unenforced, takes_stop=not grammar.is_json)
 
@@ -231,7 +231,7 @@ class ToolOutputs:
 
     def plan(self, tools: ToolsParam, use: ToolUse, form: FormParam | None) -> PlannedOutput:
         """`form`: that of text, where there is text. Raises InvalidRequest."""
-        answer = None if form is None else form.make(self._grammars, form.path)
+        answer = None if form is None else form.make(self._grammars)
         offers = self._offers(tools, 0.0 if answer is None else answer.share)
         parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
@@ -272,7 +272,7 @@ class ToolOutputs:
         for index, function in enumerate(functions):
             offers.append(self._offer(index, function, _MOST_SETS // max(8, len(functions))))
             spent += offers[-1].share
-            if spent > _MOST_SHARES:
+            if spent > MOST_SHARES:
                 message = (
                     "The schemas of this call are too large together: their limit is three times that "
                     "of one schema; use fewer tools, or simpler patterns."

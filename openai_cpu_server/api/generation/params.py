@@ -46,8 +46,8 @@ class LimitParam(msgspec.Struct, frozen=True):
 
 class FormParam(msgspec.Struct, frozen=True):
     path: str
-    make: Callable[[ModelGrammars, str], CheckedGrammar]
-    """Compiler of the grammar, called with the path for errors. Raises InvalidRequest."""
+    make: Callable[[ModelGrammars], CheckedGrammar]
+    """Compiler of the grammar. Raises InvalidRequest."""
     field: str
     """First field on the path, or the object in it that selects the form."""
 

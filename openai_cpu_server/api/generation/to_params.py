@@ -77,15 +77,11 @@ def one_form(forms: Iterator[FormParam]) -> FormParam | None:
 def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> FormParam:
     """Build the form. `field`: object that selects the schema, if there is one. Raises InvalidRequest."""
     whole = _parsed(schema, path) if isinstance(schema, str) else schema
-
-    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
-        return grammars.of_schema(whole, param, strict=strict)
-
-    return FormParam(path, make, field or path)
+    return FormParam(path, lambda grammars: grammars.of_schema(whole, path, strict=strict), field or path)
 
 
 def any_object(path: str) -> FormParam:
-    return FormParam(path, lambda grammars, param: grammars.of_any_object(param), path)
+    return FormParam(path, lambda grammars: grammars.of_any_object(path), path)
 
 
 _Make = Callable[[ModelGrammars, Any, str], CheckedGrammar]
@@ -97,7 +93,7 @@ _MAKERS: Mapping[str, _Make] = {
 
 
 def _form(make: _Make, value: object, path: str) -> FormParam:
-    return FormParam(path, lambda grammars, param: make(grammars, value, param), path)
+    return FormParam(path, lambda grammars: make(grammars, value, path), path)
 
 
 def _field_forms(body: Body, names: Sequence[str], at: str = "") -> Iterator[FormParam]:
