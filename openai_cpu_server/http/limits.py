@@ -7,7 +7,7 @@ import asyncio
 import enum
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, Union
 
@@ -184,6 +184,11 @@ def duration(seconds: float) -> str:
 
 
 _CONCURRENT_RETRY_S = 1.0
+_QUOTAS = {
+    "requests_per_minute": (Unit.REQUESTS, Period.MINUTE),
+    "tokens_per_minute": (Unit.TOKENS, Period.MINUTE),
+    "tokens_per_day": (Unit.TOKENS, Period.DAY),
+}
 
 
 @dataclass
@@ -225,7 +230,11 @@ class Reservation:
         """Set by the running call before its end."""
         self.headers: dict[str, str] = {}
         self._name = name
-        self._quotas = tuple(_quotas(allowance))
+        self._quotas = tuple(
+            Quota(unit, period, limit)
+            for name, (unit, period) in _QUOTAS.items()
+            if (limit := getattr(allowance, name)) is not None
+        )
         self._concurrent = allowance.concurrent
         self._account = account
         self._meter = meter
@@ -337,12 +346,3 @@ class Reservation:
                 window = await self._meter.window(quota, self._name)
                 held = self._account.held_tokens if quota.unit is Unit.TOKENS else 0
                 self.headers.update(limit_headers(quota, window, held=held))
-
-
-def _quotas(allowance: Allowance) -> Iterator[Quota]:
-    if allowance.requests_per_minute is not None:
-        yield Quota(Unit.REQUESTS, Period.MINUTE, allowance.requests_per_minute)
-    if allowance.tokens_per_minute is not None:
-        yield Quota(Unit.TOKENS, Period.MINUTE, allowance.tokens_per_minute)
-    if allowance.tokens_per_day is not None:
-        yield Quota(Unit.TOKENS, Period.DAY, allowance.tokens_per_day)

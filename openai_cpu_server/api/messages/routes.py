@@ -24,18 +24,7 @@ from openai_cpu_server.api.generation.to_params import (
     schema_form,
     sent_fields,
 )
-from openai_cpu_server.api.messages import render
-from openai_cpu_server.api.messages.schema import (
-    Block,
-    CountBody,
-    CustomTool,
-    MessagesBody,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from openai_cpu_server.api.messages import render, schema
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.keys import WORK
@@ -53,18 +42,24 @@ _USES = {
 _SWITCHES = {"enabled": True, "disabled": False}
 """Other words leave the decision to the model."""
 _ALLOWED = {
-    "user": (TextBlock, ToolResultBlock, ForeignKind),
-    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ForeignKind),
-    "system": (TextBlock, ForeignKind),
+    "user": (schema.TextBlock, schema.ToolResultBlock, ForeignKind),
+    "assistant": (
+        schema.TextBlock,
+        schema.ThinkingBlock,
+        schema.RedactedThinkingBlock,
+        schema.ToolUseBlock,
+        ForeignKind,
+    ),
+    "system": (schema.TextBlock, ForeignKind),
 }
 
 
 class PlacedBlock(NamedTuple):
-    block: Block
+    block: schema.Block
     at: str
 
 
-def messages_params(body: MessagesBody) -> params.GenerationParams:
+def messages_params(body: schema.MessagesBody) -> params.GenerationParams:
     """Convert a body. The limit is a ceiling, because clients name the maximum of any model."""
     return msgspec.structs.replace(
         count_params(body),
@@ -77,7 +72,7 @@ def messages_params(body: MessagesBody) -> params.GenerationParams:
     )
 
 
-def count_params(body: CountBody) -> params.GenerationParams:
+def count_params(body: schema.CountBody) -> params.GenerationParams:
     """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _messages(turn)]
@@ -123,13 +118,13 @@ def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, 
     """Yield the foreign blocks with their paths, and True for those of the last turn."""
     for turn in turns:
         for placed in turn.blocks:
-            within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
+            within = placed.block.content if isinstance(placed.block, schema.ToolResultBlock) else None
             for block, at in [*_placed(within or "", placed.at), placed]:
                 if isinstance(block, ForeignKind):
                     yield block, at, turn is turns[-1]
 
 
-def _thinking(body: CountBody) -> params.ReasoningParam:
+def _thinking(body: schema.CountBody) -> params.ReasoningParam:
     """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
     efforts = sent_fields(body, "output_config.effort")
     if body.thinking is None:
@@ -158,7 +153,7 @@ class _Turn(NamedTuple):
     at: str
 
 
-def _turns(body: CountBody) -> Iterator[_Turn]:
+def _turns(body: schema.CountBody) -> Iterator[_Turn]:
     sent = [
         (message.role, f"messages[{index}]", message.content) for index, message in enumerate(body.messages)
     ]
@@ -176,45 +171,45 @@ def _turns(body: CountBody) -> Iterator[_Turn]:
         yield _Turn(role, blocks, messages[0][1])
 
 
-def _system_text(system: str | Sequence[TextBlock | ForeignKind] | None) -> str:
+def _system_text(system: str | Sequence[schema.TextBlock | ForeignKind] | None) -> str:
     texts = [system] if isinstance(system, str) else [_text(block) for block in system or ()]
     if texts and (billing := _BILLING.match(texts[0])):
         texts[0] = texts[0][billing.end() :]
     return joined_texts(text for text in texts if text)
 
 
-def _text(block: Block) -> str:
+def _text(block: schema.Block) -> str:
     match block:
-        case TextBlock(text=text):
+        case schema.TextBlock(text=text):
             return text
         case ForeignKind(words=words):
             return words
     return ""
 
 
-def _placed(content: str | Sequence[Block], at: str, within: str = ".content") -> list[PlacedBlock]:
+def _placed(content: str | Sequence[schema.Block], at: str, within: str = ".content") -> list[PlacedBlock]:
     if isinstance(content, str):
-        return [PlacedBlock(TextBlock(type="text", text=content), at)]
+        return [PlacedBlock(schema.TextBlock(type="text", text=content), at)]
     return [PlacedBlock(block, f"{at}{within}[{index}]") for index, block in enumerate(content)]
 
 
 def _messages(turn: _Turn) -> Iterator[params.MessageParam]:
     """Yield results first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
-    texts = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
+    texts = [block for block in blocks if isinstance(block, (schema.TextBlock, ForeignKind))]
     text = joined_texts(map(_text, texts))
     if turn.role == "assistant":
         yield params.MessageParam(_assistant(blocks, text), path=turn.at)
         return
     for block, at in turn.blocks:
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, schema.ToolResultBlock):
             result = {"role": "tool", "content": _result_text(block), "tool_call_id": block.tool_use_id}
             yield params.MessageParam(result, path=at)
     if texts:
         yield params.MessageParam({"role": turn.role, "content": text}, path=turn.at)
 
 
-def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
+def _assistant(blocks: Sequence[schema.Block], text: str) -> Mapping[str, object]:
     calls = [
         {
             "id": block.id,
@@ -222,9 +217,9 @@ def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
             "function": {"name": block.name, "arguments": to_json(block.input)},
         }
         for block in blocks
-        if isinstance(block, ToolUseBlock)
+        if isinstance(block, schema.ToolUseBlock)
     ]
-    thoughts = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    thoughts = "\n".join(block.thinking for block in blocks if isinstance(block, schema.ThinkingBlock))
     fields: dict[str, object] = {"role": "assistant", "content": None if calls and not text else text}
     if calls:
         fields["tool_calls"] = calls
@@ -233,7 +228,7 @@ def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
     return fields
 
 
-def _result_text(result: ToolResultBlock) -> str:
+def _result_text(result: schema.ToolResultBlock) -> str:
     """Mark an error in the text, because OpenAI's results have no field for it."""
     content = result.content or ""
     if not isinstance(content, str):
@@ -245,7 +240,7 @@ def _result_text(result: ToolResultBlock) -> str:
 # -- tools and the answer's form -----------------------------------------------------------------------
 
 
-def _tools(body: CountBody) -> params.ToolsParam | None:
+def _tools(body: schema.CountBody) -> params.ToolsParam | None:
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise missing("tool_choice.name")
@@ -259,7 +254,7 @@ def _tools(body: CountBody) -> params.ToolsParam | None:
             is_strict=bool(tool.strict),
         )
         for index, tool in enumerate(body.tools or ())
-        if isinstance(tool, CustomTool)
+        if isinstance(tool, schema.CustomTool)
     ]
     if not functions:
         check_no_choice(choice.type if choice else None, without="tools", path="tool_choice")
@@ -274,7 +269,7 @@ def _tools(body: CountBody) -> params.ToolsParam | None:
     )
 
 
-def _form(body: CountBody) -> params.FormParam | None:
+def _form(body: schema.CountBody) -> params.FormParam | None:
     form, path = body.output_format, "output_format"
     if body.output_config is not None and body.output_config.format is not None:
         form, path = body.output_config.format, "output_config.format"
@@ -285,8 +280,8 @@ def _form(body: CountBody) -> params.FormParam | None:
 
 
 _RENDERER = render.MessagesRenderer()
-MESSAGES_API = ApiAdapter(MessagesBody, messages_params, _RENDERER)
-COUNTED = ApiAdapter(CountBody, count_params, _RENDERER)
+MESSAGES_API = ApiAdapter(schema.MessagesBody, messages_params, _RENDERER)
+COUNTED = ApiAdapter(schema.CountBody, count_params, _RENDERER)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
     " and so on; the last one is `message_stop`."
@@ -304,7 +299,7 @@ class MessagesRoutes:
     @model_route(
         render.MESSAGES,
         tag="Generation",
-        body=MessagesBody,
+        body=schema.MessagesBody,
         answer=render.AnswerMessage,
         stream_form=_EVENTS,
         error=render.MessagesError,
@@ -318,7 +313,7 @@ class MessagesRoutes:
         render.COUNT_TOKENS,
         WORK,
         "Tokens",
-        body=CountBody,
+        body=schema.CountBody,
         answer=TokensCounted,
         error=render.MessagesError,
         errors=(404,),

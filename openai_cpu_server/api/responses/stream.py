@@ -94,7 +94,7 @@ class _ItemPlace:
     def delta(self, kind: str, text: str) -> Chunk:
         return self._numbers.delta(kind, self._fields, text, b"}")
 
-    def part_delta(self, kind: str, text: str, tail: bytes = b"}") -> Chunk:
+    def part_delta(self, kind: str, text: str, tail: bytes) -> Chunk:
         return self._numbers.delta(kind, self._fields + b',"content_index":0', text, tail)
 
 
@@ -127,6 +127,7 @@ class _OpenItem(ABC):
 @dataclass
 class _OpenMessage(_OpenItem):
     text_event: ClassVar[str] = "response.output_text"
+    has_scores: ClassVar[bool] = True
     scores: list[TokenEntry] = field(default_factory=list, init=False)
 
     def part(self) -> OutputText | ReasoningText:
@@ -145,7 +146,7 @@ class _OpenMessage(_OpenItem):
     def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
         self.texts.append(text)
         self.scores += scores
-        tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}"
+        tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}" if self.has_scores else b"}"
         return [self.place.part_delta(f"{self.text_event}.delta", text, tail)]
 
     def end(self, status: str) -> list[Chunk]:
@@ -160,16 +161,13 @@ class _OpenMessage(_OpenItem):
 
 class _OpenReasoning(_OpenMessage):
     text_event = "response.reasoning_text"
+    has_scores = False
 
     def part(self) -> ReasoningText:
         return ReasoningText(self.text)
 
     def item(self, status: str) -> OutputItem:
         return ReasoningItem(id=self.place.id, status=status, content=(self.part(),))
-
-    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
-        self.texts.append(text)
-        return [self.place.part_delta(f"{self.text_event}.delta", text)]
 
 
 class _OpenSummary(_OpenItem):
