@@ -155,8 +155,9 @@ class _Choice:
     def __get_pydantic_core_schema__(self, union: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices: dict[Any, CoreSchema] = {}
         for member in get_args(union):
+            schema = handler.generate_schema(member)
             for name in self.names(member):
-                choices.setdefault(f"<{name}>", handler.generate_schema(member))
+                choices.setdefault(f"<{name}>", schema)
         other = next(reversed(choices)) if self.error is None else None
         return core_schema.tagged_union_schema(
             choices,
@@ -245,6 +246,10 @@ IGNORED = "x-ignored-parameters"
 _LENIENT = "lenient"
 
 
+def first_names(names: Sequence[str]) -> tuple[str, ...]:
+    return (*names[:MOST_NAMED], *(("...",) if len(names) > MOST_NAMED else ()))
+
+
 class Ignored(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
@@ -327,8 +332,7 @@ def _checked(
         names = ", ".join(f"'{name}'" for name in unknown[:8])
         message = f"Unknown parameter{'s' if len(unknown) > 1 else ''}: {names}."
         raise InvalidRequest(message, param=unknown[0], code="unknown_parameter")
-    more = ("...",) if len(kinds) > MOST_NAMED else ()
-    return body, Ignored((*map(header_safe, [*kinds][:MOST_NAMED]), *more))
+    return body, Ignored(tuple(map(header_safe, first_names([*kinds]))))
 
 
 def path_of(location: Sequence[int | str], content: object, *, is_missing: bool = False) -> str | None:

@@ -47,14 +47,13 @@ from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TemplateFail
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.ignored_params import TIERS
 from openai_cpu_server.http.keys import Client, account_of
-from openai_cpu_server.http.parse import Ignored, header_safe
+from openai_cpu_server.http.parse import Ignored, first_names, header_safe
 from openai_cpu_server.models.routing.router import RouterCaller
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
 from openai_cpu_server.prompt.template import fim_tokens
 
 UNENFORCED = "x-unenforced-schema-keywords"
-_MOST_NAMED = 32
 _ANSWER_ROOM = 1024
 """Tokens for an answer without a limit if the prompt may be shortened."""
 _MOST_CONTEXT = 2**20
@@ -196,9 +195,7 @@ def _headers(params: GenerationParams, output: PlannedOutput) -> dict[str, str]:
     ignored = Ignored((*params.ignored.names, *output.ignored)).headers
     if not output.unenforced:
         return ignored
-    names = [header_safe(path) for path in output.unenforced[:_MOST_NAMED]]
-    names += ["..."] if len(output.unenforced) > _MOST_NAMED else []
-    return {**ignored, UNENFORCED: ",".join(names)}
+    return {**ignored, UNENFORCED: ",".join(map(header_safe, first_names(output.unenforced)))}
 
 
 # -- prompts ---------------------------------------------------------------------------------------------

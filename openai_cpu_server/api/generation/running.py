@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
@@ -180,7 +180,8 @@ class OpenCall(Protocol):
     async def __aexit__(self, *error: Any) -> None: ...
 
 
-_MOST_ENDED = 1000
+_ENDED_BYTES = 512 * 1024
+"""Room for some 1,000 ids."""
 
 
 class RunningCalls:
@@ -188,7 +189,7 @@ class RunningCalls:
 
     def __init__(self) -> None:
         self._running: dict[str, OpenCall] = {}
-        self._ended: OrderedDict[str, Client] = OrderedDict()
+        self._ended = LruCache[Client](_ENDED_BYTES)
 
     def begin(self, running: OpenCall) -> None:
         for name in running.names:
@@ -198,10 +199,7 @@ class RunningCalls:
         for name in running.names:
             if self._running.get(name) is running:
                 del self._running[name]
-                self._ended[name] = running.client
-                self._ended.move_to_end(name)
-        while len(self._ended) > _MOST_ENDED:
-            self._ended.popitem(last=False)
+                self._ended.put(name, running.client, len(name))
 
     def find(self, name: str, identity: Identity) -> OpenCall:
         """Return the caller's live call. Raises RequestNotFound, RequestEnded."""

@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.schema import (
 from openai_cpu_server.api.generation.structural_tags import tag_form
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
+from openai_cpu_server.http.parse import Body, Ignored, first_names
 from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.conversation import with_bound_results
@@ -177,9 +177,7 @@ def adapted_names(names: Sequence[str], messages: Sequence[MessageParam]) -> Ign
     """Name for a header what was dropped or replaced, and results without a call."""
     placed = with_bound_results([message.fields for message in messages])
     strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
-    all_names = [*names, *strays]
-    more = ("...",) if len(all_names) > MOST_NAMED else ()
-    return Ignored((*all_names[:MOST_NAMED], *more))
+    return Ignored(first_names([*names, *strays]))
 
 
 def shared_params(
