@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -135,15 +135,13 @@ class _RunningBatch:
 
     async def _result(self, index: int) -> bytes:
         """Count and log each request by itself, from the arrival of the batch."""
-        outer = self.outer.request_log
-        request_log = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
-        request_log.started_s, request_log.client = outer.started_s, self.outer.identity.holder
-        answer = b""
+        outer, log = self.outer, self.outer.request_log
+        inner = outer.inner(log.origin, id=f"{log.id}/{index}", path=_ITEM_PATH)
+        context = replace(inner, reservation=self.state.limits.reservation(outer.identity.key))
+        request_log, answer = context.request_log, b""
+        request_log.started_s = log.started_s
         async with served(request_log, self.state.history.end) as request:
-            request_log.priority = self.outer.caller.announced_priority()
-            reservation = self.state.limits.reservation(self.outer.identity.key)
-            caller, timeout_s = self.outer.caller, self.outer.timeout_s
-            context = RequestContext(request_log, caller, reservation, timeout_s=timeout_s)
+            request_log.priority = outer.caller.announced_priority()
             await request.hold(context)
             reading = partial(self.batch.params, index, lenient=self.state.options.lenient)
             params = await off_loop(self.batch.size, reading)

@@ -77,7 +77,7 @@ def sampling_sent(body: Body) -> frozenset[str]:
 
 
 def with_defaults(params: GenerationParams, model: ModelDefaults, preset: SamplingValues) -> Sampling:
-    """Fill in unsent fields. Greedy requests get no penalties but the `preset`'s, which it wants."""
+    """Fill in unsent fields. Greedy requests get no penalties but those of the `preset`."""
     usual = model.over(params.defaults)
     if "temperature" in params.sent and params.sampling.temperature == 0:
         usual = {name: value for name, value in usual.items() if not name.endswith("_penalty")}
