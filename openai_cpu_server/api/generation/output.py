@@ -384,12 +384,12 @@ _CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
 
 class ThinkingPlan(msgspec.Struct, frozen=True):
     variables: Mapping[str, object]
-    is_on: bool | None
+    is_on: bool | None = None
     """Decided by the template if None."""
-    skips_thinking: bool
+    skips_thinking: bool = False
     """True if the prompt must close the reasoning."""
-    budget: int | None
-    is_hidden: bool
+    budget: int | None = None
+    is_hidden: bool = False
 
 
 def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> ThinkingPlan:
@@ -408,9 +408,7 @@ def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> Thinkin
             effort = _nearest(effort, model.form.efforts or levels[1:])
         variables["reasoning_effort"] = effort
     if model is None:
-        return ThinkingPlan(
-            {**variables, **param.variables}, is_on=None, skips_thinking=False, budget=None, is_hidden=False
-        )
+        return ThinkingPlan({**variables, **param.variables})
     if budget is not None or is_on is False:
         variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
     return ThinkingPlan(

@@ -126,19 +126,15 @@ def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, 
 
 def _thinking(body: schema.CountBody) -> params.ReasoningParam:
     """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
-    efforts = sent_fields(body, "output_config.effort")
-    if body.thinking is None:
-        return reasoning_param(efforts=efforts)
-    is_hidden = body.thinking.display == "omitted"
-    if body.thinking.type not in _SWITCHES:
-        return reasoning_param(efforts=efforts, is_hidden=is_hidden)
-    if not _SWITCHES[body.thinking.type]:
+    thinking = body.thinking
+    is_on = None if thinking is None else _SWITCHES.get(thinking.type)
+    if is_on is False:
         return reasoning_param(switches=[("thinking.type", False)])
     return reasoning_param(
-        efforts=efforts,
-        switches=[("thinking.type", True)],
-        budgets=sent_fields(body, "thinking.budget_tokens"),
-        is_hidden=is_hidden,
+        efforts=sent_fields(body, "output_config.effort"),
+        switches=[("thinking.type", True)] if is_on else (),
+        budgets=sent_fields(body, "thinking.budget_tokens") if is_on else (),
+        is_hidden=thinking is not None and thinking.display == "omitted",
     )
 
 

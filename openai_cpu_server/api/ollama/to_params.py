@@ -95,13 +95,11 @@ def _params(
     stop, limit, max_tokens = options.stop or (), options.num_predict, None
     if limit is not None:
         max_tokens = params.LimitParam.ceiling(limit or -1, "options.num_predict")
-    match body.think:
-        case None:
-            thinking = params.ReasoningParam()
-        case bool(is_on):
-            thinking = reasoning_param(switches=[("think", is_on)])
-        case effort:
-            thinking = reasoning_param(efforts=[("think", effort)])
+    think = body.think
+    thinking = reasoning_param(
+        efforts=[("think", think)] if isinstance(think, str) else (),
+        switches=[("think", think)] if isinstance(think, bool) else (),
+    )
     return params.GenerationParams(
         id_prefix="ollama-",
         prompt=prompt,
