@@ -120,31 +120,28 @@ def _forms(body: GenerationBody) -> Iterator[FormParam]:
 
 
 _OF_TAGS = ("format", "structures", "triggers")
+_TYPES = {**dict.fromkeys(_OF_TAGS, "structural_tag"), "json_schema": "json_schema", "shape": "json_object"}
+"""Type of a format that each field needs."""
 
 
 def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
-    at = "response_format.json_schema"
-    schema = wanted.json_schema
-    tag = {name: value for name in _OF_TAGS if (value := getattr(wanted, name)) is not None}
+    at, sent = "response_format", {name: getattr(wanted, name) for name in _TYPES}
+    for name, kind in _TYPES.items():
+        if sent[name] is not None and wanted.type != kind:
+            path = f"{at}.{type(wanted).model_fields[name].alias or name}"
+            raise wrong(f"'{path}' is only allowed with the type '{kind}'.", path)
     if wanted.type == "structural_tag":
-        yield tag_form({"type": wanted.type, **tag}, "response_format")
-    elif tag:
-        path = f"response_format.{next(iter(tag))}"
-        raise wrong(f"'{path}' is only allowed with the type 'structural_tag'.", path)
-    if wanted.type == "json_schema" and schema is None:
-        raise missing(at)
-    if schema is not None and wanted.type != "json_schema":
-        raise wrong(f"'{at}' is only allowed with the type 'json_schema'.", at)
-    if wanted.shape is not None and wanted.type != "json_object":
-        path = "response_format.schema"
-        raise wrong(f"'{path}' is only allowed with the type 'json_object'.", path)
-    if wanted.shape:
-        yield schema_form(wanted.shape, "response_format.schema", field="response_format")
-    elif wanted.type == "json_object":
-        yield any_object("response_format")
-    if schema is not None:
+        tag = {name: sent[name] for name in _OF_TAGS if sent[name] is not None}
+        yield tag_form({"type": wanted.type, **tag}, at)
+    elif wanted.type == "json_schema":
+        if (schema := wanted.json_schema) is None:
+            raise missing(f"{at}.json_schema")
         is_strict = schema.strict is not False
-        yield schema_form(schema.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
+        yield schema_form(schema.json_schema, f"{at}.json_schema.schema", strict=is_strict, field=at)
+    elif wanted.shape:
+        yield schema_form(wanted.shape, f"{at}.schema", field=at)
+    elif wanted.type == "json_object":
+        yield any_object(at)
 
 
 def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
